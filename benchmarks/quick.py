@@ -1,11 +1,14 @@
-"""The quick profile: a family of random Llamas under one workload, our engine beside transformers, in under five minutes on two cores.
+"""The quick profile: a family of random Llamas under one workload, our engine beside transformers, in under five
+minutes on two cores.
 
     python -m benchmarks.quick [--requests 32] [--rounds 2] [--threads 2] [--output FILE] [--plot FILE]
 
-A foundation of 32 M parameters, three full fine-tunes that differ in one layer and four LoRAs, in one store; skewed popularity, prompts of
-32 tokens in the median, answers of 32, Poisson arrivals faster than either side answers. transformers loads each model from the same store
-when it is asked for: once with room for one model (per-model provisioning), once with room for all. Rounds alternate; ratios are ours over
-theirs with their spread. Nothing here fails for being slow. The same by hand: `zoo bench --against transformers`.
+A foundation of 32 M parameters, three full fine-tunes that differ in one layer and four LoRAs, in one store; skewed
+popularity, prompts of 32 tokens in the median, answers of 32, Poisson arrivals faster than either side answers.
+transformers loads each model from the same store
+when it is asked for: once with room for one model (per-model provisioning), once with room for all. Rounds alternate;
+ratios are ours over theirs with their spread. Nothing here fails for being slow. The same by hand: `zoo bench --against
+transformers`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ _FULL, _LORAS = 3, 4
 
 def fill(folder: Path) -> Path:
     """A store with the family in it."""
-    made = {**make_family(folder, "full", _FULL + 1, "32m", "float32"), **make_family(folder, "lora", _LORAS, "32m", "float32")}
+    made = {
+        **make_family(folder, "full", _FULL + 1, "32m", "float32"),
+        **make_family(folder, "lora", _LORAS, "32m", "float32"),
+    }
     with Zoo(folder / "store") as zoo:
         for name, path in made.items():
             zoo.ingest(path, name, None if name == "base" else "base")
@@ -47,11 +53,17 @@ def fill(folder: Path) -> Path:
 def measure(store: Path, resident: int, requests: int, rounds: int) -> dict[str, Any]:
     """One report. `resident`: models that transformers may hold."""
     settings = WorkloadSettings(
-        requests, seed=0, arrivals=Arrivals(20.0), prompts=parse_lengths("lognormal:32,0.5<=128"), answers=parse_lengths("32"),
+        requests,
+        seed=0,
+        arrivals=Arrivals(20.0),
+        prompts=parse_lengths("lognormal:32,0.5<=128"),
+        answers=parse_lengths("32"),
         popularity="skewed",
-    )  # fmt: skip
+    )
     inside = EngineTarget(store, None, ServeOptions(kv_bytes=256 << 20), resident=resident)
-    return run_bench(BenchmarkRun(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True)
+    return run_bench(
+        BenchmarkRun(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True
+    )
 
 
 def main() -> None:

@@ -28,14 +28,19 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, or a unique ending of its name.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one with the same tokenizer.")],
     probe: HeldOutOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a heatmap of all parts against all parts to this PNG.", dir_okay=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a heatmap of all parts against all parts to this PNG.", dir_okay=False)
+    ] = None,
     granularity: Annotated[
-        Granularity | None, typer.Option(help="What is held against what.", show_default="layer, or group where the depths differ")
+        Granularity | None,
+        typer.Option(help="What is held against what.", show_default="layer, or group where the depths differ"),
     ] = None,
     groups: Annotated[int | None, typer.Option(help="Number of groups of layers.", min=1)] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the probe.", min=1)] = 4096,
     window: WindowOption = 128,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Score every part against every part, not only the pairs.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Score every part against every part, not only the pairs.")
+    ] = False,
     control: Annotated[bool, typer.Option(help="Score a random-init twin of B as well.")] = True,
     seed: Annotated[int, typer.Option(help="Of the twin's weights and of where the probe is drawn.")] = 0,
     device: DeviceOption = "cpu",
@@ -44,13 +49,17 @@ def compare(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score which parts of two models could stand in for each other: the same text through both, read by their own heads."""
+    """Score which parts of two models could stand in for each other: the same text through both, read by their own
+    heads.
+    """
     from cli.shared.progress import counting, hush
     from surgery.scoring.compare import CompareSettings
     from zoo.api import Zoo
 
     hush()
-    settings = CompareSettings(probe, tokens, window, granularity, groups, matrix or plot is not None, control, seed, device, dtype)
+    settings = CompareSettings(
+        probe, tokens, window, granularity, groups, matrix or plot is not None, control, seed, device, dtype
+    )
     with Zoo(store, database, create=False) as zoo, counting("comparing", silent=as_json) as progress:
         found = zoo.compare(a, b, settings, progress)
     if plot is not None:
@@ -67,9 +76,16 @@ def compare(
 def _print(found: Comparison) -> None:
     unit = "part" if found.granularity == "component" else "layer"
     headings = (f"{unit} A", f"{unit} B", "similarity", "control", "KL(A,B)", "KL(B,A)", "same token", "hidden")
-    print(f"A {found.a}\nB {found.b}\n{found.probe.tokens:,} tokens of {found.probe.source}, probe {found.probe.digest[:12]}\n")
+    print(
+        f"A {found.a}\nB {found.b}\n{found.probe.tokens:,} tokens of {found.probe.source}, probe "
+        f"{found.probe.digest[:12]}\n"
+    )
     print_table(headings, [_row(pair, unit == "part") for pair in found.pairs])
-    print(f"\nmean {found.mean:.4f}" + ("" if found.control is None else f", control {found.control:.4f}") + f"   ({found.seconds:.1f} s)")
+    print(
+        f"\nmean {found.mean:.4f}"
+        + ("" if found.control is None else f", control {found.control:.4f}")
+        + f"   ({found.seconds:.1f} s)"
+    )
 
 
 def _row(pair: Score, by_component: bool) -> tuple[str, ...]:

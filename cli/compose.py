@@ -11,7 +11,10 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOp
 
 
 def compose(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Slices in mergekit's terms: slices, sources, model, layer_range.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE.yaml", help="Slices in mergekit's terms: slices, sources, model, layer_range."),
+    ],
     name: Annotated[str | None, typer.Option(help="What to call the model; the file's name by default.")] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -24,9 +27,18 @@ def compose(
         report = zoo.compose(file, name)
         chain = zoo.model(report.model).chain
     if as_json:
-        blocks = [{"block": block.digest, "layers": list(block.layers), "shared_with": list(block.shared_with)} for block in chain]
+        blocks = [
+            {"block": block.digest, "layers": list(block.layers), "shared_with": list(block.shared_with)}
+            for block in chain
+        ]
         print_json(
-            {"model": report.model, "chain": blocks, "exportable": report.exportable, "family": report.family, "reason": report.reason}
+            {
+                "model": report.model,
+                "chain": blocks,
+                "exportable": report.exportable,
+                "family": report.family,
+                "reason": report.reason,
+            }
         )
         return
     print(f"{report.model}: {report.family}, {report.blocks} blocks, {report.bytes_new} new bytes")

@@ -21,14 +21,21 @@ from zoo.errors import InputError
 
 def eval(
     name: Annotated[str, typer.Argument(help="The model, or a unique ending of its name.")],
-    also: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks after the first.", hidden=True)] = None,
+    also: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks after the first.", hidden=True)
+    ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", help="library_ppl, library_cloze, library_recall, a YAML file, a folder, or a name lm-eval knows."),
+        typer.Option(
+            "--tasks",
+            help="library_ppl, library_cloze, library_recall, a YAML file, a folder, or a name lm-eval knows.",
+        ),
     ] = None,
     limit: Annotated[float | None, typer.Option(help="Questions per task; below 1, their share.")] = None,
     batch_size: Annotated[str, typer.Option(help="Sequences at once; auto finds out.")] = "8",
-    num_fewshot: Annotated[int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1234,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
@@ -38,7 +45,9 @@ def eval(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a model's accuracy; with none named, on the zoo's own tasks. A run that was stopped goes on where it was."""
+    """Measure a model's accuracy; with none named, on the zoo's own tasks. A run that was stopped goes on where it
+    was.
+    """
     from cli.serving.models import check_device
     from cli.shared.progress import hush
     from surgery.evaluation.builtin import builtins

@@ -22,12 +22,17 @@ def exits(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, or a unique ending of its name.")],
     make: Annotated[
         list[int] | None,
-        typer.Option(help="Make the exit behind so many layers, MODEL@exit-N, for `zoo serve --early-exit`; repeat for several.", min=1),
+        typer.Option(
+            help="Make the exit behind so many layers, MODEL@exit-N, for `zoo serve --early-exit`; repeat for several.",
+            min=1,
+        ),
     ] = None,
     text: HeldOutOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens to score on.", min=2)] = 8192,
     window: WindowOption = 128,
-    sure: Annotated[float, typer.Option(help="Probability from which on a next token counts as sure.", min=0.01, max=1.0)] = 0.9,
+    sure: Annotated[
+        float, typer.Option(help="Probability from which on a next token counts as sure.", min=0.01, max=1.0)
+    ] = 0.9,
     seed: Annotated[int, typer.Option(help="Of where the text is drawn.")] = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
@@ -61,6 +66,11 @@ def exits(
         for each in found.exits
     ]
     print_table(["layers", "agreement", "perplexity", f"sure ({sure:g})", "agreement of these"], rows)
-    print(f"{found.model}: next tokens of the whole model, and perplexity, over {found.tokens:,} tokens of {found.text}")
+    print(
+        f"{found.model}: next tokens of the whole model, and perplexity, over {found.tokens:,} tokens of {found.text}"
+    )
     for name in made:
-        say(f'made {name}: `zoo serve {found.model} --early-exit`, then "early_exit": {name.rpartition("-")[2]} in a request\'s body')
+        say(
+            f'made {name}: `zoo serve {found.model} --early-exit`, then "early_exit": {name.rpartition("-")[2]} in a '
+            "request's body"
+        )

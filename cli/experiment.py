@@ -1,4 +1,6 @@
-"""`zoo experiment`: what sharing blocks, or switching between them, costs in accuracy: Figures 10 and 11 of BlockLLM for any two models."""
+"""`zoo experiment`: what sharing blocks, or switching between them, costs in accuracy: Figures 10 and 11 of BlockLLM
+for any two models.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,24 @@ def experiment(
     kind: Annotated[Kind, typer.Argument(help="sharing: k layers in a row from A; switching: A and B by turns.")],
     a: Annotated[str, typer.Argument(help="The model whose layers are taken: a foundation.")],
     b: Annotated[str, typer.Argument(help="The model that they are put into: a fine-tune of the same shape.")],
-    text: Annotated[str | None, typer.Option(help="A text or JSONL file, a dataset, library:mail.", show_default="the library")] = None,
-    counts: Annotated[str | None, typer.Option(help="sharing: how many layers in a row, as 1,2,4.", show_default="powers of 2")] = None,
-    start: Annotated[str | None, typer.Option(help="switching: behind which layers, as 4,6.", show_default="half of them")] = None,
-    every: Annotated[str | None, typer.Option(help="switching: layers between switches, as 1,2,3.", show_default="all")] = None,
-    surrogates: Annotated[list[str] | None, typer.Option(help="A chain of B with pruned layers; may be given again.")] = None,
-    tasks: Annotated[list[str] | None, typer.Option(help="A task of zoo eval for every point, too; may be given again.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text or JSONL file, a dataset, library:mail.", show_default="the library")
+    ] = None,
+    counts: Annotated[
+        str | None, typer.Option(help="sharing: how many layers in a row, as 1,2,4.", show_default="powers of 2")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="switching: behind which layers, as 4,6.", show_default="half of them")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(help="switching: layers between switches, as 1,2,3.", show_default="all")
+    ] = None,
+    surrogates: Annotated[
+        list[str] | None, typer.Option(help="A chain of B with pruned layers; may be given again.")
+    ] = None,
+    tasks: Annotated[
+        list[str] | None, typer.Option(help="A task of zoo eval for every point, too; may be given again.")
+    ] = None,
     limit: Annotated[float | None, typer.Option(help="Questions per task.")] = None,
     windows: Annotated[int, typer.Option(help="Windows of held-out text.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
@@ -46,7 +60,9 @@ def experiment(
     device: DeviceOption = "cpu",
     dtype: DtypeOption = None,
     allow_code: AllowCodeOption = False,
-    out: Annotated[Path, typer.Option(help="Folder for the document, the plot and what has been measured.")] = Path("zoo_experiments"),
+    out: Annotated[Path, typer.Option(help="Folder for the document, the plot and what has been measured.")] = Path(
+        "zoo_experiments"
+    ),
     no_store: NoStoreOption = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -66,12 +82,24 @@ def experiment(
     hush()
     with Zoo(store, database, create=False) as zoo:
         request = Request(
-            kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Question(windows, length, lines, batch_size, seed),
-            tuple(surrogates or ()), names_of(tasks), EvalOptions(limit=limit, batch_size=batch_size), device, dtype, allow_code,
-        )  # fmt: skip
+            kind,
+            zoo.model(a).name,
+            zoo.model(b).name,
+            plan,
+            read_text(text),
+            Question(windows, length, lines, batch_size, seed),
+            tuple(surrogates or ()),
+            names_of(tasks),
+            EvalOptions(limit=limit, batch_size=batch_size),
+            device,
+            dtype,
+            allow_code,
+        )
         stem = out / _stem(request)
         with counting("measuring", silent=False) as progress:
-            document = run_experiment(zoo, request, stem.with_name(f"{stem.name}.measured.json"), not no_store, progress)
+            document = run_experiment(
+                zoo, request, stem.with_name(f"{stem.name}.measured.json"), not no_store, progress
+            )
     _write(document, stem)
     if as_json:
         print_json(document)
@@ -116,7 +144,9 @@ def _write(document: dict[str, Any], stem: Path) -> None:
     from cli.plots.experiment import plot_experiment
 
     try:
-        stem.with_name(f"{stem.name}.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        stem.with_name(f"{stem.name}.json").write_text(
+            json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
         plot_experiment(document, stem.with_name(f"{stem.name}.png"))
     except OSError as error:
         raise InputError(f"{stem}.png cannot be written: {error.strerror}") from None

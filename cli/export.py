@@ -13,7 +13,9 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOp
 def export(
     name: Annotated[str, typer.Argument(help="The model's name, or a unique ending of it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
-    card: Annotated[bool, typer.Option("--card", help="Also write a model card: README.md, or ZOO_CARD.md beside one that came.")] = False,
+    card: Annotated[
+        bool, typer.Option("--card", help="Also write a model card: README.md, or ZOO_CARD.md beside one that came.")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,

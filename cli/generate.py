@@ -30,16 +30,24 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Length of the answer in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this much probability.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens with this much probability.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens; 0 from all.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw from tokens at least this likely beside the likeliest.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Draw from tokens at least this likely beside the likeliest.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes drawing repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids, "1,2,3", instead of text.')] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
-    executor: Annotated[Executor, typer.Option(help="How batches are run; auto is paged where the model allows it.")] = "auto",
+    executor: Annotated[
+        Executor, typer.Option(help="How batches are run; auto is paged where the model allows it.")
+    ] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")
+    ] = None,
     kv_bytes: Annotated[str, typer.Option(help="Size of the page pool.")] = "1GiB",
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -50,9 +58,17 @@ def generate(
     from zoo.api import Zoo
 
     body = {
-        "model": name, "prompt": _prompt(prompt, token_ids), "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
-        "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
-    }  # fmt: skip
+        "model": name,
+        "prompt": _prompt(prompt, token_ids),
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop or None,
+        "ignore_eos": ignore_eos,
+    }
     options = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes})
     with Zoo(store, database, create=False) as zoo, _started(zoo, name, options, executor) as (driver, model):
         generation = _assemble(body, model)
@@ -72,7 +88,9 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 
 @contextmanager
-def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> Iterator[tuple[BaseDriver, ServedModel]]:
+def _started(
+    zoo: Zoo, name: str, options: ServeOptions, executor: Executor
+) -> Iterator[tuple[BaseDriver, ServedModel]]:
     """One model on a device, ready to run."""
     from cli.serving.driver import start_driver
     from cli.serving.models import ZooSource, choose

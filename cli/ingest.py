@@ -29,19 +29,28 @@ if TYPE_CHECKING:
 
 def ingest(
     source: Annotated[str, typer.Argument(help="A folder (Hugging Face, PEFT or Meta's layout) or a hub id.")],
-    name: Annotated[str | None, typer.Option(help="What to call the model; the hub id or the folder's name by default.")] = None,
-    base: Annotated[str | None, typer.Option(help="The model it was made from, where that cannot be found out.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What to call the model; the hub id or the folder's name by default.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The model it was made from, where that cannot be found out.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read *.bin weights with torch's restricted loader.")] = False,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Read *.bin weights with torch's restricted loader.")
+    ] = False,
     threshold: Annotated[
         float | None,
         typer.Option(
-            help="Score a full fine-tune against its base, and cut both where they stop being this alike.", show_default="no scoring"
+            help="Score a full fine-tune against its base, and cut both where they stop being this alike.",
+            show_default="no scoring",
         ),
     ] = None,
     probe: Annotated[
         str | None,
-        typer.Option(help="Score on this text (see zoo compare); --threshold is 0.98 then.", show_default="the standard library"),
+        typer.Option(
+            help="Score on this text (see zoo compare); --threshold is 0.98 then.", show_default="the standard library"
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where models are scored: cpu, cuda.")] = "cpu",
     store: StoreOption = DEFAULT_STORE,
@@ -62,12 +71,16 @@ def ingest(
         return
     _print(report)
     for pair in alike:
-        print(f"  components {_span(pair.b)} are equivalent to {_span(pair.a)} of {pair.a.model}: {pair.similarity:.4f}")
+        print(
+            f"  components {_span(pair.b)} are equivalent to {_span(pair.a)} of {pair.a.model}: {pair.similarity:.4f}"
+        )
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """What is scored when a fine-tune is ingested: nothing, unless it is asked for. An ingest without it needs no torch."""
+    """What is scored when a fine-tune is ingested: nothing, unless it is asked for. An ingest without it needs no
+    torch.
+    """
 
     threshold: float
     probe: str | None
@@ -118,7 +131,10 @@ def _print(report: IngestReport) -> None:
     for note in report.notes:
         say(f"note: {note}")
     made = f"{report.kind} of {report.base}" if report.base else report.kind
-    print(f"{report.model}: {made}, {report.family}, {_count(report.components, 'component')} in {_count(report.blocks, 'block')}")
+    print(
+        f"{report.model}: {made}, {report.family}, {_count(report.components, 'component')} in "
+        f"{_count(report.blocks, 'block')}"
+    )
     print(
         f"  {report.tensors.new:,} of {_count(report.tensors.total, 'tensor')} new, "
         f"{human_bytes(report.bytes.new)} of {human_bytes(report.bytes.total)}"

@@ -45,7 +45,10 @@ def _print(models: list[ModelSummary], usage: Usage) -> None:
     print_table(headings, [_row(model) for model in models])
     saved = 1 - usage.bytes_stored / usage.bytes_logical if usage.bytes_logical else 0.0
     share = f", {saved:.0%} saved by sharing" if saved > 0 else ""
-    print(f"\n{usage.objects:,} objects, {human_bytes(usage.bytes_stored)} stored for {human_bytes(usage.bytes_logical)} of models{share}")
+    print(
+        f"\n{usage.objects:,} objects, {human_bytes(usage.bytes_stored)} stored for "
+        f"{human_bytes(usage.bytes_logical)} of models{share}"
+    )
 
 
 def _row(model: ModelSummary) -> tuple[object, ...]:

@@ -1,4 +1,6 @@
-"""`zoo profile`: what a model's blocks cost on this machine, measured and kept for the policies; or what was measured before."""
+"""`zoo profile`: what a model's blocks cost on this machine, measured and kept for the policies; or what was measured
+before.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def profile(
     chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
     kv_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
     executors: Annotated[
-        bool, typer.Option("--executors", help="Time both executors instead; `zoo serve` then takes the faster one for this model here.")
+        bool,
+        typer.Option(
+            "--executors",
+            help="Time both executors instead; `zoo serve` then takes the faster one for this model here.",
+        ),
     ] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show what was measured before; measure nothing.")] = False,
     store: StoreOption = DEFAULT_STORE,
@@ -42,7 +48,11 @@ def profile(
         if executors:
             _executors(zoo, model, device, kv_bytes, as_json)
             return
-        documents = _stored(zoo, model) if stored else [_measured(zoo, model, device, (batches, contexts, chunks), kv_bytes, as_json)]
+        documents = (
+            _stored(zoo, model)
+            if stored
+            else [_measured(zoo, model, device, (batches, contexts, chunks), kv_bytes, as_json)]
+        )
     if as_json:
         print_json(documents[-1])
         return
@@ -50,7 +60,9 @@ def profile(
         _print(document)
 
 
-def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool) -> dict[str, Any]:
+def _measured(
+    zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool
+) -> dict[str, Any]:
     from cli.serving.models import check_device
     from cli.serving.options import size_of
     from cli.shared.progress import counting
@@ -62,7 +74,9 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
     names = ("--batches", "--contexts", "--chunks")
     extent = MeasuredExtent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
     with counting("measuring", silent) as progress:
-        return profile_model(zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress)
+        return profile_model(
+            zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress
+        )
 
 
 def _executors(zoo: Any, model: str, device: str, kv_bytes: str, as_json: bool) -> None:

@@ -92,7 +92,9 @@ def serve(
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Before requests are answered SIGTERM ends this as Ctrl-C does: what was begun is undone, agents and their sockets go."""
+    """Before requests are answered SIGTERM ends this as Ctrl-C does: what was begun is undone, agents and their sockets
+    go.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -123,7 +125,9 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
         trace = _open_trace(settings.trace, stack)
         sink = _open_spans(options.otel, trace, stack)
         settled = options.settled(chosen.executor)
-        why = options.alone_because(chosen.executor) if (options.backend, settled.backend) == ("auto", "local") else None
+        why = (
+            options.alone_because(chosen.executor) if (options.backend, settled.backend) == ("auto", "local") else None
+        )
         note = f" ({settled.backend})" if why is None else f" (local: {why})"
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor{note}")
         driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.log, stack))
@@ -136,7 +140,9 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
 
 
 def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> TraceSink | None:
-    """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the packages for that."""
+    """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the
+    packages for that.
+    """
     if endpoint is None:
         return trace
     from runtime.tracing.otel import OtelSpans, exporting

@@ -17,7 +17,9 @@ _SHORT = 12
 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or a unique ending of it.")],
-    threshold: Annotated[float, typer.Option(help="Least similarity at which a scored block counts as equivalent.", min=0, max=1)] = 0.98,
+    threshold: Annotated[
+        float, typer.Option(help="Least similarity at which a scored block counts as equivalent.", min=0, max=1)
+    ] = 0.98,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -40,8 +42,13 @@ def show(
             }
         )
         return
-    print(f"{model.name}: {model.kind}{f' of {model.base}' if model.base else ''}, {model.family}, from {model.manifest.source}\n")
-    print_table(("block", "layers", "components", "shared with", "equivalents"), [_row(block, threshold) for block in chain])
+    print(
+        f"{model.name}: {model.kind}{f' of {model.base}' if model.base else ''}, {model.family}, from "
+        f"{model.manifest.source}\n"
+    )
+    print_table(
+        ("block", "layers", "components", "shared with", "equivalents"), [_row(block, threshold) for block in chain]
+    )
 
 
 def _document(block: BlockView, threshold: float) -> dict[str, Any]:
@@ -49,7 +56,12 @@ def _document(block: BlockView, threshold: float) -> dict[str, Any]:
         "block": block.digest,
         "layers": list(block.layers),
         "components": [
-            {"kind": each.component.kind, "layer": each.layer, "digest": each.component.digest, "adapter": _adapter(each.component.adapter)}
+            {
+                "kind": each.component.kind,
+                "layer": each.layer,
+                "digest": each.component.digest,
+                "adapter": _adapter(each.component.adapter),
+            }
             for each in block.components
         ],
         "shared_with": list(block.shared_with),
@@ -72,7 +84,13 @@ def _row(block: BlockView, threshold: float) -> tuple[str, ...]:
     lo, hi = block.layers
     layers = "" if lo == hi else str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}"
     alike = ", ".join(f"{each.model} {each.similarity:.3f}" for each in _equivalents(block, threshold))
-    return (block.digest[:_SHORT], layers, _components(block), ", ".join(block.shared_with) or "nobody", alike or "none")
+    return (
+        block.digest[:_SHORT],
+        layers,
+        _components(block),
+        ", ".join(block.shared_with) or "nobody",
+        alike or "none",
+    )
 
 
 def _components(block: BlockView) -> str:

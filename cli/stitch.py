@@ -34,12 +34,14 @@ def stitch(
     points: Annotated[
         str | None,
         typer.Option(
-            help="Places to train at, LAYER_OF_A:LAYER_OF_B,… from 0: behind the one, before the other.", show_default="proportional"
+            help="Places to train at, LAYER_OF_A:LAYER_OF_B,… from 0: behind the one, before the other.",
+            show_default="proportional",
         ),
     ] = None,
     unseen: Annotated[str | None, typer.Option(help="Further places, measured but never trained at.")] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text or JSONL file, datasets:NAME, or library:PART.", show_default="the built-in text")
+        str | None,
+        typer.Option(help="Text or JSONL file, datasets:NAME, or library:PART.", show_default="the built-in text"),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 600,
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
@@ -47,16 +49,25 @@ def stitch(
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
     places: Annotated[int, typer.Option(help="Places that each step trains at.")] = 2,
     labels: Annotated[
-        float, typer.Option(help="Weight of the text's own next tokens beside likeness: above 0, likeness is given for accuracy.")
+        float,
+        typer.Option(
+            help="Weight of the text's own next tokens beside likeness: above 0, likeness is given for accuracy."
+        ),
     ] = 0.0,
     measured: Annotated[int, typer.Option(help="Held-out windows that the figures are taken on.")] = 32,
     seed: Annotated[int, typer.Option(help="Of batches and places.")] = 0,
-    controls: Annotated[bool, typer.Option("--controls", help="Also train without the position, to compare with.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Also train without the position, to compare with.")
+    ] = False,
     precision: Annotated[str, typer.Option(help="no, or bf16 for mixed precision.")] = "no",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="what accelerate finds")] = None,
-    resume: Annotated[bool, typer.Option("--resume/--restart", help="Go on where a stopped run was, or forget it.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume/--restart", help="Go on where a stopped run was, or forget it.")
+    ] = True,
     name: Annotated[str | None, typer.Option(help="What to call the stitch.", show_default="A-to-B-stitch")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture of the figures to this PNG.", dir_okay=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a picture of the figures to this PNG.", dir_okay=False)
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -73,7 +84,9 @@ def stitch(
         labels=labels, measured=measured, seed=seed, controls=controls, precision=_precision(precision),
     )  # fmt: skip
     with Zoo(store, database, create=False) as zoo, _progress() as progress:
-        report = train_stitch(zoo, a, b, settings, name=name, device=_device(device), restart=not resume, progress=progress)
+        report = train_stitch(
+            zoo, a, b, settings, name=name, device=_device(device), restart=not resume, progress=progress
+        )
     if plot is not None:
         from stitch.plot import plot_stitch
 
@@ -93,7 +106,9 @@ def _points(given: str | None, unseen: str | None) -> tuple[StitchPoint, ...] | 
 
     if given is None:
         if unseen is not None:
-            raise InputError("--unseen goes with --points: without them every third proportional place is kept out of training")
+            raise InputError(
+                "--unseen goes with --points: without them every third proportional place is kept out of training"
+            )
         return None
     return (*parse_points(given), *(() if unseen is None else parse_points(unseen, seen=False)))
 
@@ -120,14 +135,28 @@ def _device(name: str | None) -> str:
 
 def _print(document: Mapping[str, Any]) -> None:
     width_a, width_b = document["dims"]
-    print(f"{document['stitch']}: {document['a']} (width {width_a}) to {document['b']} (width {width_b}), {document['seconds']:.0f} s\n")
+    print(
+        f"{document['stitch']}: {document['a']} (width {width_a}) to {document['b']} (width {width_b}), "
+        f"{document['seconds']:.0f} s\n"
+    )
     others = [name for name in ("start", "without_position", "unstitched") if name in document["points"][0]]
-    headings = ("behind", "before", "trained", "similarity", *(name.replace("_", " ") for name in others), "accuracy", "perplexity")
+    headings = (
+        "behind",
+        "before",
+        "trained",
+        "similarity",
+        *(name.replace("_", " ") for name in others),
+        "accuracy",
+        "perplexity",
+    )
     print_table(headings, [_row(point, others) for point in document["points"]])
     for key in ("a", "b"):
         alone = document["parents"][key]
         print(f"{document[key]} alone: accuracy {alone['accuracy']:.4f}, perplexity {alone['perplexity']:.1f}")
-    print(f"mean similarity {document['similarity_mean']:.4f}; loss {document['loss_first']:.3f}, then {document['loss_last']:.3f}")
+    print(
+        f"mean similarity {document['similarity_mean']:.4f}; loss {document['loss_first']:.3f}, then "
+        f"{document['loss_last']:.3f}"
+    )
 
 
 def _row(point: dict[str, Any], others: list[str]) -> tuple[object, ...]:

@@ -26,15 +26,21 @@ if TYPE_CHECKING:
 
 def surrogate(
     model: Annotated[str, typer.Argument(help="The model whose layers get a stand-in.")],
-    layers: Annotated[str, typer.Option(metavar="LO-HI", help="Layers counted from 0, both ends included: 4-6 is three layers.")],
+    layers: Annotated[
+        str, typer.Option(metavar="LO-HI", help="Layers counted from 0, both ends included: 4-6 is three layers.")
+    ],
     part: Annotated[Literal["layer", "attention", "ffn"], typer.Option(help="What is pruned in them.")] = "layer",
     ratio: Annotated[float, typer.Option(help="Share of the block's parameters to remove, between 0 and 1.")] = 0.5,
     recover: Annotated[
         Literal["lora", "full", "none"],
         typer.Option(help="Train what is left: low-rank and merged, the matrices themselves, or not at all."),
     ] = "lora",
-    importance: Annotated[Literal["taylor", "magnitude"], typer.Option(help="What decides which heads and channels stay.")] = "taylor",
-    refit: Annotated[bool, typer.Option("--refit/--no-refit", help="Fit the output layers anew in closed form before training.")] = True,
+    importance: Annotated[
+        Literal["taylor", "magnitude"], typer.Option(help="What decides which heads and channels stay.")
+    ] = "taylor",
+    refit: Annotated[
+        bool, typer.Option("--refit/--no-refit", help="Fit the output layers anew in closed form before training.")
+    ] = True,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
     rank: Annotated[int, typer.Option(min=1, help="Rank of --recover lora.")] = 16,
     text: Annotated[
@@ -43,12 +49,16 @@ def surrogate(
     windows: Annotated[int, typer.Option(min=2, help="Windows of text to learn from.")] = 256,
     length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 128,
     other: Annotated[str | None, typer.Option("--from", help="Take another model's layers instead of pruning.")] = None,
-    take: Annotated[str | None, typer.Option(metavar="LO-HI", help="Which of its layers; the same relative depth by default.")] = None,
+    take: Annotated[
+        str | None, typer.Option(metavar="LO-HI", help="Which of its layers; the same relative depth by default.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What to call it; MODEL@surrogate-LO-HI-PART by default.")] = None,
     seed: Annotated[int, typer.Option(help="Of the text drawn and the training.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together when the block is timed.")] = 16,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Print what would be removed, as JSON, and stop.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Print what would be removed, as JSON, and stop.")
+    ] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -115,7 +125,12 @@ def document(report: SurrogateReport, options: SurrogateOptions) -> dict[str, An
         "probe": report.probe,
         "recovery": None
         if recovery is None
-        else {"steps": recovery.steps, "loss_first": recovery.loss_first, "loss_last": recovery.loss_last, "stopped": recovery.stopped},
+        else {
+            "steps": recovery.steps,
+            "loss_first": recovery.loss_first,
+            "loss_last": recovery.loss_last,
+            "stopped": recovery.stopped,
+        },
         "bytes_new": report.bytes_new,
         "exportable": report.exportable,
         "reason": report.reason,
@@ -125,8 +140,14 @@ def document(report: SurrogateReport, options: SurrogateOptions) -> dict[str, An
 def _print(report: SurrogateReport) -> None:
     agreement, decode = report.agreement, report.speed.decode
     lo, hi = report.layers
-    print(f"{report.surrogate}: {report.part} of layers {lo}-{hi} of {report.parent}, {report.removed_ratio:.1%} of its parameters removed")
-    print(f"  similarity {agreement.block:.4f} behind the block, {agreement.end:.4f} at the end (left out: {agreement.skipped:.4f})")
+    print(
+        f"{report.surrogate}: {report.part} of layers {lo}-{hi} of {report.parent}, {report.removed_ratio:.1%} of its "
+        "parameters removed"
+    )
+    print(
+        f"  similarity {agreement.block:.4f} behind the block, {agreement.end:.4f} at the end (left out: "
+        f"{agreement.skipped:.4f})"
+    )
     print(
         f"  {decode.median:.2f} times as fast at batch {report.speed.batch} ({decode.low:.2f} to {decode.high:.2f}; "
         f"prompts {report.speed.prefill.median:.2f}), {report.speed.threads} threads"

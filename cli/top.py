@@ -1,4 +1,6 @@
-"""`zoo top`: what a running server does, live in the terminal: devices, block instances, chains, sequences on their way between devices."""
+"""`zoo top`: what a running server does, live in the terminal: devices, block instances, chains, sequences on their way
+between devices.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +98,13 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
 
 def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> str:
     counters = state["counters"]
-    rate = _rate(counters["generated_tokens"], None if before is None else before["counters"]["generated_tokens"], seconds)
+    rate = _rate(
+        counters["generated_tokens"], None if before is None else before["counters"]["generated_tokens"], seconds
+    )
     speed = f"{rate} tokens/s, " if rate else ""
-    line = f"{state['running']} running, {state['waiting']} waiting, {speed}{counters['generated_tokens']} tokens in all"
+    line = (
+        f"{state['running']} running, {state['waiting']} waiting, {speed}{counters['generated_tokens']} tokens in all"
+    )
     line += f", {counters['preemptions']} preempted"
     if counters["speculations"]:
         line += f"; {counters['speculations']} hops predicted, {counters['speculation_hits']} rightly"
@@ -106,7 +112,9 @@ def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     if cluster is not None:
         moves = cluster["handovers"]
         line += f"; moves: {len(cluster['moves'])} under way, {moves['committed']} done, {moves['aborted']} given up"
-        line += f", {moves['copied']} tokens copied, {moves['recomputed']} recomputed; {cluster['starved']} wait for pages"
+        line += (
+            f", {moves['copied']} tokens copied, {moves['recomputed']} recomputed; {cluster['starved']} wait for pages"
+        )
     return line + (" — draining" if state["draining"] else "")
 
 
@@ -116,7 +124,11 @@ def _alone(state: Mapping[str, Any]) -> Table:
         pages, counters = agent["pages"], agent["counters"]
         used = f"{pages['capacity'] - pages['free']} / {pages['capacity']}"
         table.add_row(
-            str(agent["device"]), used, human_bytes(agent["memory"]["weights"]), str(counters["steps"]), str(counters["failed_steps"])
+            str(agent["device"]),
+            used,
+            human_bytes(agent["memory"]["weights"]),
+            str(counters["steps"]),
+            str(counters["failed_steps"]),
         )
     return table
 
@@ -129,16 +141,25 @@ def _devices(cluster: Mapping[str, Any], before: Mapping[str, Any] | None, secon
         busy = "" if last is None else f"{min(max(each['busy_ns'] - last['busy_ns'], 0) / seconds / 1e7, 100):.0f} %"
         state = "gone" if not each["alive"] else f"loading {len(each['loading'])}" if each["loading"] else "up"
         table.add_row(
-            each["device"], state, f"{each['pages_used']} / {each['pages']}", human_bytes(each["weights"]), str(each["sequences"]),
-            str(each["queued"]), busy, _rate(each["tokens"], None if last is None else last["tokens"], seconds), str(len(each["stages"])),
-        )  # fmt: skip
+            each["device"],
+            state,
+            f"{each['pages_used']} / {each['pages']}",
+            human_bytes(each["weights"]),
+            str(each["sequences"]),
+            str(each["queued"]),
+            busy,
+            _rate(each["tokens"], None if last is None else last["tokens"], seconds),
+            str(len(each["stages"])),
+        )
     return table
 
 
 def _instances(cluster: Mapping[str, Any]) -> Table:
     table = _table("block", "device", "bytes", "sequences", "queue", title="block instances, the busiest first")
     for each in sorted(cluster["instances"], key=lambda one: (-one["queue"], -one["sequences"], one["block"]))[:_ROWS]:
-        table.add_row(each["block"][:12], each["device"], human_bytes(each["nbytes"]), str(each["sequences"]), str(each["queue"]))
+        table.add_row(
+            each["block"][:12], each["device"], human_bytes(each["nbytes"]), str(each["sequences"]), str(each["queue"])
+        )
     return table
 
 

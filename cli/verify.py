@@ -17,7 +17,10 @@ def verify(store: StoreOption = DEFAULT_STORE, database: DatabaseOption = None, 
         damaged = [{"digest": each.digest, "models": list(each.models)} for each in audit.damaged]
         print_json({"objects": audit.objects, "bytes": audit.bytes, "damaged": damaged})
     else:
-        print(f"{audit.objects:,} objects, {human_bytes(audit.bytes)}: {f'{len(audit.damaged)} damaged' if audit.damaged else 'all sound'}")
+        print(
+            f"{audit.objects:,} objects, {human_bytes(audit.bytes)}: "
+            f"{f'{len(audit.damaged)} damaged' if audit.damaged else 'all sound'}"
+        )
         for each in audit.damaged:
             print(f"  {each.digest} hurts {', '.join(each.models) or 'no model'}")
         if audit.damaged:

@@ -1,11 +1,13 @@
-"""The vocabulary of chains that run on several devices: blocks, chains, stages, paths, and the engine that runs parts of chains.
+"""The vocabulary of chains that run on several devices: blocks, chains, stages, paths, and the engine that runs
+parts of chains.
 
     Chain      a model's blocks in order; each is a run [lo, hi) of its components
     Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between (BL-15)
     Path       who runs a sequence: one Hop per change of device, in order
 
-Weights are shared below this: two stages of two models on one device hold what they have in common once (`engine.models.components`), and their
-rows run together. Knows nothing of devices' states, of tensors or of transports; an `Array` is opaque to whoever decides.
+Weights are shared below this: two stages of two models on one device hold what they have in common once
+(`engine.models.components`), and their rows run together. Knows nothing of devices' states, of tensors or of
+transports; an `Array` is opaque to whoever decides.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
-    """Components [lo, hi) of a model, as `Chain.loaded_as` names it. The first of a chain starts at the embedding, the last ends behind
-    the head."""
+    """Components [lo, hi) of a model, as `Chain.loaded_as` names it. The first of a chain starts at the embedding, the
+    last ends behind the head."""
 
     model: str
     lo: int
@@ -37,7 +39,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block as the scheduler sees it: what is placed, scaled and moved. `id`: over the digests of its components without adapters.
+    """A block as the scheduler sees it: what is placed, scaled and moved. `id`: over the digests of its components
+    without adapters.
 
     `nbytes`: its weights, each distinct tensor once. `kv_layers`: attention layers in it.
     """
@@ -49,9 +52,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A block in a chain: components [lo, hi). `domain`: the KV domain of its pages there (UN-15): weights, adapters and stitches of it and
-    of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it. `input_bytes`: of the hidden states that a
-    token comes into it with; 0 where it begins the chain.
+    """A block in a chain: components [lo, hi). `domain`: the KV domain of its pages there (UN-15): weights, adapters
+    and stitches of it and of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it.
+    `input_bytes`: of the hidden states that a token comes into it with; 0 where it begins the chain.
     """
 
     block: str
@@ -65,10 +68,12 @@ class BlockUse:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks together.
+    """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks
+    together.
 
-    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09). `source`: under which
-    name engines find this very version, the model's own if it is empty; two versions of a model that are there at once have two.
+    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09).
+    `source`: under which name engines find this very version, the model's own if it is empty; two versions of a model
+    that are there at once have two.
     """
 
     spec: ModelSpec
@@ -97,10 +102,13 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A chain that may stand in for another one, where a request allows it (BL-20): some of its blocks are others, equivalent or stitched.
+    """A chain that may stand in for another one, where a request allows it (BL-20): some of its blocks are others,
+    equivalent or stitched.
 
-    It has KV domains of its own, and its `spec` is named as that of the chain that it stands for. `name`: what those are told who get it.
-    `of`: the version that it stands for. `score`: how alike its answers are, in [0, 1], measured or estimated by whoever made it.
+    It has KV domains of its own, and its `spec` is named as that of the chain that it stands for. `name`: what those
+    are told who get it.
+    `of`: the version that it stands for. `score`: how alike its answers are, in [0, 1], measured or estimated by
+    whoever made it.
     """
 
     name: str
@@ -112,7 +120,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Blocks of a chain back to back on one device: components [lo, hi), which have attention layers [first, last) of the chain's."""
+    """Blocks of a chain back to back on one device: components [lo, hi), which have attention layers [first, last) of
+    the chain's.
+    """
 
     device: str
     lo: int
@@ -128,7 +138,9 @@ Path = tuple[Hop, ...]
 
 
 def path_of(chain: Chain, devices: Sequence[str]) -> Path:
-    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for too few or too many."""
+    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for too
+    few or too many.
+    """
     if len(devices) != len(chain.uses):
         raise ValueError(f"{chain.model} has {len(chain.uses)} blocks, not {len(devices)}")
     hops: list[Hop] = []
@@ -150,7 +162,8 @@ def devices_of(chain: Chain, path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A model that is another one but for components [lo, hi) of it, in whose place it has cheaper ones, [lo, lo + count) (BL-10).
+    """A model that is another one but for components [lo, hi) of it, in whose place it has cheaper ones, [lo, lo +
+    count) (BL-10).
 
     `nbytes`: of weights that the other one does not have.
     """
@@ -172,7 +185,8 @@ class Surrogate:
 class RunAhead:
     """One hop of a sequence's path is predicted (BL-25): `stage` runs before the hop's own.
 
-    `threshold`: the cosine with the hop's own output, of every token, at which a prediction stands; None: only if all bits are the same.
+    `threshold`: the cosine with the hop's own output, of every token, at which a prediction stands; None: only if all
+    bits are the same.
     """
 
     hop: int
@@ -181,9 +195,11 @@ class RunAhead:
 
 
 class Array(msgspec.Struct, frozen=True, gc=False):
-    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it.
+    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports
+    look into it.
 
-    Where arrays go directly from device to device it is a flat tensor of uint8 on its device, of which `len` and slices mean the same.
+    Where arrays go directly from device to device it is a flat tensor of uint8 on its device, of which `len` and slices
+    mean the same.
     """
 
     dtype: str
@@ -192,7 +208,8 @@ class Array(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stacked(Mapping[str, Array]):
-    """Hidden states of several rows in one array [tokens, width], back to back, by row's name: cut only for who asks for one of them.
+    """Hidden states of several rows in one array [tokens, width], back to back, by row's name: cut only for who asks
+    for one of them.
 
     `counts`: tokens of each row; None: one each.
     """
@@ -278,7 +295,9 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of headless stages."""
+    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of
+    headless stages.
+    """
 
     result: StepResult
     outputs: Mapping[str, Array]
@@ -293,12 +312,13 @@ class StepRunner(Protocol):
 class StageEngine(Protocol):
     """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
 
-    `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one that comes back to a
-    device has a table there for each. Rows of a stage that does not begin with the embedding carry zeros for tokens; what they start from,
-    [tokens, width], is in `inputs` under the row's name. `sample` is false but in stages with a head. A stage without attention takes no
-    pages. Pages of all devices have the same bytes, and all stages of a model put as many tokens into a page. What lies before the
-    start of a table's first row is in its pages already: they were shared, or brought by `write_pages`.
-    Calls come from one thread, but where there is a lane beside.
+    `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one
+    that comes back to a device has a table there for each. Rows of a stage that does not begin with the embedding carry
+    zeros for tokens; what they start from, [tokens, width], is in `inputs` under the row's name. `sample` is false but
+    in stages with a head. A stage without attention takes no pages. Pages of all devices have the same bytes, and all
+    stages of a model put as many tokens into a page. What lies before the start of a table's first row is in its pages
+    already: they were shared, or brought by `write_pages`. Calls come from one thread, but where there is a lane
+    beside.
     """
 
     @property
@@ -313,7 +333,8 @@ class StageEngine(Protocol):
         ...
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a stage ready. Its spec: the stage's id for a name, its own `kv_layers` (perhaps 0), and else what holds for the model.
+        """Make a stage ready. Its spec: the stage's id for a name, its own `kv_layers` (perhaps 0), and else what holds
+        for the model.
 
         Raises zoo.errors.NotFound, NotServable, DamagedObject.
         """
@@ -322,14 +343,18 @@ class StageEngine(Protocol):
     def unload(self, stage: Stage) -> None: ...
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows
+        only.
+        """
         ...
 
     def beside(self) -> StepRunner | None:
-        """A lane of its own for steps, on the same stages and pages (BL-25); None where there is none. To be called once, before any step.
+        """A lane of its own for steps, on the same stages and pages (BL-25); None where there is none. To be called
+        once, before any step.
 
-        From then on its steps and `run`'s may overlap, each on a thread of its own: a sequence keeps to one of the two, and no page that
-        one writes is the other's. Either is told what is released. All else may be called from a third thread, and waits for steps.
+        From then on its steps and `run`'s may overlap, each on a thread of its own: a sequence keeps to one of the two,
+        and no page that one writes is the other's. Either is told what is released. All else may be called from a third
+        thread, and waits for steps.
         """
         ...
 
@@ -342,7 +367,9 @@ class StageEngine(Protocol):
         ...
 
     def alike(self, a: Array, b: Array) -> Likeness:
-        """Compare hidden states of one dtype and shape, [tokens, width]: a prediction with what it was to be (BL-25)."""
+        """Compare hidden states of one dtype and shape, [tokens, width]: a prediction with what it was to be
+        (BL-25).
+        """
         ...
 
     def memory(self) -> EngineMemory: ...

@@ -21,10 +21,10 @@ class BatchingConfig:
 
 @dataclass(frozen=True, slots=True)
 class DirectConfig:
-    """Tensors from device to device, past the host's memory. `network`: between machines, too, which trusts what lies between them; else
-    only between agents of one machine. `seconds`: that a tensor may take that is waited for;
-    `patience`: until one that was sent is taken, by an agent that may be at a long step; `making`: until a link stands. `backlog`: bytes
-    under way on one link, at most.
+    """Tensors from device to device, past the host's memory. `network`: between machines, too, which trusts what lies
+    between them; else only between agents of one machine. `seconds`: that a tensor may take that is waited for;
+    `patience`: until one that was sent is taken, by an agent that may be at a long step; `making`: until a link stands.
+    `backlog`: bytes under way on one link, at most.
     """
 
     network: bool = False
@@ -43,12 +43,15 @@ class AgentConfig:
     """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: of a row
     that waits for pages, until it is lost.
 
-    A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the back,
-    `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept for a sequence that went on
-    (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that are due back from the scheduler; 0: for none.
-    `boundary_bytes`: of hidden states that came into its stages, kept in the host's memory for as long as their sequences are there, so
-    that blocks in the middle of a chain can be recomputed where they move to; the oldest go first; 0: none are kept.
-    `divide`: prompts take what decodes leave of a step, token by token, where all of their chain is here; else a chunk runs whole or waits.
+    A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the
+    back, `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept
+    for a sequence that went on (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that
+    are due back from the scheduler; 0: for none.
+    `boundary_bytes`: of hidden states that came into its stages, kept in the host's memory for as long as their
+    sequences are there, so that blocks in the middle of a chain can be recomputed where they move to; the oldest go
+    first; 0: none are kept.
+    `divide`: prompts take what decodes leave of a step, token by token, where all of their chain is here; else a chunk
+    runs whole or waits.
     """
 
     token_budget: int = 512
@@ -65,40 +68,49 @@ class AgentConfig:
     def __post_init__(self) -> None:
         if self.boundary_bytes < 0:
             raise ValueError("boundary_bytes is at least 0")
-        if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1 or self.slack < 0:
+        if (
+            min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1
+            or self.slack < 0
+        ):
             raise ValueError("the settings of a relay must be at least 1")
         if not 0 <= self.linger_us <= 1_000_000:
             raise ValueError("a step lingers for 0 to 1,000,000 us")
 
 
-#: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`); cut over all of them
-#: (`split`); one copy of each chain, whole where a device takes it, and further ones as they are asked for (`demand`), or at once where
-#: devices would hold nothing (`ample`); one copy of each block, each by itself where least is left over (`frag-min`, a baseline); or the
-#: first of these on few devices and `demand` on many (`auto`).
+#: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`);
+#: cut over all of them (`split`); one copy of each chain, whole where a device takes it, and further ones as they are
+#: asked for (`demand`), or at once where devices would hold nothing (`ample`); one copy of each block, each by itself
+#: where least is left over (`frag-min`, a baseline); or the first of these on few devices and `demand` on many
+#: (`auto`).
 Placing = Literal["auto", "copies", "split", "demand", "ample", "frag-min"]
 
-#: By what newcomers' paths are chosen, and copies made, where blocks were not profiled: by what steps read then (`reads`,
-#: `policy.routing.bytes_read`), or by how many sequences are on each device (`loads`).
+#: By what newcomers' paths are chosen, and copies made, where blocks were not profiled: by what steps read then
+#: (`reads`, `policy.routing.bytes_read`), or by how many sequences are on each device (`loads`).
 Paths = Literal["reads", "loads"]
 
-#: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19, Figure 24): it stays
-#: with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from both ends, where that gains more than it
-#: costs (`owner`); it goes to the least busy one and its K and V are copied (`least-busy`), or computed there again (`recompute`).
+#: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19,
+#: Figure 24): it stays with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from
+#: both ends, where that gains more than it costs (`owner`); it goes to the least busy one and its K and V are copied
+#: (`least-busy`), or computed there again (`recompute`).
 Balancing = Literal["strict", "owner", "least-busy", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """What the scheduler of a cluster does by the clock. Each mechanism is a switch, off or with its paper's baseline beside it.
+    """What the scheduler of a cluster does by the clock. Each mechanism is a switch, off or with its paper's baseline
+    beside it.
 
-    `scaling`: instances come and go by load (BL-24): above `high` of what a device's memory takes, after `idle_ms` without work.
-    `rearranging`: instances move to whom they exchange rows with (BL-26), every `period_ms`; `locality` false: new instances go where
-    least is left over instead (frag-min). `proactive`: K and V of paused sequences move ahead of their return (BL-17). `balancing`: see
-    there; `margin`: sequences that a device must have more than another to give one away.
+    `scaling`: instances come and go by load (BL-24): above `high` of what a device's memory takes, after `idle_ms`
+    without work.
+    `rearranging`: instances move to whom they exchange rows with (BL-26), every `period_ms`; `locality` false: new
+    instances go where least is left over instead (frag-min). `proactive`: K and V of paused sequences move ahead of
+    their return (BL-17). `balancing`: see there; `margin`: sequences that a device must have more than another to give
+    one away.
 
-    `every_ms`: between two looks at loads. `calm_ms`: a block that was scaled is left alone for so long. `patience_ms`: after which a
-    sequence that could not be moved stays. `moves`: sequences that are on their way at once. `bandwidth`: bytes per second at which K and
-    V and weights are taken to move; `crossing_us`: what a row loses between two servers.
+    `every_ms`: between two looks at loads. `calm_ms`: a block that was scaled is left alone for so long. `patience_ms`:
+    after which a sequence that could not be moved stays. `moves`: sequences that are on their way at once. `bandwidth`:
+    bytes per second at which K and V and weights are taken to move; `crossing_us`: what a row loses between two
+    servers.
     """
 
     scaling: bool = True
@@ -131,18 +143,19 @@ class ControlConfig:
         return cls(scaling=False, rearranging=False, proactive=False)
 
 
-#: Predicted hops (BL-25): none; such that every token is the chain's own; or, for requests that allow other blocks, such that predictions
-#: stand which are alike enough.
+#: Predicted hops (BL-25): none; such that every token is the chain's own; or, for requests that allow other blocks,
+#: such that predictions stand which are alike enough.
 SpeculationMode = Literal["off", "exact", "similarity"]
 LaneChoice = Literal["own", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the cosine at which a
-    prediction stands, where that is allowed. `lane`: stand-ins run on a thread or stream of their own, or before the others on one.
-    `window`: predictions of an instance by which it is judged whether they gain anything; 0: they never end. `rest`: reviews (ticks) after
-    which one that has ended may be tried again.
+    """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the
+    cosine at which a prediction stands, where that is allowed. `lane`: stand-ins run on a thread or stream of their
+    own, or before the others on one.
+    `window`: predictions of an instance by which it is judged whether they gain anything; 0: they never end. `rest`:
+    reviews (ticks) after which one that has ended may be tried again.
     """
 
     mode: SpeculationMode = "off"
@@ -157,7 +170,11 @@ class SpeculationConfig:
             raise ValueError(f"stand-ins' lane is own or shared, not {self.lane!r}")
         if self.window < 0 or self.rest < 1:
             raise ValueError("a window is a number of predictions, or 0; a rest is at least one review")
-        if self.mode not in get_args(SpeculationMode) or not 0.0 <= self.top <= 1.0 or not -1.0 <= self.threshold <= 1.0:
+        if (
+            self.mode not in get_args(SpeculationMode)
+            or not 0.0 <= self.top <= 1.0
+            or not -1.0 <= self.threshold <= 1.0
+        ):
             raise ValueError("speculation is off, exact or similarity; top in [0, 1], threshold in [-1, 1]")
 
     @property
@@ -166,13 +183,14 @@ class SpeculationConfig:
         return self.mode != "off" and self.lane == "own"
 
 
-#: Whether sequences with a common beginning share its pages: never, with those that run, or also with ones that have ended, which stay
-#: as long as nobody else needs their pages (`cached`).
+#: Whether sequences with a common beginning share its pages: never, with those that run, or also with ones that have
+#: ended, which stay as long as nobody else needs their pages (`cached`).
 Sharing = Literal["off", "running", "cached"]
 
 
-#: Who says where a sequence's hops run (BL-23): the scheduler all of them, by its record of who holds what (`placed`); or the scheduler the
-#: first, and agents those behind it, each offered to up to `offered` devices that could run it, the first answer takes it (`broadcast`).
+#: Who says where a sequence's hops run (BL-23): the scheduler all of them, by its record of who holds what (`placed`);
+#: or the scheduler the first, and agents those behind it, each offered to up to `offered` devices that could run it,
+#: the first answer takes it (`broadcast`).
 Dispatching = Literal["placed", "broadcast"]
 
 
@@ -180,18 +198,22 @@ Dispatching = Literal["placed", "broadcast"]
 class ClusterConfig:
     """The scheduler of a cluster.
 
-    `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`: tokens of a prompt
-    that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
-    decodes before it comes back, on simulated devices. `paths`: see there. `hop_cost`: what a change of device weighs, when paths are
-    chosen: against a sequence on one, or in hundredths of what a chain reads. `sharing`: see there; a newcomer goes where its beginning
-    lies if that path is at most `owner_margin` sequences dearer than the cheapest one, for a prompt that is there whole, and in proportion
-    for less (BL-19; infinite: wherever there is room).
-    A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
-    `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
-    BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens by the clock. `speculation`: hops that
-    are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on
-    it runs beside no other such sequence, so that it is known who kills devices. `row_seconds`: how long all devices of a sequence's path
-    may say that they have nothing to do while a row of it is under way; then it runs again (`scheduler.decode.stall_detector`), and ends after as many
+    `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`:
+    tokens of a prompt
+    that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a
+    sequence decodes before it comes back, on simulated devices. `paths`: see there. `hop_cost`: what a change of device
+    weighs, when paths are
+    chosen: against a sequence on one, or in hundredths of what a chain reads. `sharing`: see there; a newcomer goes
+    where its beginning lies if that path is at most `owner_margin` sequences dearer than the cheapest one, for a prompt
+    that is there whole, and in proportion for less (BL-19; infinite: wherever there is room). A migration hands over
+    when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
+    `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are
+    expected back (BL-14, BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens
+    by the clock. `speculation`: hops that
+    are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends.
+    From the second on it runs beside no other such sequence, so that it is known who kills devices. `row_seconds`: how
+    long all devices of a sequence's path may say that they have nothing to do while a row of it is under way; then it
+    runs again (`scheduler.decode.stall_detector`), and ends after as many
     in a row. 0: however long.
     """
 
@@ -224,10 +246,24 @@ class ClusterConfig:
             raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
         if not 0 <= self.row_seconds < float("inf"):
             raise ValueError("row_seconds is a number of seconds, 0 for no limit")
-        whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages, self.deaths)
-        if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
+        whole = (
+            self.devices,
+            self.max_running,
+            self.chunk,
+            self.stride,
+            self.handover_groups,
+            self.handover_stages,
+            self.deaths,
+        )
+        if (
+            min(whole) < 1
+            or not 0.0 <= self.watermark < 1.0
+            or self.hop_cost < 0
+            or self.placing not in get_args(Placing)
+        ):
             raise ValueError(
-                f"a cluster's numbers must be at least 1, its watermark in [0, 1), its placing one of {', '.join(get_args(Placing))}"
+                "a cluster's numbers must be at least 1, its watermark in [0, 1), its placing one of "
+                f"{', '.join(get_args(Placing))}"
             )
 
 
@@ -243,9 +279,10 @@ DensePadding = Literal["computed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to `low` of it they are
-    taken in (BA-15). `padding`: windows are rectangles; what rows that run have in them beside tokens is `computed`, as in the paper, or
-    `skipped`, wherever a model's layers do not attend by themselves. Neither changes an answer, or who runs when.
+    """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to
+    `low` of it they are taken in (BA-15). `padding`: windows are rectangles; what rows that run have in them beside
+    tokens is `computed`, as in the paper, or `skipped`, wherever a model's layers do not attend by themselves. Neither
+    changes an answer, or who runs when.
     """
 
     mode: DenseMode = "baton-pd"
@@ -263,23 +300,23 @@ class DenseConfig:
             raise ValueError(f"padding must be one of {', '.join(get_args(DensePadding))}")
 
 
-#: How a CPU holds the weights of linear layers: as stored and mapped (`plain`), in the layout that it multiplies fastest (`packed`), or
-#: whichever is measured to be faster here (`auto`). One copy of each in any case.
+#: How a CPU holds the weights of linear layers: as stored and mapped (`plain`), in the layout that it multiplies
+#: fastest (`packed`), or whichever is measured to be faster here (`auto`). One copy of each in any case.
 Weights = Literal["auto", "plain", "packed"]
 
 
-#: What a CPU computes with: torch's own operations (`stock`), kernels of ours that are compiled on first use (`native`), or these where
-#: a compiler is there (`auto`).
+#: What a CPU computes with: torch's own operations (`stock`), kernels of ours that are compiled on first use
+#: (`native`), or these where a compiler is there (`auto`).
 KernelChoice = Literal["auto", "stock", "native"]
 
 
-#: Whether decode steps are recorded once per shape and replayed without running their modules: where that is a CUDA graph (`auto`), never,
-#: or anywhere (`on`; a CPU runs the modules again, which is good for tests of all the rest).
+#: Whether decode steps are recorded once per shape and replayed without running their modules: where that is a CUDA
+#: graph (`auto`), never, or anywhere (`on`; a CPU runs the modules again, which is good for tests of all the rest).
 GraphChoice = Literal["auto", "off", "on"]
 
 
-#: Whether the next step is planned and launched before the tokens of the one under way are known: on GPUs (`auto`), never, or anywhere. On
-#: a CPU steps then run on a thread of their own, which was not measured to be faster.
+#: Whether the next step is planned and launched before the tokens of the one under way are known: on GPUs (`auto`),
+#: never, or anywhere. On a CPU steps then run on a thread of their own, which was not measured to be faster.
 AheadChoice = Literal["auto", "off", "on"]
 
 
@@ -325,8 +362,8 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost. `early_exit`: requests may have
-    their model left behind some of its layers (BL-30)."""
+    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost. `early_exit`:
+    requests may have their model left behind some of its layers (BL-30)."""
 
     host: str = "127.0.0.1"
     port: int = 8000

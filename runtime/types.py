@@ -5,8 +5,8 @@ Who says what to whom:
     frontend --SequenceRequest--> agent --StepPlan--> engine --StepResult--> agent --TokenEvent--> frontend
 
 Token ids are ints; times are integer nanoseconds of the driver's clock; byte counts are bytes.
-What is made for every token is a msgspec Struct, an order of magnitude cheaper to make than a frozen dataclass; all else are dataclasses.
-This file imports nothing beyond that and the standard library.
+What is made for every token is a msgspec Struct, an order of magnitude cheaper to make than a frozen dataclass; all
+else are dataclasses. This file imports nothing beyond that and the standard library.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class SamplingParams:
 class SequenceRequest:
     """One sequence to decode. A request with `n` choices is `n` sequences that share `request`.
 
-    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`. `tenant`: on whose behalf; those of different ones share no pages.
+    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`. `tenant`: on whose behalf; those of different
+    ones share no pages.
     """
 
     seq: str
@@ -76,8 +77,9 @@ class ModelSpec:
     `kv_layers`: pages that one page's worth of tokens takes (one per attention layer).
     `page_tokens`: tokens whose K and V of one layer fit a page; all pages of a device have the same bytes.
     `max_model_len`: prompt and answer together, in tokens, virtual tokens not counted.
-    `virtual_tokens`: positions before every prompt that are no tokens of it (prompt and prefix tuning). They take pages and positions
-    like tokens, but whoever asks never sees them: they are in no prompt, no usage and no log-probabilities.
+    `virtual_tokens`: positions before every prompt that are no tokens of it (prompt and prefix tuning). They take pages
+    and positions like tokens, but whoever asks never sees them: they are in no prompt, no usage and no
+    log-probabilities.
     `blocks`: digests of its chain's blocks, in order. `domain`: its KV domain (UN-15), a digest.
     """
 
@@ -97,13 +99,14 @@ class ModelSpec:
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step: `tokens` run at positions `start, start + 1, …`.
 
-    Positions count from the model's first virtual token; at positions below `ModelSpec.virtual_tokens` a row says 0, which nobody reads.
+    Positions count from the model's first virtual token; at positions below `ModelSpec.virtual_tokens` a row says 0,
+    which nobody reads.
 
     `new_pages`: page groups opened for this step, each of `kv_layers` page ids (index = layer), appended to the
     sequence's table. `sample`: choose a token from the last position's logits; false inside a chunked prompt.
     `generated`: number of tokens already produced, which numbers the random draw.
-    `awaits`: its one token is what the sequence's row in the step launched before samples, which whoever planned it did not know yet. The
-    row says 0 there, which nobody reads; `generated` counts that token.
+    `awaits`: its one token is what the sequence's row in the step launched before samples, which whoever planned it did
+    not know yet. The row says 0 there, which nobody reads; `generated` counts that token.
     """
 
     seq: str
@@ -164,7 +167,9 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of prompt tokens number `start, start + 1, …` of the prompt; number 0 has none and is never listed."""
+    """Log-probabilities of prompt tokens number `start, start + 1, …` of the prompt; number 0 has none and is never
+    listed.
+    """
 
     seq: str
     start: int
@@ -188,8 +193,9 @@ class SegmentRun:
 class StepResult:
     """What an engine gives back. `busy`: nanoseconds it took. `segments` only when tracing is on.
 
-    `deferred`: sequences of the plan that did not run, because the batch had no room for them; they stay as they are and are planned again.
-    At least one row of a plan that has any runs. `idle`: tokens that were computed though nobody asked for them (padding).
+    `deferred`: sequences of the plan that did not run, because the batch had no room for them; they stay as they are
+    and are planned again. At least one row of a plan that has any runs. `idle`: tokens that were computed though nobody
+    asked for them (padding).
     """
 
     step: int
@@ -234,14 +240,18 @@ class EngineLost(Exception):
 
 
 class StepSkipped(Exception):
-    """A step launched behind one that failed, before that was known: nothing of it was begun, the engine learnt nothing of it."""
+    """A step launched behind one that failed, before that was known: nothing of it was begun, the engine learnt nothing
+    of it.
+    """
 
 
 class Launched(Protocol):
     """A step that an engine has been given."""
 
     def result(self) -> StepResult:
-        """What came of it; waits for that. Asked once, in the order of launches. Raises as `Engine.execute`, and StepSkipped."""
+        """What came of it; waits for that. Asked once, in the order of launches. Raises as `Engine.execute`, and
+        StepSkipped.
+        """
         ...
 
 
@@ -256,14 +266,16 @@ class Finished:
 
 
 class Engine(Protocol):
-    """The seam between deciding and doing: one device that runs step plans. Three implementations: paged, dense and fake.
+    """The seam between deciding and doing: one device that runs step plans. Three implementations: paged, dense and
+    fake.
 
-    `execute` owns nothing of the schedule: it runs the rows it is given and samples where told. The dense one may put rows off, when its
-    batch has no room for them (`StepResult.deferred`).
-    Calls come from one thread. `page_capacity` counts all pages of the device.
+    `execute` owns nothing of the schedule: it runs the rows it is given and samples where told. The dense one may put
+    rows off, when its batch has no room for them (`StepResult.deferred`). Calls come from one thread. `page_capacity`
+    counts all pages of the device.
 
-    `launch` is `execute` in two halves. Where the engine looks `ahead`, a step may be launched before the result of the one before is asked
-    for, one at most, and its rows may await what that one samples; other verbs come when every result has been.
+    `launch` is `execute` in two halves. Where the engine looks `ahead`, a step may be launched before the result of the
+    one before is asked for, one at most, and its rows may await what that one samples; other verbs come when every
+    result has been.
     """
 
     @property
@@ -286,7 +298,9 @@ class Engine(Protocol):
         ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows
+        only.
+        """
         ...
 
     def launch(self, plan: StepPlan) -> Launched:

@@ -1,10 +1,12 @@
-"""Stitching blocks between models of different width (BL-09): their training, their figures, how they come into the zoo.
+"""Stitching blocks between models of different width (BL-09): their training, their figures, how they come into the
+zoo.
 
     from stitch import StitchSettings, train_stitch
 
     report = train_stitch(zoo, "small", "wide", StitchSettings(steps=800))
 
-Serving and composing need none of this: a stored stitch is `surgery.chains.stitches`, its module `surgery.modules.components.Stitch`.
+Serving and composing need none of this: a stored stitch is `surgery.chains.stitches`, its module
+`surgery.modules.components.Stitch`.
 """
 
 from stitch.settings import StitchSettings

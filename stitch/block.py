@@ -1,8 +1,9 @@
-"""The stitching block while it learns (BL-09): one linear map of `[hidden; position]`, and how it is folded into what is stored.
+"""The stitching block while it learns (BL-09): one linear map of `[hidden; position]`, and how it is folded into what
+is stored.
 
-Inside, the position is counted from the middle of the places in units of their spread: a raw position of 60 would make its own column
-learn sixty times faster than the rest. `folded` undoes that; what it gives is a plain linear map of the raw position.
-Knows nothing of models or of training.
+Inside, the position is counted from the middle of the places in units of their spread: a raw position of 60 would make
+its own column learn sixty times faster than the rest. `folded` undoes that; what it gives is a plain linear map of the
+raw position. Knows nothing of models or of training.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Ruler:
 
 
 class Learner(nn.Module):
-    """The trainable stitch, in float32. Without `with_position` the place stays zero, whatever it started from (the control)."""
+    """The trainable stitch, in float32. Without `with_position` the place stays zero, whatever it started from (the
+    control).
+    """
 
     def __init__(self, start: Folded, ruler: Ruler, with_position: bool = True) -> None:
         super().__init__()
@@ -56,7 +59,9 @@ class Learner(nn.Module):
         self.with_position = with_position
         self.matrix = nn.Parameter(start.weight[:, :-1].float().clone())
         self.shift = nn.Parameter(start.bias.float() + place * ruler.centre)
-        self.place = nn.Parameter(place * ruler.unit if with_position else torch.zeros_like(place), requires_grad=with_position)
+        self.place = nn.Parameter(
+            place * ruler.unit if with_position else torch.zeros_like(place), requires_grad=with_position
+        )
 
     def forward(self, hidden: Tensor, position: float) -> Tensor:
         """Hidden states [.., d_a] -> [.., d_b], float32."""

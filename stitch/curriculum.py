@@ -1,5 +1,5 @@
-"""What each step of a training does: which windows, at which places, how fast. A function of the step and the seed alone, so that an
-interrupted training goes on with the very batches it would have had. Pure; no torch.
+"""What each step of a training does: which windows, at which places, how fast. A function of the step and the seed
+alone, so that an interrupted training goes on with the very batches it would have had. Pure; no torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ class Lesson:
 
 
 def unlocked(step: int, steps: int, share: float, count: int) -> int:
-    """How many of `count` places, counted from the shallowest, are open at a step (BL-09): one at first, all after `share` of the steps."""
+    """How many of `count` places, counted from the shallowest, are open at a step (BL-09): one at first, all after
+    `share` of the steps.
+    """
     span = share * steps
     return count if step >= span else min(count, 1 + int(step / span * count))
 
 
-def lesson(step: int, steps: int, share: float, points: Sequence[StitchPoint], places: int, windows: int, batch: int, seed: int) -> Lesson:
-    """What a step learns. `points`: those that are trained on, from shallow to deep; the one unlocked last takes part while it is new."""
+def lesson(
+    step: int, steps: int, share: float, points: Sequence[StitchPoint], places: int, windows: int, batch: int, seed: int
+) -> Lesson:
+    """What a step learns. `points`: those that are trained on, from shallow to deep; the one unlocked last takes part
+    while it is new.
+    """
     chance = random.Random(f"stitch {seed} {step}")  # noqa: S311 - a batch is no secret
     count = unlocked(step, steps, share, len(points))
     rows = tuple(chance.randrange(windows) for _ in range(batch))

@@ -1,4 +1,6 @@
-"""What is known of a stitch, as one JSON document: `stitch.json`, the answer of `zoo stitch --json`, the catalogue's document. Pure."""
+"""What is known of a stitch, as one JSON document: `stitch.json`, the answer of `zoo stitch --json`, the catalogue's
+document. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Facts:
     seconds: float
 
 
-def describe(facts: Facts, settings: StitchSettings, points: Sequence[StitchPoint], stitch: Folded, scores: StitchScores) -> dict[str, Any]:
+def describe(
+    facts: Facts, settings: StitchSettings, points: Sequence[StitchPoint], stitch: Folded, scores: StitchScores
+) -> dict[str, Any]:
     """The document. Similarities are cosines at B's head against B, means over held-out tokens (BL-05)."""
     trained = scores.variants[TRAINED]
     others = {name: scores.variants[name] for name in OTHERS if name in scores.variants}
@@ -41,15 +45,24 @@ def describe(facts: Facts, settings: StitchSettings, points: Sequence[StitchPoin
         "a": facts.a,
         "b": facts.b,
         "dims": [stitch.weight.shape[1] - 1, stitch.weight.shape[0]],
-        "points": [_point(point, trained[point], {name: by_point[point] for name, by_point in others.items()}) for point in points],
+        "points": [
+            _point(point, trained[point], {name: by_point[point] for name, by_point in others.items()})
+            for point in points
+        ],
         "similarity_mean": _mean(trained, points),
         **_parted(trained, points),
-        # Of all trained places on held-out text, so that the two can be compared: a step's own loss is of the places it drew.
+        # Of all trained places on held-out text, so that the two can be compared: a step's own loss is of the places it
+        # drew.
         "loss_first": _loss(settings, scores.variants[START], seen),
         "loss_last": _loss(settings, trained, seen),
         "seconds": round(facts.seconds, 3),
-        "compared": {name: {"similarity_mean": _mean(by, points), **_parted(by, points)} for name, by in others.items()},
-        "parents": {"a": {"similarity": scores.a.similarity, **_prediction(scores.a.prediction)}, "b": _prediction(scores.b)},
+        "compared": {
+            name: {"similarity_mean": _mean(by, points), **_parted(by, points)} for name, by in others.items()
+        },
+        "parents": {
+            "a": {"similarity": scores.a.similarity, **_prediction(scores.a.prediction)},
+            "b": _prediction(scores.b),
+        },
         "probe": {"sha": facts.probe.digest, "text": facts.probe.text, "tokens": facts.probe.count},
         "settings": settings.document(),
         "run": facts.run,

@@ -1,4 +1,5 @@
-"""The parts of making a stitch, each kept as soon as it is there: its start, its training, the control's; and the figures of all.
+"""The parts of making a stitch, each kept as soon as it is there: its start, its training, the control's; and the
+figures of all.
 
 Knows nothing of text, of names or of how a stitch is stored.
 """
@@ -25,7 +26,13 @@ from surgery.training.checkpoint import Saved
 Progress = Callable[[str, int, int, str], None]
 
 #: Variants of a stitch: with the position and without it; each as it starts and as it is trained.
-START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = "start", "trained", "plain_start", "without_position", "unstitched"
+START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = (
+    "start",
+    "trained",
+    "plain_start",
+    "without_position",
+    "unstitched",
+)
 
 
 class TrainingClock:
@@ -33,7 +40,9 @@ class TrainingClock:
 
     def __init__(self, task: StitchTask) -> None:
         saved = (task.load(part) for part in (START, TRAINED, WITHOUT_POSITION))
-        self._before = max((float(state.facts.get("seconds", 0.0)) for state in saved if state is not None), default=0.0)
+        self._before = max(
+            (float(state.facts.get("seconds", 0.0)) for state in saved if state is not None), default=0.0
+        )
         self._began = time.monotonic()
 
     @property
@@ -50,7 +59,9 @@ def learn(
     clock: TrainingClock,
     progress: Progress,
 ) -> dict[str, Folded]:
-    """The trained stitch, the start it came from and, where the settings ask for it, the control that is told no position."""
+    """The trained stitch, the start it came from and, where the settings ask for it, the control that is told no
+    position.
+    """
     seen = tuple(point for point in points if point.seen)
     starts = _starts(pair, windows[: settings.start], seen, settings, task, clock, progress)
     found = {START: starts[START]}
@@ -84,11 +95,14 @@ def _starts(
         task.save(START, saved)
     device = pair.b.device
     return {
-        name: Folded(saved.tensors[f"{name}.weight"], saved.tensors[f"{name}.bias"]).to(device) for name in (START, PLAIN_START)
-    }  # fmt: skip
+        name: Folded(saved.tensors[f"{name}.weight"], saved.tensors[f"{name}.bias"]).to(device)
+        for name in (START, PLAIN_START)
+    }
 
 
-def _trained(course: StitchCourse, start: Folded, part: str, task: StitchTask, clock: TrainingClock, progress: Progress) -> Folded:
+def _trained(
+    course: StitchCourse, start: Folded, part: str, task: StitchTask, clock: TrainingClock, progress: Progress
+) -> Folded:
     what = "training" if course.with_position else "control"
 
     def keep(state: Saved) -> None:

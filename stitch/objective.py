@@ -1,7 +1,7 @@
 """How far a stitched chain's next-token distributions are from B's own, and which way they should move.
 
-Logits exist for a few tokens at a time, forward and backward, so that memory does not grow with the vocabulary or the batch.
-Knows nothing of models but their heads.
+Logits exist for a few tokens at a time, forward and backward, so that memory does not grow with the vocabulary or the
+batch. Knows nothing of models but their heads.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is made small: weights of the divergence, of one minus the cosine, and of the text's own next tokens' negative log-likelihood,
-    each a mean over tokens.
+    """What is made small: weights of the divergence, of one minus the cosine, and of the text's own next tokens'
+    negative log-likelihood, each a mean over tokens.
     """
 
     kl: float
@@ -58,7 +58,9 @@ class Objective:
         """Of means that were taken already."""
         return self.kl * kl + self.cosine * (1.0 - cosine) + self.labels * nll
 
-    def gradient(self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor, following: Tensor) -> tuple[float, Tensor]:
+    def gradient(
+        self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor, following: Tensor
+    ) -> tuple[float, Tensor]:
         """The loss of hidden states before the head against B's own, and its gradient with respect to them.
 
         Args:

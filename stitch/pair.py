@@ -36,7 +36,9 @@ class ModelPair:
 
     @torch.no_grad()
     def heads(self, ids: Tensor, layers: Collection[int]) -> Iterator[tuple[int, Tensor]]:
-        """Layers of A, from shallow to deep, each with the hidden states [B, T, d_a] behind it; one pass as far as the deepest."""
+        """Layers of A, from shallow to deep, each with the hidden states [B, T, d_a] behind it; one pass as far as the
+        deepest.
+        """
         course, hidden, at = self.a.course(ids), ids, 0
         for layer in sorted(layers):
             end = self._ends[layer]

@@ -1,4 +1,5 @@
-"""A picture of a stitch over its places (as Figure 13 of BlockLLM): likeness to B at the head, and the chain's own accuracy.
+"""A picture of a stitch over its places (as Figure 13 of BlockLLM): likeness to B at the head, and the chain's own
+accuracy.
 
 Reads the document alone. Colours are Okabe and Ito's; hollow marks are places that were never trained.
 """
@@ -32,7 +33,10 @@ def plot_stitch(document: Mapping[str, Any], path: Path) -> None:
     for axes in (left, right):
         _places(axes, document["points"])
     width_a, width_b = document["dims"]
-    title = f"One stitch from {document['a']} (width {width_a}) to {document['b']} (width {width_b}), at {len(document['points'])} places"
+    title = (
+        f"One stitch from {document['a']} (width {width_a}) to {document['b']} (width {width_b}), at "
+        f"{len(document['points'])} places"
+    )
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     _save(figure, path)
 
@@ -61,7 +65,13 @@ def _accuracy(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _line(
-    axes: Axes, values: Sequence[float], points: Sequence[Mapping[str, Any]], label: str, colour: str, style: str, marker: str
+    axes: Axes,
+    values: Sequence[float],
+    points: Sequence[Mapping[str, Any]],
+    label: str,
+    colour: str,
+    style: str,
+    marker: str,
 ) -> None:
     axes.plot(range(len(values)), values, style, color=colour, linewidth=1.6, label=label)
     for at, (value, point) in enumerate(zip(values, points, strict=True)):
@@ -100,7 +110,9 @@ LIKENESS = Over(
 
 
 def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path, over: Over = SIZE) -> None:
-    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`), or against another property."""
+    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`), or against
+    another property.
+    """
     figure = _figure(7.5, 4.8)
     axes = figure.subplots()
     ordered = sorted(documents, key=over.value)

@@ -16,7 +16,9 @@ _HELD_OUT = 3
 
 @dataclass(frozen=True, slots=True, order=True)
 class StitchPoint:
-    """Layers [0, a_layer] of A, the stitch, layers [b_layer, end) of B; both counted from 0. `seen`: it is trained on."""
+    """Layers [0, a_layer] of A, the stitch, layers [b_layer, end) of B; both counted from 0. `seen`: it is trained
+    on.
+    """
 
     a_layer: int
     b_layer: int
@@ -34,7 +36,8 @@ class StitchPoint:
 def proportional(layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
     """For every layer of A the layer of B that goes on from the nearest depth, shallow to deep.
 
-    A layer of A behind which nothing of B would be left has none. Every third place is kept out of training, never the shallowest nor
+    A layer of A behind which nothing of B would be left has none. Every third place is kept out of training, never the
+    shallowest nor
     the deepest: what is asked of the stitch there lies between what it has learned.
     """
     at = [(layer, (2 * (layer + 1) * layers_b + layers_a) // (2 * layers_a)) for layer in range(layers_a)]
@@ -48,7 +51,9 @@ def parse_points(text: str, seen: bool = True) -> tuple[StitchPoint, ...]:
     for part in text.split(","):
         match = _POINT.fullmatch(part)
         if match is None:
-            raise InputError(f"{part.strip()[:40]!r} is no place for a stitch: write LAYER_OF_A:LAYER_OF_B, as in 1:2,3:4")
+            raise InputError(
+                f"{part.strip()[:40]!r} is no place for a stitch: write LAYER_OF_A:LAYER_OF_B, as in 1:2,3:4"
+            )
         points.append(StitchPoint(int(match[1]), int(match[2]), seen))
     return tuple(points)
 
@@ -62,7 +67,9 @@ def choose_points(given: Sequence[StitchPoint] | None, layers_a: int, layers_b: 
     points = tuple(sorted(given)) if given else proportional(layers_a, layers_b)
     for point in points:
         if point.a_layer >= layers_a or point.b_layer >= layers_b:
-            raise InputError(f"there is no place {point}: the models have {layers_a} and {layers_b} layers, counted from 0")
+            raise InputError(
+                f"there is no place {point}: the models have {layers_a} and {layers_b} layers, counted from 0"
+            )
     if len({(point.a_layer, point.b_layer) for point in points}) < len(points):
         raise InputError("a place for the stitch is named twice")
     if not any(point.seen for point in points):

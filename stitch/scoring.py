@@ -1,7 +1,8 @@
-"""Figures of stitched chains on held-out text: how like B's their next-token distributions are, and how well they predict the text.
+"""Figures of stitched chains on held-out text: how like B's their next-token distributions are, and how well they
+predict the text.
 
-All variants of a stitch (trained, its start, its control, none) are measured in one pass over both models, batch by batch; beside them
-the two models themselves. Knows nothing of training.
+All variants of a stitch (trained, its start, its control, none) are measured in one pass over both models, batch by
+batch; beside them the two models themselves. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of the text's next tokens: share of them that were the likeliest, and the mean negative log-likelihood in nats."""
+    """Of the text's next tokens: share of them that were the likeliest, and the mean negative log-likelihood in
+    nats.
+    """
 
     accuracy: float
     nll: float
@@ -37,7 +40,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PointScore:
-    """At one place: cosine at the head against B and KL(B, chain), means over tokens (BL-05); and the chain's own predictions."""
+    """At one place: cosine at the head against B and KL(B, chain), means over tokens (BL-05); and the chain's own
+    predictions.
+    """
 
     similarity: float
     kl: float
@@ -46,7 +51,9 @@ class PointScore:
 
 @dataclass(frozen=True)
 class StitchScores:
-    """`variants`: by variant, then by place. `a`, `b`: the two models by themselves, A compared with B as the chains are."""
+    """`variants`: by variant, then by place. `a`, `b`: the two models by themselves, A compared with B as the chains
+    are.
+    """
 
     variants: Mapping[str, Mapping[StitchPoint, PointScore]]
     a: PointScore
@@ -91,7 +98,12 @@ class _Sums:
         self._cosine = self._kl = self._right = self._nll = 0.0
 
     def add_(
-        self, head: Callable[[Tensor], Tensor], given: Tensor, wanted: Tensor, wanted_head: Callable[[Tensor], Tensor], ids: Tensor
+        self,
+        head: Callable[[Tensor], Tensor],
+        given: Tensor,
+        wanted: Tensor,
+        wanted_head: Callable[[Tensor], Tensor],
+        ids: Tensor,
     ) -> None:
         """States before the heads [B, T, width], the chain's and B's, over the tokens `ids` [B, T]."""
         # The token behind the last of a window is unknown: it counts for the likeness only.

@@ -1,8 +1,10 @@
-"""The start of a stitch: least squares from `[hidden of A; position; 1]` to the hidden states of B at the same depth, over all its places
-(the pseudo-inverse of SN-Net, arXiv:2302.06586, with a ridge).
+"""The start of a stitch: least squares from `[hidden of A; position; 1]` to the hidden states of B at the same depth,
+over all its places (the pseudo-inverse of SN-Net, arXiv:2302.06586, with a ridge).
 
-Only the normal equations are kept, in float64, so memory does not grow with the text. Each place counts by the size of B's states
-there: deep states of a residual stream are many times larger, and would otherwise be all that is fitted. Knows nothing of training.
+Only the normal equations are kept, in float64, so memory does not grow with the text. Each place counts by the size of
+B's states
+there: deep states of a residual stream are many times larger, and would otherwise be all that is fitted. Knows nothing
+of training.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Normal:
         self._cross += weight * (x.T @ wanted.double())
 
     def solve(self, ridge: float, with_position: bool = True) -> Folded:
-        """The map that fits best. `ridge`: in units of the mean square of an input; it bears on the matrix and the position, not the bias.
+        """The map that fits best. `ridge`: in units of the mean square of an input; it bears on the matrix and the
+        position, not the bias.
 
         `with_position` off: the best map that knows no position.
 
@@ -55,13 +58,19 @@ class Normal:
         else:
             solved = torch.linalg.solve(gram, cross)
         if not torch.isfinite(solved).all():
-            raise TrainingFailed("the hidden states of one of the models are not finite: no stitch can be fitted to them")
+            raise TrainingFailed(
+                "the hidden states of one of the models are not finite: no stitch can be fitted to them"
+            )
         weight = solved[:-1].T.float().contiguous()
         return Folded(weight, solved[-1].float().contiguous())
 
 
-def fit(pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], advance: Callable[[int], None] | None = None) -> Normal:
-    """Take the normal equations over windows [n, length] at the given places. `advance` is called with the windows done."""
+def fit(
+    pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], advance: Callable[[int], None] | None = None
+) -> Normal:
+    """Take the normal equations over windows [n, length] at the given places. `advance` is called with the windows
+    done.
+    """
     device = pair.b.device
     rows = max(1, _TOKENS // windows.shape[1])
     normal: Normal | None = None

@@ -36,7 +36,9 @@ _HELD_OUT_SEED = 1
 
 @dataclass(frozen=True)
 class StitchReport:
-    """A stitch in the zoo. `document`: `stitch.json`, the fields of `zoo stitch --json`; `reused`: it was there already."""
+    """A stitch in the zoo. `document`: `stitch.json`, the fields of `zoo stitch --json`; `reused`: it was there
+    already.
+    """
 
     name: str
     document: Mapping[str, Any]
@@ -77,7 +79,10 @@ def train_stitch(
     known = stored_document(zoo.store, work.name)
     if known is not None:
         if known.get("run") != work.run or restart:
-            raise NameTaken(f"the zoo has a stitch {work.name!r} of another training: remove it first, or choose another with --name")
+            raise NameTaken(
+                f"the zoo has a stitch {work.name!r} of another training: remove it first, or choose another with "
+                "--name"
+            )
         return StitchReport(work.name, known, reused=True)
     with work.task.held():
         if restart:
@@ -88,7 +93,9 @@ def train_stitch(
 
 
 def _default_name(a: str, b: str) -> str:
-    """Of `org/a` and `org/b`: `a-to-b-stitch`. It ends in neither name, so both can still be called by their endings."""
+    """Of `org/a` and `org/b`: `a-to-b-stitch`. It ends in neither name, so both can still be called by their
+    endings.
+    """
     return f"{a.rsplit('/', 1)[-1]}-to-{b.rsplit('/', 1)[-1]}-stitch"
 
 
@@ -111,8 +118,8 @@ def _parents(zoo: Zoo, a: str, b: str) -> tuple[ModelHandle, ModelHandle]:
 class _Work:
     """What a run is about, before anything heavy is loaded.
 
-    `train`: windows to learn from; `probe`: to measure on. `task`: what decides the weights, whose states are kept; `run`: digest of
-    that and of what is measured.
+    `train`: windows to learn from; `probe`: to measure on. `task`: what decides the weights, whose states are kept;
+    `run`: digest of that and of what is measured.
     """
 
     name: str

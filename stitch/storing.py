@@ -3,8 +3,8 @@
     stitch.safetensors    weight [d_b, d_a + 1], bias [d_b]
     stitch.json           the foundations, their widths, the figures (`surgery.chains.stitches` reads it)
 
-The component's own position is zero: where a chain puts the stitch, it gets a component of the same tensors with the position of that
-place. Knows nothing of training.
+The component's own position is zero: where a chain puts the stitch, it gets a component of the same tensors with the
+position of that place. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -73,4 +73,6 @@ def _component(kept: Mapping[str, TensorMeta]) -> Component:
 
 def _weight_file(store: Store, kept: Mapping[str, TensorMeta]) -> WeightFile:
     header = make_header([(key, tensor.dtype, tensor.shape) for key, tensor in kept.items()], {"format": "pt"})
-    return WeightFile(WEIGHTS_FILE, store.blobs.put(header), tuple((key, tensor.digest) for key, tensor in kept.items()))
+    return WeightFile(
+        WEIGHTS_FILE, store.blobs.put(header), tuple((key, tensor.digest) for key, tensor in kept.items())
+    )

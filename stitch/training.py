@@ -1,9 +1,10 @@
-"""Training a stitch (BL-09): from shallow places to deep ones, everything else frozen, B's own distribution as the teacher.
+"""Training a stitch (BL-09): from shallow places to deep ones, everything else frozen, B's own distribution as the
+teacher.
 
-Each step runs a few windows through A once, as far as the deepest of its places, and through B once for its distribution; then the
-stitch and the rest of B for each place. AdamW without decay in float32, clipped gradients; devices and mixed precision are
-accelerate's. What a step does depends on its number and the seed alone, so a training that goes on from a saved state ends, on the
-same machine, in the same bits. Knows nothing of stores.
+Each step runs a few windows through A once, as far as the deepest of its places, and through B once for its
+distribution; then the stitch and the rest of B for each place. AdamW without decay in float32, clipped gradients;
+devices and mixed precision are accelerate's. What a step does depends on its number and the seed alone, so a training
+that goes on from a saved state ends, on the same machine, in the same bits. Knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class StitchCourse:
     with_position: bool = True
 
 
-def train(course: StitchCourse, start: Folded, saved: Saved | None, keep: Keep, advance: Advance | None = None) -> Folded:
+def train(
+    course: StitchCourse, start: Folded, saved: Saved | None, keep: Keep, advance: Advance | None = None
+) -> Folded:
     """Train from a start, or go on from a saved state.
 
     Args:
@@ -61,7 +64,8 @@ def train(course: StitchCourse, start: Folded, saved: Saved | None, keep: Keep, 
     shown = None if advance is None else lambda: advance(trainer.step, trainer.shown)
     if not run_(trainer, course.settings.steps, keep, shown):
         raise TrainingFailed(
-            f"the stitch's loss was not finite at step {trainer.step + 1}; the state of step {trainer.step} was kept: try a lower rate"
+            f"the stitch's loss was not finite at step {trainer.step + 1}; the state of step {trainer.step} was kept: "
+            "try a lower rate"
         )
     return trainer.learner.folded()
 
@@ -117,7 +121,9 @@ class Trainer:
                     total += self._place(point, hidden, ids, final, entries.get(point.b_layer), len(task.points))
         return total
 
-    def _place(self, point: StitchPoint, hidden: Tensor, ids: Tensor, wanted: Tensor, entry: Tensor | None, share: int) -> float:
+    def _place(
+        self, point: StitchPoint, hidden: Tensor, ids: Tensor, wanted: Tensor, entry: Tensor | None, share: int
+    ) -> float:
         """Gradients of the loss at one place over `share`; that loss."""
         head = self._course.pair.b.head
         stitched = self._stitch(hidden, point.position)

@@ -1,4 +1,5 @@
-"""Cheaper stand-ins of blocks (BL-10): pruned and recovered, or taken from a smaller model; scored, timed and stored with their pair.
+"""Cheaper stand-ins of blocks (BL-10): pruned and recovered, or taken from a smaller model; scored, timed and stored
+with their pair.
 
 from surrogates import SurrogateOptions, make_surrogate
 report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))

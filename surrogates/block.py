@@ -33,9 +33,11 @@ LOGITS_LIMIT = 1 << 27
 
 
 class ParentBlock(nn.Module):
-    """Components of a chain one after the other, without those before and behind them; the chain's head for looking at its output.
+    """Components of a chain one after the other, without those before and behind them; the chain's head for looking at
+    its output.
 
-    `names[i]`: the weights of component i under their names within it. `changed`: components that differ from the exact block's.
+    `names[i]`: the weights of component i under their names within it. `changed`: components that differ from the exact
+    block's.
     """
 
     def __init__(self, stack: Stack, changed: Sequence[int] = ()) -> None:
@@ -60,7 +62,8 @@ class ParentBlock(nn.Module):
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Components in order, how each is built (`plan.links`: one per component), and tensors by digest that are not the subject's.
+    """Components in order, how each is built (`plan.links`: one per component), and tensors by digest that are not the
+    subject's.
 
     `plan.sources` begin with those of the subject. `changed`: indices of components that differ from the exact block's.
     """
@@ -73,7 +76,8 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model whose block gets a stand-in. The block is components [lo, hi); `layers` are its first and last layer, inclusive.
+    """The model whose block gets a stand-in. The block is components [lo, hi); `layers` are its first and last layer,
+    inclusive.
 
     `tensors`: float32, on the device, by digest. `exact`: all components.
     """
@@ -103,7 +107,9 @@ class Subject:
         return int(table.weight.shape[0])
 
     def windows_at_once(self, length: int, most: int) -> int:
-        """How many windows of `length` tokens may have logits at the same time: as many as `LOGITS_LIMIT` holds, up to `most`."""
+        """How many windows of `length` tokens may have logits at the same time: as many as `LOGITS_LIMIT` holds, up to
+        `most`.
+        """
         return max(1, min(most, LOGITS_LIMIT // (4 * length * self.vocabulary)))
 
     @property
@@ -117,10 +123,16 @@ class Subject:
         return BlockRun(self.placed, ChainPlan(self.plan.sources, self.plan.links[self.lo : self.hi]), {})
 
     def block(self, run: BlockRun | None = None, dtype: torch.dtype = torch.float32) -> ParentBlock:
-        """A block of its own modules: the exact one over the subject's weights, or another run; in another dtype over copies."""
+        """A block of its own modules: the exact one over the subject's weights, or another run; in another dtype over
+        copies.
+        """
         run = self.run if run is None else run
         plan = ChainPlan(run.plan.sources, (*run.plan.links, self.plan.links[-1]))
-        known = {digest: _cast(tensor, dtype) for digest, tensor in {**self.tensors, **run.tensors}.items() if digest in _used(run, self)}
+        known = {
+            digest: _cast(tensor, dtype)
+            for digest, tensor in {**self.tensors, **run.tensors}.items()
+            if digest in _used(run, self)
+        }
         stack = assemble(plan, (*run.placed, self.manifest.components[-1]), known)
         return ParentBlock(stack.to(self.device), run.changed)
 
@@ -129,10 +141,16 @@ class Subject:
         return self.exact.run(hidden, self.exact.course(ids), self.hi, len(self.exact.parts))
 
 
-def open_subject(store: Store, manifest: ModelManifest, layers: tuple[int, int], bounds: tuple[int, int], device: str = "cpu") -> Subject:
-    """Load a stored model for work on components [lo, hi) = `bounds`. Raises DamagedObject, NotServable, MalformedCheckpoint."""
+def open_subject(
+    store: Store, manifest: ModelManifest, layers: tuple[int, int], bounds: tuple[int, int], device: str = "cpu"
+) -> Subject:
+    """Load a stored model for work on components [lo, hi) = `bounds`. Raises DamagedObject, NotServable,
+    MalformedCheckpoint.
+    """
     plan = plan_of(config_of(store, manifest), manifest.components)
-    tensors = {tensor.digest: as_float32(map_tensor(store.open_tensor(tensor.digest)), device) for tensor in manifest.tensors}
+    tensors = {
+        tensor.digest: as_float32(map_tensor(store.open_tensor(tensor.digest)), device) for tensor in manifest.tensors
+    }
     exact = assemble(plan, manifest.components, tensors).to(device)
     return Subject(manifest, plan, layers, *bounds, tensors, exact)
 
@@ -194,7 +212,9 @@ def record(subject: Subject, windows: Tensor, batch: int = 16) -> States:
         outputs.append(exact.run(before, course, subject.lo, subject.hi).cpu())
     states = States(windows, torch.cat(inputs), torch.cat(outputs))
     if not (bool(states.inputs.isfinite().all()) and bool(states.outputs.isfinite().all())):
-        raise InputError(f"{subject.manifest.name} gives values that are not finite on this text: nothing can be learned from them")
+        raise InputError(
+            f"{subject.manifest.name} gives values that are not finite on this text: nothing can be learned from them"
+        )
     return states
 
 

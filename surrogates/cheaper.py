@@ -1,10 +1,11 @@
-"""The second kind of stand-in (BL-10): a cheaper block that exists already, of a smaller model or of fewer layers, in a block's place.
+"""The second kind of stand-in (BL-10): a cheaper block that exists already, of a smaller model or of fewer layers,
+in a block's place.
 
     report = make_from(zoo, "wide", (4, 7), "narrow")                  # the narrow model's layers at the same depth, stitched at both ends
     report = make_from(zoo, "base", (4, 6), "base", take=(4, 5))       # a layer left out
 
-It costs no bytes: components are named, not copied, and where widths differ the two models' stitches (`zoo stitch`) stand at both
-ends. Scored, timed and recorded as pruned ones are. Knows nothing of how stitches are trained.
+It costs no bytes: components are named, not copied, and where widths differ the two models' stitches (`zoo stitch`)
+stand at both ends. Scored, timed and recorded as pruned ones are. Knows nothing of how stitches are trained.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
 
 
 def make_from(
-    zoo: Zoo, model: str, layers: tuple[int, int], other: str, take: tuple[int, int] | None = None, options: SurrogateOptions | None = None
+    zoo: Zoo,
+    model: str,
+    layers: tuple[int, int],
+    other: str,
+    take: tuple[int, int] | None = None,
+    options: SurrogateOptions | None = None,
 ) -> SurrogateReport:
     """Put another model's layers in place of a block, if they are fewer parameters.
 
@@ -57,7 +63,9 @@ def make_from(
     bounds = bounds_of(handle.manifest, layers, "layer")
     first, last = take or proportional(layers, layers_of(handle.manifest), layers_of(source.manifest))
     check_layers((first, last), layers_of(source.manifest), source.name)
-    name = free_name(zoo, options.name or f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{source.name}-{first}-{last}")
+    name = free_name(
+        zoo, options.name or f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{source.name}-{first}-{last}"
+    )
     swap = _Swap(zoo, handle.manifest, bounds, _composition(handle.manifest, layers, source.name, (first, last)), name)
     made = swap.draft()
     removed = swap.removed(made)
@@ -65,7 +73,9 @@ def make_from(
     agreement, speed = score(material, swap.run(made, material.subject), options.timing)
     described = f"layers {first}-{last} of {source.name} for layers {layers[0]}-{layers[1]} of {handle.name}"
     metrics = metrics_of(agreement, speed, removed)
-    put = swap.put(described, lambda a, b: Equivalence("surrogate", a, b, material.probe.digest, agreement.block, None, metrics))
+    put = swap.put(
+        described, lambda a, b: Equivalence("surrogate", a, b, material.probe.digest, agreement.block, None, metrics)
+    )
     return SurrogateReport(
         name, handle.name, layers, "layer", removed, agreement, speed, material.probe.digest, put.bytes_new,
         time.monotonic() - begun, put.exportable, put.reason,
@@ -97,7 +107,8 @@ class _Swap:
         old, new = _parameters(self.manifest.components[lo:hi], metas), _parameters(made.components[first:end], metas)
         if new >= old:
             raise InputError(
-                f"the other block is no cheaper: {new:,} parameters for {old:,}; take fewer layers (--take) or a smaller model"
+                f"the other block is no cheaper: {new:,} parameters for {old:,}; take fewer layers (--take) or a "
+                "smaller model"
             )
         return 1.0 - new / old
 
@@ -105,10 +116,17 @@ class _Swap:
         """The stand-in over tensors of its own, behind the subject's sources."""
         lo, hi = self.inside(made)
         placed = made.components[lo:hi]
-        named = {digest for each in placed for _, digest in (*each.component.tensors, *_adapter_tensors(each.component))}
-        tensors = {digest: as_float32(map_tensor(self.zoo.store.open_tensor(digest)), subject.device) for digest in named}
+        named = {
+            digest for each in placed for _, digest in (*each.component.tensors, *_adapter_tensors(each.component))
+        }
+        tensors = {
+            digest: as_float32(map_tensor(self.zoo.store.open_tensor(digest)), subject.device) for digest in named
+        }
         shift = len(subject.plan.sources)
-        links = [ChainLink(link.kind, None if link.source is None else link.source + shift, link.layer) for link in made.plan.links[lo:hi]]
+        links = [
+            ChainLink(link.kind, None if link.source is None else link.source + shift, link.layer)
+            for link in made.plan.links[lo:hi]
+        ]
         return BlockRun(placed, ChainPlan((*subject.plan.sources, *made.plan.sources), tuple(links)), tensors)
 
     def put(self, source: str, pair: Callable[[ChainRun, ChainRun], Equivalence]) -> MadeReport:
@@ -126,7 +144,9 @@ def layers_of(manifest: ModelManifest) -> int:
 
 
 def proportional(layers: tuple[int, int], count: int, other: int) -> tuple[int, int]:
-    """The run of a model of `other` layers that lies at the depth of `layers` in one of `count`; first and last inclusive."""
+    """The run of a model of `other` layers that lies at the depth of `layers` in one of `count`; first and last
+    inclusive.
+    """
     first = round(layers[0] * other / count)
     last = round((layers[1] + 1) * other / count) - 1
     first = min(first, other - 1)

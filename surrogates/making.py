@@ -1,10 +1,11 @@
-"""`make_surrogate`: a cheaper stand-in for a run of a model's layers, pruned, recovered, scored, timed and put into the zoo (BL-10).
+"""`make_surrogate`: a cheaper stand-in for a run of a model's layers, pruned, recovered, scored, timed and put into the
+zoo (BL-10).
 
     report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))
 
-Plan, then apply: `plan_surrogate` gives the plan alone. The surrogate is a model of its own: its parent's chain with the pruned
-components in place, so that it costs only their tensors; the parent is its base, without which a stand-in means nothing. The scored
-pair (exact block, stand-in) is recorded in the same transaction. Knows nothing of serving.
+Plan, then apply: `plan_surrogate` gives the plan alone. The surrogate is a model of its own: its parent's chain with
+the pruned components in place, so that it costs only their tensors; the parent is its base, without which a stand-in
+means nothing. The scored pair (exact block, stand-in) is recorded in the same transaction. Knows nothing of serving.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def plan_surrogate(zoo: Zoo, model: str, layers: tuple[int, int], options: Surro
 
 
 def make_surrogate(
-    zoo: Zoo, model: str, layers: tuple[int, int], options: SurrogateOptions | None = None, progress: Progress | None = None
+    zoo: Zoo,
+    model: str,
+    layers: tuple[int, int],
+    options: SurrogateOptions | None = None,
+    progress: Progress | None = None,
 ) -> SurrogateReport:
     """Prune, refit, recover, score, time and store a stand-in.
 
@@ -81,9 +86,21 @@ def make_surrogate(
     put = _put(zoo, target, plan, run, name, agreement, speed, material.probe)
     seconds = time.monotonic() - begun
     return SurrogateReport(
-        name, handle.name, layers, options.part, plan.removed_ratio, agreement, speed, material.probe.digest, put.bytes_new, seconds,
-        put.exportable, put.reason, plan, recovery,
-    )  # fmt: skip
+        name,
+        handle.name,
+        layers,
+        options.part,
+        plan.removed_ratio,
+        agreement,
+        speed,
+        material.probe.digest,
+        put.bytes_new,
+        seconds,
+        put.exportable,
+        put.reason,
+        plan,
+        recovery,
+    )
 
 
 def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) -> PruneTarget:
@@ -95,12 +112,16 @@ def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) 
 def free_name(zoo: Zoo, name: str) -> str:
     """The name, before long work is done for it. Raises NameTaken."""
     if any(summary.name == name for summary in zoo.models()):
-        raise NameTaken(f"the name {name!r} holds a model already: choose another with --name, or remove that model first")
+        raise NameTaken(
+            f"the name {name!r} holds a model already: choose another with --name, or remove that model first"
+        )
     return name
 
 
 def make_plan(target: PruneTarget, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
-    """Counts nearest to the ratio, and the units that score best. Without `material` by the size of the weights alone."""
+    """Counts nearest to the ratio, and the units that score best. Without `material` by the size of the weights
+    alone.
+    """
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
     block = subject.block()
@@ -115,7 +136,12 @@ def make_plan(target: PruneTarget, subject: Subject, material: Material | None, 
 
 
 def prune_and_recover(
-    zoo: Zoo, target: PruneTarget, plan: PrunePlan, material: Material, options: SurrogateOptions, progress: Progress | None
+    zoo: Zoo,
+    target: PruneTarget,
+    plan: PrunePlan,
+    material: Material,
+    options: SurrogateOptions,
+    progress: Progress | None,
 ) -> tuple[BlockRun, Recovery | None]:
     """Apply a plan: slices, closed form, training. The run's tensors are in the stored dtype, rounded."""
     subject = material.subject
@@ -173,7 +199,14 @@ def carried(handle_sides: tuple[SideFile, ...]) -> tuple[SideFile, ...]:
 
 
 def _put(
-    zoo: Zoo, target: PruneTarget, plan: PrunePlan, run: BlockRun, name: str, agreement: Agreement, speed: Speed, probe: Probe
+    zoo: Zoo,
+    target: PruneTarget,
+    plan: PrunePlan,
+    run: BlockRun,
+    name: str,
+    agreement: Agreement,
+    speed: Speed,
+    probe: Probe,
 ) -> MadeReport:
     parent = target.manifest
     with zoo.store.ingesting():
@@ -192,7 +225,8 @@ def _put(
             name=name,
             kind="surrogate",
             base=parent.name,
-            source=f"pruned: {plan.part} of layers {plan.layers[0]}-{plan.layers[1]} of {parent.name}, {plan.removed_ratio:.4f} removed",
+            source=f"pruned: {plan.part} of layers {plan.layers[0]}-{plan.layers[1]} of {parent.name}, "
+            f"{plan.removed_ratio:.4f} removed",
             plan=chain,
             components=components,
             tensors={meta.digest: meta for meta in (*parent.tensors, *metas.values())},

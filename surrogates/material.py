@@ -3,7 +3,8 @@
     material = gather(zoo, handle, (4, 6), (9, 15), options)
     agreement, speed = score(material, run, options.timing)
 
-Three sets of windows: to learn from, to decide by, and held out, which only measure. Knows nothing of how stand-ins are made.
+Three sets of windows: to learn from, to decide by, and held out, which only measure. Knows nothing of how stand-ins are
+made.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Material:
 
 
 def device_of(name: str) -> str:
-    """The accelerator there is, else the CPU, for "auto"; any other name as it is. Raises InputError for a device that is not there."""
+    """The accelerator there is, else the CPU, for "auto"; any other name as it is. Raises InputError for a device that
+    is not there.
+    """
     if name == "auto":
         return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
     try:
@@ -55,11 +58,14 @@ def device_of(name: str) -> str:
     return name
 
 
-def gather(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple[int, int], options: SurrogateOptions) -> Material:
+def gather(
+    zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple[int, int], options: SurrogateOptions
+) -> Material:
     """The model and what its block [lo, hi) does on text.
 
     Raises:
-        InputError: text that cannot be read or that the model has no ids for, windows beyond its context, values that are not finite.
+        InputError: text that cannot be read or that the model has no ids for, windows beyond its context, values that
+            are not finite.
     """
     device = device_of(options.device)
     text = read_text(options.text)
@@ -68,16 +74,23 @@ def gather(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple
     _check_context(subject, options.length)
     count = windows_that_fit(options.windows, options.length, subject.width)
     learn = record(subject, _windows(subject, text, tokenizer, options, "train", count))
-    held = _windows(subject, text, tokenizer, options, "held_out", windows_that_fit(options.held_out, options.length, subject.width))
+    held = _windows(
+        subject, text, tokenizer, options, "held_out", windows_that_fit(options.held_out, options.length, subject.width)
+    )
     apart = len(learn) // _CHECKS or len(learn) // 2
     check, learn = learn.take(slice(0, max(1, apart))), learn.take(slice(apart, None))
     return Material(subject, learn, check, record(subject, held), Probe(text.digest, tokenizer_digest(handle), held))
 
 
-def _windows(subject: Subject, text: Text, tokenizer: Any, options: SurrogateOptions, part: TextPart, count: int) -> torch.Tensor:
+def _windows(
+    subject: Subject, text: Text, tokenizer: Any, options: SurrogateOptions, part: TextPart, count: int
+) -> torch.Tensor:
     drawn = text.tokens(tokenizer, options.length, count, part=part, seed=options.seed)
     if int(drawn.max()) >= subject.vocabulary:
-        raise InputError(f"{text.origin} has token ids beyond the vocabulary of {subject.manifest.name} ({subject.vocabulary} tokens)")
+        raise InputError(
+            f"{text.origin} has token ids beyond the vocabulary of {subject.manifest.name} ({subject.vocabulary} "
+            "tokens)"
+        )
     return drawn
 
 
@@ -85,13 +98,17 @@ def _check_context(subject: Subject, length: int) -> None:
     limits = [getattr(config, "max_position_embeddings", None) for config in subject.exact.configs]
     context = min((limit for limit in limits if isinstance(limit, int)), default=length)
     if length > context:
-        raise InputError(f"windows of {length} tokens are longer than what {subject.manifest.name} reads ({context}): give --length")
+        raise InputError(
+            f"windows of {length} tokens are longer than what {subject.manifest.name} reads ({context}): give --length"
+        )
 
 
 def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
     """The dtype that the matrices of components [lo, hi) are stored in."""
     names = {digest for placed in manifest.components[lo:hi] for _, digest in placed.component.tensors}
-    return TORCH_DTYPES[max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype]
+    return TORCH_DTYPES[
+        max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype
+    ]
 
 
 def score(material: Material, run: BlockRun, timing: TimingSettings) -> tuple[Agreement, Speed]:
@@ -101,7 +118,9 @@ def score(material: Material, run: BlockRun, timing: TimingSettings) -> tuple[Ag
     block = subject.block(run)
     agreement = agree(subject, lambda hidden, ids: _output(block, hidden, ids), material.measure)
     if not all(math.isfinite(value) for value in asdict(agreement).values()):
-        raise InputError(f"the stand-in for layers of {subject.manifest.name} gives values that are not finite: nothing was kept")
+        raise InputError(
+            f"the stand-in for layers of {subject.manifest.name} gives values that are not finite: nothing was kept"
+        )
     speed = measure(subject.block(dtype=dtype), subject.block(run, dtype), material.measure.inputs.shape[-1], timing)
     return agreement, speed
 

@@ -15,7 +15,8 @@ from zoo.errors import InputError
 
 @dataclass(frozen=True)
 class SurrogateOptions:
-    """How a stand-in is made. `windows` of `length` tokens to learn from, `held_out` windows that only measure, `scored` windows for
+    """How a stand-in is made. `windows` of `length` tokens to learn from, `held_out` windows that only measure,
+    `scored` windows for
     importance. `device`: "auto" takes an accelerator where there is one."""
 
     part: Part = "layer"
@@ -43,7 +44,9 @@ class SurrogateOptions:
 
 @dataclass(frozen=True)
 class SurrogateReport:
-    """What was made. `probe`: digest of the held-out text that the scores were taken on. `recovery`: None where none was asked for."""
+    """What was made. `probe`: digest of the held-out text that the scores were taken on. `recovery`: None where none
+    was asked for.
+    """
 
     surrogate: str
     parent: str

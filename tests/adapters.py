@@ -49,7 +49,9 @@ def ia3(family: str, **options: Any) -> Any:
     from peft import IA3Config
 
     targets, inputs = SCALED.get(_root(family), (["k_proj", "v_proj", "down_proj"], ["down_proj"]))
-    return IA3Config(**CAUSAL, target_modules=targets, feedforward_modules=inputs, fan_in_fan_out=_root(family) == "gpt2", **options)
+    return IA3Config(
+        **CAUSAL, target_modules=targets, feedforward_modules=inputs, fan_in_fan_out=_root(family) == "gpt2", **options
+    )
 
 
 def ln(family: str, **options: Any) -> Any:
@@ -64,14 +66,18 @@ def prompt(family: str, **options: Any) -> Any:
 
 
 def p_tuning(family: str, **options: Any) -> Any:
-    return peft("PromptEncoderConfig", **{"num_virtual_tokens": 3, "encoder_hidden_size": 32, **_TOLD.get(family, {}), **options})
+    return peft(
+        "PromptEncoderConfig",
+        **{"num_virtual_tokens": 3, "encoder_hidden_size": 32, **_TOLD.get(family, {}), **options},
+    )
 
 
 def prefix(family: str, **options: Any) -> Any:
     return peft("PrefixTuningConfig", **{"num_virtual_tokens": 6, **options})
 
 
-#: What peft must be told: OPT's embeddings are projected, it takes the width of the layers for that of the table; MPT has its own names.
+#: What peft must be told: OPT's embeddings are projected, it takes the width of the layers for that of the table; MPT
+#: has its own names.
 _TOLD: dict[str, dict[str, int]] = {"opt": {"token_dim": 32}, "mpt": {"num_attention_heads": 4}}
 
 KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln, "prompt": prompt, "p_tuning": p_tuning, "prefix": prefix}

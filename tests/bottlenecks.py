@@ -1,7 +1,8 @@
-"""Bottleneck adapters as the `adapters` library (1.3) saves and computes them, written down anew: the library pins another transformers.
+"""Bottleneck adapters as the `adapters` library (1.3) saves and computes them, written down anew: the library pins
+another transformers.
 
-`make_bottleneck(base, folder)` saves one in the library's format; `with_bottleneck(model, folder)` puts one into a stock model by giving
-its layers the library's own forward, and shares no code with the project.
+`make_bottleneck(base, folder)` saves one in the library's format; `with_bottleneck(model, folder)` puts one into a
+stock model by giving its layers the library's own forward, and shares no code with the project.
 """
 
 from __future__ import annotations
@@ -16,17 +17,42 @@ import torch.nn.functional as F
 
 #: The library's defaults and its named configs.
 DEFAULTS: dict[str, Any] = dict(
-    original_ln_before=False, original_ln_after=True, ln_before=False, ln_after=False, init_weights="bert", init_weights_seed=None,
-    is_parallel=False, scaling=1.0, use_gating=False, residual_before_ln=True, adapter_residual_before_ln=False, inv_adapter=None,
-    inv_adapter_reduction_factor=None, cross_adapter=False, leave_out=[], dropout=0.0, phm_layer=False, phm_dim=4, stochastic_depth=0.0,
-)  # fmt: skip
+    original_ln_before=False,
+    original_ln_after=True,
+    ln_before=False,
+    ln_after=False,
+    init_weights="bert",
+    init_weights_seed=None,
+    is_parallel=False,
+    scaling=1.0,
+    use_gating=False,
+    residual_before_ln=True,
+    adapter_residual_before_ln=False,
+    inv_adapter=None,
+    inv_adapter_reduction_factor=None,
+    cross_adapter=False,
+    leave_out=[],
+    dropout=0.0,
+    phm_layer=False,
+    phm_dim=4,
+    stochastic_depth=0.0,
+)
 SEQ_BN = dict(original_ln_before=True, mh_adapter=False, output_adapter=True, non_linearity="relu", reduction_factor=16)
 DOUBLE_SEQ_BN = dict(mh_adapter=True, output_adapter=True, non_linearity="swish", reduction_factor=16)
-PAR_BN = dict(is_parallel=True, mh_adapter=False, output_adapter=True, non_linearity="relu", reduction_factor=2, scaling=4.0)
+PAR_BN = dict(
+    is_parallel=True, mh_adapter=False, output_adapter=True, non_linearity="relu", reduction_factor=2, scaling=4.0
+)
 ADAPTER_PLUS = dict(
-    original_ln_before=True, original_ln_after=False, residual_before_ln=False, mh_adapter=False, output_adapter=True,
-    non_linearity="gelu", reduction_factor=8, scaling="channel", stochastic_depth=0.1,
-)  # fmt: skip
+    original_ln_before=True,
+    original_ln_after=False,
+    residual_before_ln=False,
+    mh_adapter=False,
+    output_adapter=True,
+    non_linearity="gelu",
+    reduction_factor=8,
+    scaling="channel",
+    stochastic_depth=0.1,
+)
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "seq_bn": SEQ_BN,
@@ -34,9 +60,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "par_bn": PAR_BN,
     "adapter_plus": ADAPTER_PLUS,
     "norms": {**DOUBLE_SEQ_BN, "ln_before": True, "ln_after": True, "non_linearity": "gelu_new", "reduction_factor": 4},
-    "norm around the residual": {**SEQ_BN, "ln_after": True, "adapter_residual_before_ln": True, "non_linearity": "leakyrelu"},
-    "some layers": {**DOUBLE_SEQ_BN, "leave_out": [1], "reduction_factor": {"0": 2, "default": 8}, "scaling": "learned"},
-    "attention alone": {**SEQ_BN, "mh_adapter": True, "output_adapter": False, "residual_before_ln": False, "non_linearity": "tanh"},
+    "norm around the residual": {
+        **SEQ_BN,
+        "ln_after": True,
+        "adapter_residual_before_ln": True,
+        "non_linearity": "leakyrelu",
+    },
+    "some layers": {
+        **DOUBLE_SEQ_BN,
+        "leave_out": [1],
+        "reduction_factor": {"0": 2, "default": 8},
+        "scaling": "learned",
+    },
+    "attention alone": {
+        **SEQ_BN,
+        "mh_adapter": True,
+        "output_adapter": False,
+        "residual_before_ln": False,
+        "non_linearity": "tanh",
+    },
     "parallel with a norm": {**PAR_BN, "mh_adapter": True, "ln_after": True, "non_linearity": "gelu"},
 }
 _NAME = "tuned"
@@ -44,7 +86,9 @@ _SITES = (("attention_adapters", "mh_adapter"), ("output_adapters", "output_adap
 
 
 def make_bottleneck(base: Path, folder: Path, *, seed: int = 1, pickled: bool = False, **options: Any) -> Path:
-    """Save a random bottleneck adapter on the checkpoint in `base`. `options` are fields of the library's `BnConfig`."""
+    """Save a random bottleneck adapter on the checkpoint in `base`. `options` are fields of the library's
+    `BnConfig`.
+    """
     from safetensors.torch import save_file
 
     model = json.loads((base / "config.json").read_text())
@@ -57,12 +101,19 @@ def make_bottleneck(base: Path, folder: Path, *, seed: int = 1, pickled: bool = 
         for site, flag in _SITES:
             if config[flag] and layer not in config["leave_out"]:
                 parts = _random(config, hidden, layer)
-                tensors.update({f"{stem}.{layer}.{site}.adapters.{_NAME}.{name}": tensor for name, tensor in parts.items()})
+                tensors.update(
+                    {f"{stem}.{layer}.{site}.adapters.{_NAME}.{name}": tensor for name, tensor in parts.items()}
+                )
     folder.mkdir(parents=True)
     document = {
-        "config": config, "hidden_size": hidden, "model_class": "LlamaForCausalLM", "model_name": str(base), "name": _NAME,
-        "model_type": model["model_type"], "version": "adapters.1.3.0",
-    }  # fmt: skip
+        "config": config,
+        "hidden_size": hidden,
+        "model_class": "LlamaForCausalLM",
+        "model_name": str(base),
+        "name": _NAME,
+        "model_type": model["model_type"],
+        "version": "adapters.1.3.0",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     if pickled:
         torch.save(tensors, folder / "pytorch_adapter.bin")
@@ -78,22 +129,31 @@ def _random(config: dict[str, Any], hidden: int, layer: int) -> dict[str, torch.
         factor = factor.get(str(layer), factor["default"])
     rank, down = int(hidden // factor), 1 if config["ln_before"] else 0
     parts = {
-        f"adapter_down.{down}.weight": torch.randn(rank, hidden) * 0.3, f"adapter_down.{down}.bias": torch.randn(rank) * 0.3,
-        "adapter_up.weight": torch.randn(hidden, rank) * 0.2, "adapter_up.bias": torch.randn(hidden) * 0.1,
-    }  # fmt: skip
+        f"adapter_down.{down}.weight": torch.randn(rank, hidden) * 0.3,
+        f"adapter_down.{down}.bias": torch.randn(rank) * 0.3,
+        "adapter_up.weight": torch.randn(hidden, rank) * 0.2,
+        "adapter_up.bias": torch.randn(hidden) * 0.1,
+    }
     if config["ln_before"]:
         weight, bias = 1 + torch.randn(hidden) * 0.1, torch.randn(hidden) * 0.1
         for name in ("adapter_norm_before", "adapter_down.0"):
             parts.update({f"{name}.weight": weight.clone(), f"{name}.bias": bias.clone()})
     if config["ln_after"]:
-        parts.update({"adapter_norm_after.weight": 1 + torch.randn(hidden) * 0.1, "adapter_norm_after.bias": torch.randn(hidden) * 0.1})
+        parts.update(
+            {
+                "adapter_norm_after.weight": 1 + torch.randn(hidden) * 0.1,
+                "adapter_norm_after.bias": torch.randn(hidden) * 0.1,
+            }
+        )
     if isinstance(config["scaling"], str):
         parts["scaling"] = 1 + torch.randn(1 if config["scaling"] == "learned" else hidden) * 0.2
     return parts
 
 
 class _Adapter:
-    """`Adapter` and `ParallelAdapter` of the library, and what `BottleneckLayer` does with them where there is no layer norm behind."""
+    """`Adapter` and `ParallelAdapter` of the library, and what `BottleneckLayer` does with them where there is no layer
+    norm behind.
+    """
 
     def __init__(self, config: dict[str, Any], parts: dict[str, torch.Tensor]) -> None:
         self.config, self.parts = config, parts
@@ -143,7 +203,9 @@ def _plain(hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Ten
 
 
 def with_bottleneck(model: Any, folder: Path) -> Any:
-    """The model with the adapter in it; its layers run as `LlamaDecoderLayerWithAdapters` and `GPT2BlockWithAdapters` do."""
+    """The model with the adapter in it; its layers run as `LlamaDecoderLayerWithAdapters` and `GPT2BlockWithAdapters`
+    do.
+    """
     from safetensors.torch import load_file
 
     document = json.loads((folder / "adapter_config.json").read_text())

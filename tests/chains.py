@@ -1,4 +1,6 @@
-"""Stitches with random weights, and chains composed with them: models whose components come from several checkpoints. No training."""
+"""Stitches with random weights, and chains composed with them: models whose components come from several checkpoints.
+No training.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def width_of(store: Store, name: str) -> int:
     return int(config_of(store, manifest_of(store, name))["hidden_size"])
 
 
-def put_stitch(store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, name: str | None = None) -> str:
-    """A stitch from one foundation's width to another's, as a stored model; every tenth of a position moves a bias noticeably."""
+def put_stitch(
+    store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, name: str | None = None
+) -> str:
+    """A stitch from one foundation's width to another's, as a stored model; every tenth of a position moves a bias
+    noticeably.
+    """
     width_a, width_b = width_of(store, a), width_of(store, b)
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn((width_b, width_a + 1), generator=generator) / width_a**0.5
@@ -39,7 +45,9 @@ def put_stitch(store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtyp
         component = stitch_component(StitchSpec(width_a, width_b, 0.0), metas["weight"].digest, metas["bias"].digest)
         settings = json.dumps({"a": a, "b": b, "dims": [width_a, width_b]}).encode()
         side = SideFile(STITCH_FILE, store.blobs.put(settings), len(settings))
-        manifest = ModelManifest(name, "stitch", None, "stitch", "random", (Placed(None, component),), (), (side,), tuple(metas.values()))
+        manifest = ModelManifest(
+            name, "stitch", None, "stitch", "random", (Placed(None, component),), (), (side,), tuple(metas.values())
+        )
         with store.catalog.writing() as writer:
             writer.put_model(manifest)
     return name

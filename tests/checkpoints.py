@@ -1,6 +1,7 @@
 """Tiny random checkpoints of every family, on disk as transformers and peft write them. No network, no GPU.
 
-`make(family, folder)` saves one; `make_lora(base, folder)` saves a PEFT LoRA on it; `tokenizer_files(folder)` adds a byte-level BPE.
+`make(family, folder)` saves one; `make_lora(base, folder)` saves a PEFT LoRA on it; `tokenizer_files(folder)` adds a
+byte-level BPE.
 """
 
 from __future__ import annotations
@@ -13,34 +14,93 @@ from typing import Any
 VOCAB = 320
 
 _COMMON: dict[str, Any] = dict(
-    vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256,
-    bos_token_id=1, eos_token_id=2, pad_token_id=0,
-)  # fmt: skip
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 _GQA = {**_COMMON, "num_key_value_heads": 2}
 
 #: What each family's tiny checkpoint looks like. Together: GQA and MHA, tied and untied, biases, windows, odd heads.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_GQA},
     "mistral": {**_GQA, "sliding_window": 16, "head_dim": 16},
-    "qwen2": {**_GQA, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    "qwen2": {
+        **_GQA,
+        "tie_word_embeddings": True,
+        "use_sliding_window": True,
+        "sliding_window": 12,
+        "max_window_layers": 1,
+    },
     "qwen3": {**_GQA, "head_dim": 24},
-    "gemma2": {**_GQA, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0,
-               "final_logit_softcapping": 3.0},
+    "gemma2": {
+        **_GQA,
+        "head_dim": 16,
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+    },
     "phi3": {**_GQA, "sliding_window": 20},
     "glm4": {**_GQA, "head_dim": 16},
     "olmo2": {**_GQA},
-    "gpt2": dict(vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
-    "opt": dict(vocab_size=VOCAB, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256,
-                word_embed_proj_dim=32, do_layer_norm_before=False, bos_token_id=1, eos_token_id=2, pad_token_id=0),
+    "gpt2": dict(
+        vocab_size=VOCAB,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
+    "opt": dict(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        word_embed_proj_dim=32,
+        do_layer_norm_before=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
     "gpt_neox": {**_COMMON},
     "phi": {**_GQA},
     "mixtral": {**_GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    "bloom": dict(vocab_size=VOCAB, hidden_size=64, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0),
+    "bloom": dict(
+        vocab_size=VOCAB, hidden_size=64, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0
+    ),
     "falcon": {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": False},
-    "gptj": dict(vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=256, rotary_dim=8, bos_token_id=1, eos_token_id=2,
-                 pad_token_id=0),
-    "mpt": dict(vocab_size=VOCAB, d_model=64, n_layers=3, n_heads=4, max_seq_len=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
-}  # fmt: skip
+    "gptj": dict(
+        vocab_size=VOCAB,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        n_positions=256,
+        rotary_dim=8,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
+    "mpt": dict(
+        vocab_size=VOCAB,
+        d_model=64,
+        n_layers=3,
+        n_heads=4,
+        max_seq_len=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
+}
 
 #: Variants of a family that change the code path: (family, config overrides).
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,7 +113,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 #: Variants of families whose layers attend by themselves.
 MASKED_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom-post-norm": ("bloom", {"apply_residual_connection_post_layernorm": True, "n_head": 2}),
-    "falcon-alibi": ("falcon", {"new_decoder_architecture": False, "alibi": True, "multi_query": False, "num_kv_heads": 4, "bias": True}),
+    "falcon-alibi": (
+        "falcon",
+        {"new_decoder_architecture": False, "alibi": True, "multi_query": False, "num_kv_heads": 4, "bias": True},
+    ),
     "falcon-multi-query": ("falcon", {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
     "mpt-clipped": ("mpt", {"n_heads": 2, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
 }
@@ -102,9 +165,18 @@ def build(name: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any)
 
 
 def make(
-    name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", shards: str = "5GB", tokenizer: bool = True, **overrides: Any
+    name: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: str = "5GB",
+    tokenizer: bool = True,
+    **overrides: Any,
 ) -> Path:
-    """Save a tiny checkpoint of a family or variant; `shards` is transformers' max_shard_size (`60KB` gives several)."""
+    """Save a tiny checkpoint of a family or variant; `shards` is transformers' max_shard_size (`60KB` gives
+    several).
+    """
     model = build(name, seed=seed, dtype=dtype, **overrides)
     model.save_pretrained(folder, max_shard_size=shards)
     if tokenizer:
@@ -191,7 +263,8 @@ def tokenizer_files(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_tokenizer_json())
     template = (
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] "
+        "}}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

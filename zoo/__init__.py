@@ -1,4 +1,6 @@
-"""The block zoo: every distinct weight stored once, every model a chain of blocks. `from zoo import Zoo` is all you need."""
+"""The block zoo: every distinct weight stored once, every model a chain of blocks. `from zoo import Zoo` is all you
+need.
+"""
 
 from __future__ import annotations
 

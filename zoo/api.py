@@ -5,8 +5,8 @@
         zoo.ingest("meta-llama/Llama-2-7b")
         model = zoo.model("7b").load()
 
-It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or surgery. torch and
-transformers are imported by what needs them.
+It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or
+surgery. torch and transformers are imported by what needs them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ __all__ = ["ModelHandle", "Zoo"]
 class Zoo:
     """A store and what can be done with it. Safe for any number of processes; a context manager."""
 
-    def __init__(self, path: str | os.PathLike[str] = "zoo_store", database: str | None = None, create: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] = "zoo_store", database: str | None = None, create: bool = True
+    ) -> None:
         """Open the store in a folder.
 
         Args:
@@ -120,8 +122,10 @@ class Zoo:
         Args:
             rank: of the deltas, in the mean; the smallest that reaches `target` when None.
             target: similarity to the exact fine-tune at the head, on held-out text.
-            budget: instead of rank and target, at most so many bytes; below 1, this share of what the fine-tune adds to its base.
-            base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved shares nothing.
+            budget: instead of rank and target, at most so many bytes; below 1, this share of what the fine-tune adds to
+                its base.
+            base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved
+                shares nothing.
             text: what to weigh and score on; the built-in text when None (see `surgery.text.text.read_text`).
             variant: what to call the result.
 
@@ -153,7 +157,9 @@ class Zoo:
 
         return remove(self.store, name)
 
-    def compare(self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None) -> Comparison:
+    def compare(
+        self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None
+    ) -> Comparison:
         """How alike two models are, part by part (BL-05); the scores are kept. See `surgery.scoring.compare.compare`.
 
         Args:
@@ -215,7 +221,9 @@ class Zoo:
 
         return pack(self.store, models, Coding(level=level, threads=threads), alone, dry_run, progress)
 
-    def unpack(self, models: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None) -> PackReport:
+    def unpack(
+        self, models: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None
+    ) -> PackReport:
         """Store packed tensors plainly again; see `zoo.packed.pack.unpack`."""
         from zoo.packed.pack import unpack
 
@@ -227,5 +235,7 @@ class Zoo:
     def __enter__(self) -> Zoo:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -1,6 +1,7 @@
 """One model of the zoo and what can be done with it alone: described, loaded, exported.
 
-It stands above the package as `zoo.api` does, which hands it out. torch and transformers are imported by what needs them.
+It stands above the package as `zoo.api` does, which hands it out. torch and transformers are imported by what needs
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class ModelHandle:
-    """One model of the zoo, as it was when the handle was made. Nothing of its weights is read until `load` or `export`."""
+    """One model of the zoo, as it was when the handle was made. Nothing of its weights is read until `load` or
+    `export`.
+    """
 
     def __init__(self, store: Store, manifest: ModelManifest) -> None:
         """Use `Zoo.model`."""
@@ -48,13 +51,17 @@ class ModelHandle:
 
     @property
     def chain(self) -> tuple[BlockView, ...]:
-        """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises NotFound when removed."""
+        """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises
+        NotFound when removed.
+        """
         with self._store.catalog.reading() as reader:
             return chain_of(reader, self.manifest)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its `config.json`; an adapter's is its base's unless it brought one. Raises MalformedCheckpoint when there is none."""
+        """Its `config.json`; an adapter's is its base's unless it brought one. Raises MalformedCheckpoint when there is
+        none.
+        """
         found = self._json("config.json")
         if found is None:
             raise MalformedCheckpoint(f"{self.name} has no config.json")
@@ -89,7 +96,8 @@ class ModelHandle:
                 raise MalformedCheckpoint(f"{self.name} has no tokenizer that transformers can read: {line}") from error
 
     def load(self, device: str = "cpu", dtype: str | None = None) -> Any:
-        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on; with virtual tokens as peft's around one.
+        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on; with virtual tokens as
+        peft's around one.
 
         Raises:
             DamagedObject: stored bytes do not match their digest.
@@ -103,7 +111,9 @@ class ModelHandle:
         return model
 
     def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card beside them (`zoo.views.card`)."""
+        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card
+        beside them (`zoo.views.card`).
+        """
         from surgery.models.export import export
 
         return export(self._store, self.name, Path(folder), self._card if card else None)
@@ -128,6 +138,8 @@ class ModelHandle:
         for side in self.manifest.side_files:
             path = folder / side.path
             if not path.resolve().is_relative_to(folder.resolve()):
-                raise MalformedCheckpoint(f"{self.name}: the catalogue holds the path {side.path!r}, which leaves the folder")
+                raise MalformedCheckpoint(
+                    f"{self.name}: the catalogue holds the path {side.path!r}, which leaves the folder"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self._store.read_blob(side.blob))

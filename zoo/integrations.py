@@ -1,15 +1,17 @@
-"""`ZooCallback` for `transformers.Trainer`: each checkpoint is an ingest and costs only what changed; resume works from the zoo.
+"""`ZooCallback` for `transformers.Trainer`: each checkpoint is an ingest and costs only what changed; resume works from
+the zoo.
 
     callback = ZooCallback("zoo_store", name="my-tune", base="7b", keep_last=3, delete_local=True)
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.resume_folder())
 
-What goes into the store is what a model is: weights, configs, tokenizer. The Trainer's own files (`optimizer.pt`, `scheduler.pt`,
-`rng_state.pth`, `training_args.bin`) stay in its local folder: they are pickles, which the store neither takes nor hands out, they fit
-no other run, and nobody shares them. So resuming needs the local folder, less its weights.
+What goes into the store is what a model is: weights, configs, tokenizer. The Trainer's own files (`optimizer.pt`,
+`scheduler.pt`, `rng_state.pth`, `training_args.bin`) stay in its local folder: they are pickles, which the store
+neither takes nor hands out, they fit no other run, and nobody shares them. So resuming needs the local folder, less its
+weights.
 
-Importing this file also makes chains that fit no architecture of transformers (`surgery.chains.hf_model`) known to its automatic classes, so
-that their exports load with `AutoModelForCausalLM.from_pretrained`.
+Importing this file also makes chains that fit no architecture of transformers (`surgery.chains.hf_model`) known to its
+automatic classes, so that their exports load with `AutoModelForCausalLM.from_pretrained`.
 
 Like `zoo/api.py` this file stands above the package. It is the one here that imports transformers.
 """
@@ -55,12 +57,15 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
         Args:
             store: the store's folder, made where there is none; `database` as for `Zoo`.
             name: what the checkpoints are called; the name of the Trainer's output folder when None.
-            base: the model that training began from. When None, the zoo's model of the name under which the Trainer's model was loaded.
+            base: the model that training began from. When None, the zoo's model of the name under which the Trainer's
+                model was loaded.
                 Give it where that is not known: checkpoints are then stored against it, and not against each other.
-            keep_last: how many of this name to keep in the zoo; older ones are removed, and their bytes freed when training ends.
-            delete_local: delete a local checkpoint's weights once they are in the zoo. The Trainer's other files stay, and so do the
-                weights of the best checkpoint where the Trainer is to load that in the end.
-            strict: let an error of the zoo end the training. Otherwise it is logged, and the local checkpoint is left whole.
+            keep_last: how many of this name to keep in the zoo; older ones are removed, and their bytes freed when
+                training ends.
+            delete_local: delete a local checkpoint's weights once they are in the zoo. The Trainer's other files stay,
+                and so do the weights of the best checkpoint where the Trainer is to load that in the end.
+            strict: let an error of the zoo end the training. Otherwise it is logged, and the local checkpoint is left
+                whole.
 
         Raises:
             InputError: `keep_last` is less than 1.
@@ -100,17 +105,18 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 log.info("the store is in use: `zoo gc` will free what removed checkpoints left")
 
     def resume_folder(self, output_dir: str | os.PathLike[str] | None = None) -> str | None:
-        """The newest stored checkpoint as a folder for `trainer.train(resume_from_checkpoint=...)`; None when there is none.
+        """The newest stored checkpoint as a folder for `trainer.train(resume_from_checkpoint=...)`; None when there is
+        none.
 
-        It is the Trainer's own folder of that step, its weights written anew from the store, whatever lay there. Every process may call it;
-        the first does the work.
+        It is the Trainer's own folder of that step, its weights written anew from the store, whatever lay there. Every
+        process may call it; the first does the work.
 
         Args:
             output_dir: the Trainer's; known already when the callback was given to one.
 
         Raises:
-            InputError: no output folder is known, or the Trainer's own files of that step are gone. (The weights alone are
-                `zoo.model(name).load()`; training from them starts a new schedule.)
+            InputError: no output folder is known, or the Trainer's own files of that step are gone. (The weights alone
+                are `zoo.model(name).load()`; training from them starts a new schedule.)
             DamagedObject: stored bytes do not match their digest.
         """
         place = output_dir if output_dir is not None else getattr(self._args, "output_dir", None)
@@ -128,7 +134,9 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 return None
             name, folder = steps[max(steps)], Path(output_dir) / f"checkpoint-{max(steps)}"
             if not (folder / _STATE).is_file():
-                raise InputError(f"{folder} has no {_STATE}: the weights are {name!r} in the zoo, but the run's own state is gone")
+                raise InputError(
+                    f"{folder} has no {_STATE}: the weights are {name!r} in the zoo, but the run's own state is gone"
+                )
             if writes:
                 _restore_weights(zoo, name, folder)
         return str(folder)
@@ -154,7 +162,9 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Training is worth more than a copy of its checkpoint: whatever goes wrong is told, and ends it only when that is asked for."""
+        """Training is worth more than a copy of its checkpoint: whatever goes wrong is told, and ends it only when that
+        is asked for.
+        """
         try:
             yield
         except Exception as error:

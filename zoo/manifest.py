@@ -15,9 +15,22 @@ from typing import Literal
 from blake3 import blake3
 
 ComponentKind = Literal["embedding", "attention", "ffn", "layer", "stitch", "lm_head"]
-#: From checkpoints: the first nine. Made here: chains of other models' blocks, with pruned blocks, with low-rank deltas; stitches alone.
+#: From checkpoints: the first nine. Made here: chains of other models' blocks, with pruned blocks, with low-rank
+#: deltas; stitches alone.
 ModelKind = Literal[
-    "foundation", "full", "lora", "prefix", "prompt", "ia3", "ln", "adapter", "bitfit", "composed", "surrogate", "delta", "stitch"
+    "foundation",
+    "full",
+    "lora",
+    "prefix",
+    "prompt",
+    "ia3",
+    "ln",
+    "adapter",
+    "bitfit",
+    "composed",
+    "surrogate",
+    "delta",
+    "stitch",
 ]
 
 #: Bytes per element, by safetensors dtype name.
@@ -106,7 +119,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file as it came: the blob of its safetensors header (verbatim) and (key, tensor digest) in file order."""
+    """One weight file as it came: the blob of its safetensors header (verbatim) and (key, tensor digest) in file
+    order.
+    """
 
     path: str
     header: str

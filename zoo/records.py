@@ -1,7 +1,7 @@
 """What was found out about models, as frozen data: scored pairs of runs, and documents. Pure; no torch, no tables.
 
-A *run* is components [lo, hi) of a model's chain. A scored pair names what it was scored on, so that a score is never read without
-its ground (BL-06). This file knows nothing of how scores come about.
+A *run* is components [lo, hi) of a model's chain. A scored pair names what it was scored on, so that a score is never
+read without its ground (BL-06). This file knows nothing of how scores come about.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in of a. `delta`: b is a low-rank rewriting of a.
+#: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in of a. `delta`: b is a low-rank
+#: rewriting of a.
 Relation = Literal["equivalent", "surrogate", "delta"]
 
 
@@ -27,8 +28,9 @@ class ScoredRun:
 class Equivalence:
     """Two runs and how alike their outputs are.
 
-    `probe`: digest of the probe set (its text and tokens) that they were scored on. `similarity`: the mean over tokens of the cosine of
-    vocabulary distributions (BL-05), in [0, 1]. `control`: the same score against a random-init twin of b, None where it was not taken.
+    `probe`: digest of the probe set (its text and tokens) that they were scored on. `similarity`: the mean over tokens
+    of the cosine of vocabulary distributions (BL-05), in [0, 1]. `control`: the same score against a random-init twin
+    of b, None where it was not taken.
     `metrics`: any further scores by name.
     """
 

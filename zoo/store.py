@@ -5,8 +5,9 @@
     root/files/ab/abcd…     blobs            root/pack.lock        held by whoever packs
                                              root/store.id         ties the folder to its catalogue
 
-The order that keeps it whole: within `ingesting()`, objects and blobs are put and durable first, then one catalogue transaction names
-them. A process killed in between leaves unnamed objects, which a collection removes and the next ingest uses.
+The order that keeps it whole: within `ingesting()`, objects and blobs are put and durable first, then one catalogue
+transaction names them. A process killed in between leaves unnamed objects, which a collection removes and the next
+ingest uses.
 
 This file knows nothing of checkpoints, surgery or torch.
 """
@@ -61,7 +62,8 @@ class Store:
             create: make a new store where there is none.
 
         Raises:
-            StoreError: no store is there and `create` is off, the folder or the database cannot be used, or they belong to others.
+            StoreError: no store is there and `create` is off, the folder or the database cannot be used, or they belong
+                to others.
         """
         root = root.absolute()
         if not create and not identity.is_store(root):
@@ -77,8 +79,9 @@ class Store:
 
     @contextmanager
     def ingesting(self, timeout: float = INGEST_SECONDS) -> Iterator[None]:
-        """Hold the store's lock together with others: nothing is collected meanwhile. Hold it from before the first put until the
-        catalogue has committed. When the body fails, what it put and nobody names is removed again, unless others hold the lock.
+        """Hold the store's lock together with others: nothing is collected meanwhile. Hold it from before the first put
+        until the catalogue has committed. When the body fails, what it put and nobody names is removed again, unless
+        others hold the lock.
 
         Raises:
             StoreBusy: a collection ran for longer than `timeout` seconds.
@@ -93,7 +96,9 @@ class Store:
 
     @contextmanager
     def keeping(self, timeout: float = INGEST_SECONDS) -> Iterator[None]:
-        """Hold the store's lock together with others, for readers that need their objects to stay: exports, loads, audits."""
+        """Hold the store's lock together with others, for readers that need their objects to stay: exports, loads,
+        audits.
+        """
         with locks.shared(self.root / "lock", timeout):
             yield
 
@@ -105,7 +110,9 @@ class Store:
 
     @contextmanager
     def collecting(self, timeout: float = COLLECT_SECONDS) -> Iterator[None]:
-        """Hold the store's lock alone. Raises StoreBusy when ingests or readers hold it for longer than `timeout` seconds."""
+        """Hold the store's lock alone. Raises StoreBusy when ingests or readers hold it for longer than `timeout`
+        seconds.
+        """
         with locks.exclusive(self.root / "lock", timeout):
             yield
 
@@ -154,5 +161,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -1,12 +1,14 @@
-"""How long the last blocks of a chain take to move to another device, with and without what came into them kept, in virtual time.
+"""How long the last blocks of a chain take to move to another device, with and without what came into them kept, in
+virtual time.
 
     python -m benchmarks.cluster.boundaries [--model llama-7b] [--tokens 512 4096] [--parts 2 4 8] [--output FILE]
 
-The real scheduler and relays over simulated A100s, each on a server of its own. A chain is cut into `parts` over as many devices, a
-sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden states are kept (`boundary_bytes` 0, the
-baseline): upstream would have to run again, so K and V travel. `on`: they are kept, and the destination recomputes from the front what it
-does not copy from the back (BL-16). Printed for each: milliseconds from the start of the move to its commit, tokens that were recomputed,
-and bytes of K and V and of hidden states that travelled.
+The real scheduler and relays over simulated A100s, each on a server of its own. A chain is cut into `parts` over as
+many devices, a sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden states
+are kept (`boundary_bytes` 0, the baseline): upstream would have to run again, so K and V travel. `on`: they are kept,
+and the destination recomputes from the front what it does not copy from the back (BL-16). Printed for each:
+milliseconds from the start of the move to its commit, tokens that were recomputed, and bytes of K and V and of hidden
+states that travelled.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """A cluster whose agents are killed (`kill -9`) at random moments under load, while sequences are moved at random, too.
 
-    python -m benchmarks.cluster.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--tensors host|direct]
+    python -m benchmarks.cluster.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--tensors
+    host|direct]
                                [--output FILE]
 
-Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.fakes.integer_engine`), in which every token depends on
-every page and hidden state before it. Every request must get each token of its model once, in order. Clients notice nothing but a wait.
-Printed: requests, tokens, what was wrong (nothing), and per kill the seconds until another agent was up in its place (`up_s`), and until
-every request that was under way had its next token or its end (`served_s`).
+Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.fakes.integer_engine`), in
+which every token depends on every page and hidden state before it. Every request must get each token of its model once,
+in order. Clients notice nothing but a wait.
+Printed: requests, tokens, what was wrong (nothing), and per kill the seconds until another agent was up in its place
+(`up_s`), and until every request that was under way had its next token or its end (`served_s`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.types import SamplingParams, SequenceRequest
 
 #: Two fine-tunes of one foundation, two stages of which attend.
-MODELS = tuple(counting_model(name, f"1 2* 3 4* 5 6* 7 {last}", max_model_len=512) for name, last in (("org/m", 8), ("org/n", 9)))
+MODELS = tuple(
+    counting_model(name, f"1 2* 3 4* 5 6* 7 {last}", max_model_len=512) for name, last in (("org/m", 8), ("org/n", 9))
+)
 CUTS = (3, 5)
 PAGES = 600
 #: Longer than any recovery may take.
@@ -48,7 +52,9 @@ NOTICE = 1.0
 
 @dataclass
 class Kill:
-    """One, and what came of it. `phase`: of the agent's life; `running`, `moving`: sequences in the cluster, and moves under way."""
+    """One, and what came of it. `phase`: of the agent's life; `running`, `moving`: sequences in the cluster, and moves
+    under way.
+    """
 
     device: str
     incarnation: int
@@ -88,7 +94,9 @@ class Clients:
 
     def __enter__(self) -> Clients:
         self.awake.set()
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.count)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.count)
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -205,7 +213,15 @@ class Chaos:
         if pid is None:
             return
         running, moving = self._driver.state().running, self._driver.sight.moving()
-        kill = Kill(facts.device, facts.incarnation, facts.phase, running, moving, time.monotonic(), self._clients.open_requests())
+        kill = Kill(
+            facts.device,
+            facts.incarnation,
+            facts.phase,
+            running,
+            moving,
+            time.monotonic(),
+            self._clients.open_requests(),
+        )
         os.kill(pid, signal.SIGKILL)
         self.kills.append(kill)
 
@@ -234,7 +250,9 @@ class Chaos:
                 kill.served_s = now - kill.at
             noticed = agent["incarnation"] > kill.incarnation or agent["phase"] != "up"
             if not noticed and now - kill.at > NOTICE:
-                self.lies.append(f"{kill.device} was killed {now - kill.at:.2f} s ago, and health says {health['status']}")
+                self.lies.append(
+                    f"{kill.device} was killed {now - kill.at:.2f} s ago, and health says {health['status']}"
+                )
 
 
 def chaos(
@@ -251,7 +269,12 @@ def chaos(
     blocks: list[Block] = list({block.id: block for model in MODELS for block in model.blocks(*CUTS)}.values())
     devices = [f"d{number}" for number in range(agents)]
     with ClusterDriver(
-        [model.chain(*CUTS) for model in MODELS], blocks, devices, fleet, ClusterConfig(placing="split", chunk=32), lives
+        [model.chain(*CUTS) for model in MODELS],
+        blocks,
+        devices,
+        fleet,
+        ClusterConfig(placing="split", chunk=32),
+        lives,
     ) as driver:
         with Clients(driver, clients, seed) as load, Mover(driver, load, seed):
             storm = Chaos(driver, fleet, load, seed)
@@ -260,18 +283,33 @@ def chaos(
         counts = asdict(driver.sight.moves())
         health = driver.health()["status"]
     return {
-        "kills": len(storm.kills), "phases": _phases(storm.kills), "requests": load.done, "tokens": load.tokens, "wrong": load.wrong,
-        "lies": storm.lies, "moves": counts, "free": free, "capacity": PAGES, "health": health,
-        "up_s": spread([kill.up_s for kill in storm.kills]), "served_s": spread([kill.served_s for kill in storm.kills]),
-    }  # fmt: skip
+        "kills": len(storm.kills),
+        "phases": _phases(storm.kills),
+        "requests": load.done,
+        "tokens": load.tokens,
+        "wrong": load.wrong,
+        "lies": storm.lies,
+        "moves": counts,
+        "free": free,
+        "capacity": PAGES,
+        "health": health,
+        "up_s": spread([kill.up_s for kill in storm.kills]),
+        "served_s": spread([kill.served_s for kill in storm.kills]),
+    }
 
 
 def free_pages(driver: ClusterDriver, agents: int) -> list[int]:
-    """By each agent's own book, once all requests have ended; by the last word they said if that does not come about."""
+    """By each agent's own book, once all requests have ended; by the last word they said if that does not come
+    about.
+    """
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
         state, free = driver.state(), [report.pages_free for report in driver.sight.reports().values()]
-        if state.running == state.waiting == 0 and state.pages.free == state.pages.capacity and free == [PAGES] * agents:
+        if (
+            state.running == state.waiting == 0
+            and state.pages.free == state.pages.capacity
+            and free == [PAGES] * agents
+        ):
             break
         time.sleep(0.05)
     return free
@@ -298,8 +336,13 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--phase", help="kill in this phase of an agent's work instead, or in `all` of them (`benchmarks.cluster.phases`)")
-    parser.add_argument("--tensors", choices=("host", "direct"), default="host", help="as of `zoo serve`; not with --phase")
+    parser.add_argument(
+        "--phase",
+        help="kill in this phase of an agent's work instead, or in `all` of them (`benchmarks.cluster.phases`)",
+    )
+    parser.add_argument(
+        "--tensors", choices=("host", "direct"), default="host", help="as of `zoo serve`; not with --phase"
+    )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     if given.phase:

@@ -1,8 +1,9 @@
-"""An agent that stops where it is told to, and waits: `python -m benchmarks.cluster.holding`, in the place of `cli.serving.agent_engines` (`benchmarks.cluster.phases`).
+"""An agent that stops where it is told to, and waits: `python -m benchmarks.cluster.holding`, in the place of
+`cli.serving.agent_engines` (`benchmarks.cluster.phases`).
 
-Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name in its folder and reads: the
-first agent that comes to that moment takes the pipe away, so that no other is held, writes its process id into it, and goes on when
-somebody opens `<moment>.go`. Nothing here waits for time.
+Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name
+in its folder and reads: the first agent that comes to that moment takes the pipe away, so that no other is held, writes
+its process id into it, and goes on when somebody opens `<moment>.go`. Nothing here waits for time.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from runtime.types import ModelSpec, StepPlan
 
 
 class HoldingEngine(IntegerEngine):
-    """See the top of the file. Moments: `load`; steps: `prefill`, `decode`, `predict` (of a model whose name ends with ~); `give`, `take`:
-    pages."""
+    """See the top of the file. Moments: `load`; steps: `prefill`, `decode`, `predict` (of a model whose name ends with
+    ~); `give`, `take`: pages."""
 
     folder = Path()
 

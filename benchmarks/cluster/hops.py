@@ -1,20 +1,23 @@
 """What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
 
-    python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets unix|ipc|tcp]
+    python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets
+    unix|ipc|tcp]
                                [--tensors direct] [--output FILE]
 
-Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
-of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
-Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
-second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
-with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
-encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's,
-by stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between processes (`two`, `three`: half of its two) and within one (`cut`);
-`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps in a row, as it
-does in serving, of which the first two do not count. Differences are of steps of neighbouring turns, their median, for what else the
-machine does changes from second to second.
-`bare`: the same bytes from one process to another over the post without engines, one way. `--tensors direct`: hidden states go from
-device to device (gloo on a CPU), not over the post; `links` says whether they did.
+Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512`
+in float32 are 64 KB of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is
+the way of the rows and nothing else: Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns: the whole chain
+on `a` (`one`), cut in two but both on `a` (`cut`), the second half on `b` (`two`), and `a`, `b`, `a` (`three`).
+Printed: milliseconds per step of each, and what a hop adds: to the whole chain, with a second step of an engine (`two -
+one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`): encoding, the socket,
+another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's, by
+stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between processes (`two`, `three`: half of its two)
+and within one (`cut`);
+`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps
+in a row, as it does in serving, of which the first two do not count. Differences are of steps of neighbouring turns,
+their median, for what else the machine does changes from second to second.
+`bare`: the same bytes from one process to another over the post without engines, one way. `--tensors direct`: hidden
+states go from device to device (gloo on a CPU), not over the post; `links` says whether they did.
 """
 
 from __future__ import annotations
@@ -80,9 +83,14 @@ def make_store(folder: Path, width: int, layers: int) -> Path:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=1024, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=4096,
-    )  # fmt: skip
+        vocab_size=1024,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+    )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     with Store.open(folder / "store") as store:
         ingest(store, open_source(str(folder / "model")), name=MODEL)
@@ -112,7 +120,10 @@ class Cluster:
             self._fleet.start(name, 1)
         ready = [self.next(AgentHello) for _ in "ab"]
         for name in "ab":
-            self._post.send(name, PeerList(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)))
+            self._post.send(
+                name,
+                PeerList(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)),
+            )
 
     def next(self, kind: type[Message]) -> Any:
         end = time.monotonic() + LIMIT
@@ -138,7 +149,13 @@ class Cluster:
             self._post.send(
                 device,
                 OpenSequences(
-                    (1,) * count, tuple(requests), ((),) * count, (path,) * count, (False,) * count, (0,) * count, (None,) * count
+                    (1,) * count,
+                    tuple(requests),
+                    ((),) * count,
+                    (path,) * count,
+                    (False,) * count,
+                    (0,) * count,
+                    (None,) * count,
                 ),
             )
 
@@ -149,7 +166,14 @@ class Cluster:
         count = len(seqs)
         flat = tuple(token for each in tokens for token in each)
         go = RunRows(
-            seqs, (1,) * count, (start,) * count, tuple(map(len, tokens)), flat, (True,) * count, (generated,) * count, (1,) * count
+            seqs,
+            (1,) * count,
+            (start,) * count,
+            tuple(map(len, tokens)),
+            flat,
+            (True,) * count,
+            (generated,) * count,
+            (1,) * count,
         )
         begin = time.perf_counter()
         self._post.send(path[0].device, go)
@@ -173,7 +197,13 @@ class Run:
         sampling = SamplingParams(4000, ignore_eos=True)
         prompts = [tuple((number * 7 + at) % 1024 for at in range(PROMPT)) for number in range(rows)]
         cluster.provide(path)
-        cluster.open([SequenceRequest(seq, seq, MODEL, prompt, sampling) for seq, prompt in zip(self._seqs, prompts, strict=True)], path)
+        cluster.open(
+            [
+                SequenceRequest(seq, seq, MODEL, prompt, sampling)
+                for seq, prompt in zip(self._seqs, prompts, strict=True)
+            ],
+            path,
+        )
         first, _ = cluster.step(path, self._seqs, 0, prompts, 0)
         self.tokens, self._generated = [first], 1
         self.seconds: list[float] = []
@@ -182,7 +212,9 @@ class Run:
 
     def step(self) -> None:
         last = [(token,) for token in self.tokens[-1]]
-        tokens, seconds = self._cluster.step(self._path, self._seqs, PROMPT + self._generated - 1, last, self._generated)
+        tokens, seconds = self._cluster.step(
+            self._path, self._seqs, PROMPT + self._generated - 1, last, self._generated
+        )
         self.tokens.append(tokens)
         self.seconds.append(seconds)
         self.ends.append(time.monotonic_ns())
@@ -196,7 +228,9 @@ class Run:
             del each[len(each) - turn : len(each) - turn + skipped]
 
 
-def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str, direct: bool = False) -> dict[str, Any]:
+def measure(
+    rows: int, width: int, layers: int, steps: int, turn: int, kind: str, direct: bool = False
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ[STAMPS] = scratch
         store = make_store(Path(scratch), width, layers)
@@ -205,7 +239,9 @@ def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str
             runs = _run(cluster, rows, layers, steps, turn)
         finally:
             cluster.close()
-        stamps = sorted((begin, end) for file in Path(scratch).glob("*.json") for begin, end in json.loads(file.read_text()))
+        stamps = sorted(
+            (begin, end) for file in Path(scratch).glob("*.json") for begin, end in json.loads(file.read_text())
+        )
     if any(run.tokens != runs["one"].tokens for run in runs.values()):
         raise RuntimeError("the paths give different tokens")
     times = {name: _spread(run.seconds) for name, run in runs.items()}
@@ -224,11 +260,19 @@ def _settings(store: Path) -> dict[str, Any]:
     config = EngineConfig(kv_bytes=512 << 20)
     with Store.open(store) as opened:
         half = half_page(opened, config, [MODEL])
-    return {"store": str(store), "database": None, "config": msgspec.to_builtins(config), "half_page": half, "threads": 1}
+    return {
+        "store": str(store),
+        "database": None,
+        "config": msgspec.to_builtins(config),
+        "half_page": half,
+        "threads": 1,
+    }
 
 
 def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, Run]:
-    """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a layer's attention."""
+    """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a
+    layer's attention.
+    """
     end, half, third = 2 * layers + 2, layers // 2, layers // 3 or 1
     paths = {
         "one": (Hop("a", 0, end, (0, layers)),),
@@ -257,7 +301,9 @@ def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
         keys = Keys.make() if kind == "tcp" else None
         post = Messenger("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
         pair = None if keys is None else (keys.public, keys.secret)
-        process = multiprocessing.get_context("spawn").Process(target=_echo, args=(post.address, pair, rounds), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(
+            target=_echo, args=(post.address, pair, rounds), daemon=True
+        )
         process.start()
         while not post.knows("there"):
             post.receive(1.0)
@@ -314,7 +360,10 @@ def _between(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict
 
 def _engines(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
     """Time of all engines in a step."""
-    return {name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)]) for name, run in runs.items()}
+    return {
+        name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)])
+        for name, run in runs.items()
+    }
 
 
 def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
@@ -326,8 +375,10 @@ def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     return {
-        "best_ms": 1e3 * ordered[0], "p50_ms": 1e3 * statistics.median(ordered), "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))]
-    }  # fmt: skip
+        "best_ms": 1e3 * ordered[0],
+        "p50_ms": 1e3 * statistics.median(ordered),
+        "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))],
+    }
 
 
 def main() -> None:
@@ -341,7 +392,12 @@ def main() -> None:
     parser.add_argument("--tensors", choices=("host", "direct"), default="host")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.sockets, given.tensors == "direct"), given.output)
+    deliver(
+        measure(
+            given.rows, given.width, given.layers, given.steps, given.turn, given.sockets, given.tensors == "direct"
+        ),
+        given.output,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""`kill -9` of an agent in each phase of its work, held there until it is dead: `python -m benchmarks.cluster.chaos --phase NAME|all`.
+"""`kill -9` of an agent in each phase of its work, held there until it is dead: `python -m benchmarks.cluster.chaos
+--phase NAME|all`.
 
-Real processes, whose engines count and stop where they are told to (`benchmarks.cluster.holding`), so that a phase is sure to be met, and again.
-Clients ask all the while; each answer is held against its model's own, and `/health` is watched until the dead one is replaced.
+Real processes, whose engines count and stop where they are told to (`benchmarks.cluster.holding`), so that a phase
+is sure to be met, and again. Clients ask all the while; each answer is held against its model's own, and `/health`
+is watched until the dead one is replaced.
 
     idle            nobody asks, nothing is under way             give, take      pages of a move: by its source, by its destination
     prefill, decode steps with such rows                          copied-…        all is copied, and not handed over: the source dies, the
@@ -47,7 +49,9 @@ STAND_IN = surrogate_of(MODELS[0], "org/m~", 4, 3)
 def _version(number: int) -> IntegerModel:
     parts = MODELS[0].parts
     return replace(
-        MODELS[0], spec=replace(MODELS[0].spec, name=f"org/m-{number}"), parts=(*parts[:-1], replace(parts[-1], seed=20 + number))
+        MODELS[0],
+        spec=replace(MODELS[0].spec, name=f"org/m-{number}"),
+        parts=(*parts[:-1], replace(parts[-1], seed=20 + number)),
     )
 
 
@@ -67,7 +71,9 @@ class Scene:
 
     @contextmanager
     def held(self, moment: str, meanwhile: Callable[[], object] = lambda: None) -> Iterator[int]:
-        """The first agent that comes to a moment is held there, with its process id; what is left of it goes on behind the block."""
+        """The first agent that comes to a moment is held there, with its process id; what is left of it goes on behind
+        the block.
+        """
         pipe, go = self.folder / moment, self.folder / f"{moment}.go"
         made = self.folder / f"{moment}.made"  # it gets its name when it is open: an agent takes it away at once
         os.mkfifo(made)
@@ -93,7 +99,9 @@ class Scene:
         raise TimeoutError(f"nobody came to {moment}")
 
     def device_of(self, pid: int) -> str:
-        return next(each.device for each in self.driver.agents() if self.fleet.pid(each.device, each.incarnation) == pid)
+        return next(
+            each.device for each in self.driver.agents() if self.fleet.pid(each.device, each.incarnation) == pid
+        )
 
     def on_scheduler(self, act: Callable[[Any, int], Any]) -> Any:
         """Between two events, on the scheduler's thread."""
@@ -110,7 +118,9 @@ class Scene:
         return said[0]
 
     def move_some(self, avoid: str = "") -> None:
-        """All that running sequences have on their first device goes to another one, but for this, whatever comes of it."""
+        """All that running sequences have on their first device goes to another one, but for this, whatever comes of
+        it.
+        """
 
         def move(scheduler: Any, now: int) -> None:
             for member in list(scheduler.members.values()):
@@ -144,7 +154,9 @@ def _kill(scene: Scene, device: str) -> None:
     if pid is not None:
         running, moving = scene.driver.state().running, scene.driver.sight.moving()
         phase = next(each.phase for each in scene.driver.agents() if each.device == device)
-        scene.kills.append(Kill(device, incarnation, phase, running, moving, time.monotonic(), scene.clients.open_requests()))
+        scene.kills.append(
+            Kill(device, incarnation, phase, running, moving, time.monotonic(), scene.clients.open_requests())
+        )
         os.kill(pid, signal.SIGKILL)
 
 
@@ -182,7 +194,9 @@ def _all_copied(victim: str) -> Phase:
         for _ in range(100):
             with scene.held("decode") as pid:
                 third = scene.device_of(pid)
-                if third not in scene.on_scheduler(lambda scheduler, now: {m.path[0].device for m in scheduler.members.values() if m.path}):
+                if third not in scene.on_scheduler(
+                    lambda scheduler, now: {m.path[0].device for m in scheduler.members.values() if m.path}
+                ):
                     _kill(scene, {"third": third, **_copied(scene, third)}[victim])
                     return
         raise TimeoutError("nobody behind a first hop was held")
@@ -225,7 +239,9 @@ def _update(scene: Scene) -> None:
     model = VERSIONS[scene.versions]
     scene.versions += 1
     chain = model.chain(*CUTS)
-    serve = ServeModel(replace(chain, spec=replace(chain.spec, name="org/v"), source=model.spec.name), model.blocks(*CUTS))
+    serve = ServeModel(
+        replace(chain, spec=replace(chain.spec, name="org/v"), source=model.spec.name), model.blocks(*CUTS)
+    )
     update = threading.Thread(target=lambda: scene.driver.serve(serve), daemon=True)
     with scene.held("load", lambda: None if update.ident else update.start()) as pid:
         _kill(scene, scene.device_of(pid))
@@ -261,15 +277,19 @@ PHASES: dict[str, Phase] = {
 
 
 def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, Any]:
-    """Kill in each of these; the document. `wrong` and `lies` must be empty, `free` must be `capacity` for each agent."""
+    """Kill in each of these; the document. `wrong` and `lies` must be empty, `free` must be `capacity` for each
+    agent.
+    """
     with tempfile.TemporaryDirectory() as folder:
         known = [msgspec.to_builtins(model) for model in (*MODELS, *VERSIONS, STAND_IN)]
         fleet = ProcessLauncher(
             ProcessConfig(
-                Preparation("holding", {"models": known, "pages": PAGES, "folder": folder}), settings=AgentSettings(report_seconds=0.05),
-                beat_seconds=0.1, program=(sys.executable, "-m", "benchmarks.cluster.holding"),
+                Preparation("holding", {"models": known, "pages": PAGES, "folder": folder}),
+                settings=AgentSettings(report_seconds=0.05),
+                beat_seconds=0.1,
+                program=(sys.executable, "-m", "benchmarks.cluster.holding"),
             )
-        )  # fmt: skip
+        )
         blocks = list({block.id: block for model in MODELS for block in model.blocks(*CUTS)}.values())
         config = ClusterConfig(placing="split", sharing="off", chunk=32, speculation=SpeculationConfig("exact"))
         lives = LifeConfig(starts=1000, steady_seconds=0.05, backoff_seconds=0.02, backoff_most=0.1)
@@ -285,7 +305,9 @@ def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, A
             return _run(names, driver, fleet, Path(folder), clients, seed)
 
 
-def _run(names: Sequence[str], driver: ClusterDriver, fleet: ProcessLauncher, folder: Path, clients: int, seed: int) -> dict[str, Any]:
+def _run(
+    names: Sequence[str], driver: ClusterDriver, fleet: ProcessLauncher, folder: Path, clients: int, seed: int
+) -> dict[str, Any]:
     kills: dict[str, list[Kill]] = {}
     with Clients(driver, clients, seed) as load:
         scene, chaos = Scene(driver, fleet, load, folder), Chaos(driver, fleet, load, seed)
@@ -295,13 +317,23 @@ def _run(names: Sequence[str], driver: ClusterDriver, fleet: ProcessLauncher, fo
             kills[name] = _one(PHASES[name], scene, chaos)
     free = free_pages(driver, len(DEVICES))
     every = [kill for some in kills.values() for kill in some]
-    took = {name: {"up_s": spread([k.up_s for k in some]), "served_s": spread([k.served_s for k in some])} for name, some in kills.items()}
+    took = {
+        name: {"up_s": spread([k.up_s for k in some]), "served_s": spread([k.served_s for k in some])}
+        for name, some in kills.items()
+    }
     return {
         "phases": took,
-        "kills": len(every), "requests": load.done, "tokens": load.tokens, "wrong": load.wrong, "lies": chaos.lies, "free": free,
-        "capacity": PAGES, "health": driver.health()["status"],
-        "up_s": spread([kill.up_s for kill in every]), "served_s": spread([kill.served_s for kill in every]),
-    }  # fmt: skip
+        "kills": len(every),
+        "requests": load.done,
+        "tokens": load.tokens,
+        "wrong": load.wrong,
+        "lies": chaos.lies,
+        "free": free,
+        "capacity": PAGES,
+        "health": driver.health()["status"],
+        "up_s": spread([kill.up_s for kill in every]),
+        "served_s": spread([kill.served_s for kill in every]),
+    }
 
 
 def _one(phase: Phase, scene: Scene, chaos: Chaos) -> list[Kill]:

@@ -1,9 +1,11 @@
-"""What the control plane of a cluster costs per step: the scheduler's time, and a relay's, for a decode step of many sequences.
+"""What the control plane of a cluster costs per step: the scheduler's time, and a relay's, for a decode step of many
+sequences.
 
     python -m benchmarks.cluster.scheduling [--rows 256] [--steps 300] [--output FILE]
 
-Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`, all rows in one
-message) and gives the next (`RunRows`); the relay is given that and plans, finishes and passes on. Microseconds per step, median and p95.
+Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`,
+all rows in one message) and gives the next (`RunRows`); the relay is given that and plans, finishes and passes on.
+Microseconds per step, median and p95.
 """
 
 from __future__ import annotations
@@ -39,9 +41,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     scheduler, relay = measure(options.rows, options.steps)
-    report: dict[str, Any] = {"rows": options.rows, "steps": options.steps, "scheduler_us": scheduler, "relay_us": relay}
+    report: dict[str, Any] = {
+        "rows": options.rows,
+        "steps": options.steps,
+        "scheduler_us": scheduler,
+        "relay_us": relay,
+    }
     for name in ("scheduler", "relay"):
-        print(f"{name}: {report[f'{name}_us']['median']:.0f} us per step of {options.rows} rows (p95 {report[f'{name}_us']['p95']:.0f})")
+        print(
+            f"{name}: {report[f'{name}_us']['median']:.0f} us per step of {options.rows} rows (p95 "
+            f"{report[f'{name}_us']['p95']:.0f})"
+        )
     deliver(report, options.output)
 
 
@@ -55,7 +65,9 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
         said += scheduler.handle(AgentHello(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)
     for to, load in ((each.to, each.message) for each in _sends(said) if isinstance(each.message, LoadStages)):
         for stage in load.stages:
-            spec = replace(MODEL.spec, name=stage.id, kv_layers=sum(part.attends for part in MODEL.parts[stage.lo : stage.hi]))
+            spec = replace(
+                MODEL.spec, name=stage.id, kv_layers=sum(part.attends for part in MODEL.parts[stage.lo : stage.hi])
+            )
             scheduler.handle(StageReady(to, stage, spec, 0), 0)
             if to == "d0":
                 relay.handle(load, (), 0)

@@ -1,7 +1,8 @@
-"""The agents of `benchmarks.cluster.hops`: as `cli.serving.agent_engines`, and they write down when their engine began with a step and when it was through.
+"""The agents of `benchmarks.cluster.hops`: as `cli.serving.agent_engines`, and they write down when their engine began
+with a step and when it was through.
 
-A file per process, in the folder that the environment names (`STAMPS`), once it ends: [begin, end] in nanoseconds of the monotonic clock,
-which is one for all processes of a machine.
+A file per process, in the folder that the environment names (`STAMPS`), once it ends: [begin, end] in nanoseconds of
+the monotonic clock, which is one for all processes of a machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""One side of `through_http` as a process of its own that answers orders: the engine without a server, or the clients of one.
+"""One side of `through_http` as a process of its own that answers orders: the engine without a server, or the clients
+of one.
 
     python -m benchmarks.serving.asking inside STORE MODEL | http URL MODEL  [--threads N] [--token-budget N]
 
-Orders are lines of JSON on stdin: `{"clients", "requests", "prompt", "tokens", "seed"}`: so many requests, `clients` at a time, of random
-ids, each answered with exactly `tokens` tokens, greedily. Answers are lines on stdout: `{"seconds", "tokens", "cpu", "first"}`, where `cpu`
-is this process's processor seconds and `first` each request's seconds to its first token. A first line, `{}`, says that it is ready.
+Orders are lines of JSON on stdin: `{"clients", "requests", "prompt", "tokens", "seed"}`: so many requests, `clients` at
+a time, of random ids, each answered with exactly `tokens` tokens, greedily. Answers are lines on stdout: `{"seconds",
+"tokens", "cpu", "first"}`, where `cpu` is this process's processor seconds and `first` each request's seconds to its
+first token. A first line, `{}`, says that it is ready.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ def inside(args: argparse.Namespace) -> Asking:
         tokens = 0
         prompts = prompts_of(order)
         for at in range(0, len(prompts), order["clients"]):
-            wave = [SequenceRequest(str(next(numbers)), "r", args.model, one, params) for one in prompts[at : at + order["clients"]]]
+            wave = [
+                SequenceRequest(str(next(numbers)), "r", args.model, one, params)
+                for one in prompts[at : at + order["clients"]]
+            ]
             begin, begun = time.perf_counter(), set()
             for event in driver.run(wave):
                 tokens += event.token is not None
@@ -73,7 +78,9 @@ def http(args: argparse.Namespace) -> Asking:
 
     async def asked(order: Order) -> Outcome:
         clock = WallClock()
-        asks = tuple(WorkloadRequest(i, 0.0, args.model, prompt, order["tokens"]) for i, prompt in enumerate(prompts_of(order)))
+        asks = tuple(
+            WorkloadRequest(i, 0.0, args.model, prompt, order["tokens"]) for i, prompt in enumerate(prompts_of(order))
+        )
         async with HttpClient.connected(args.where, clock) as client:
             answers = await drive(Workload(asks, order["clients"]), client, clock)
         if failed := [answer for answer in answers if answer.error is not None]:
@@ -104,7 +111,11 @@ def main() -> None:
         order = json.loads(line)
         begin, spent = time.perf_counter(), time.process_time()
         firsts, tokens = ask(order)
-        answer: dict[str, Any] = {"seconds": time.perf_counter() - begin, "tokens": tokens, "cpu": time.process_time() - spent}
+        answer: dict[str, Any] = {
+            "seconds": time.perf_counter() - begin,
+            "tokens": tokens,
+            "cpu": time.process_time() - spent,
+        }
         print(json.dumps({**answer, "first": firsts}), file=out)
 
 

@@ -1,16 +1,19 @@
-"""Baton's tables and its memory plot, in shape: one model, one batch size after the other, four ways of filling a dense batch.
+"""Baton's tables and its memory plot, in shape: one model, one batch size after the other, four ways of filling a dense
+batch.
 
-    python -m benchmarks.serving.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries 30] [--rounds 1]
+    python -m benchmarks.serving.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries
+    30] [--rounds 1]
         [--threads 2] [--output FILE] [--plot FILE]
 
-Table 2: queries of short prompts and short answers, run-to-completion against Baton. Table 1: long-in/short-out, short-in/long-out and
-short/short at 1:1:2, all four modes; at batch 4 every length is doubled, as in the paper. All queries are there from the start, lengths of
-answers are fixed beforehand and tokens are greedy, so every mode computes the same answers; how many are token for token the same is
-reported (two modes may round differently). A Llama with random weights. In tokens: a short prompt has 4 to 32, a short answer 12 to 192 in
-table 2 and 4 to 26 in table 1, where long is 160 to 176; all log-uniform. Rounds alternate the modes. Everything is run twice: all modes
-compute the padding in their windows, as in the paper, or all skip it (`DenseConfig.padding`); finished rows run on in either case.
-Beside seconds it reports the share of idle computation (BA-18), what of it was really computed, and the peak of memory; the plot shows
-memory over time.
+Table 2: queries of short prompts and short answers, run-to-completion against Baton. Table 1: long-in/short-out,
+short-in/long-out and short/short at 1:1:2, all four modes; at batch 4 every length is doubled, as in the paper. All
+queries are there from the start, lengths of answers are fixed beforehand and tokens are greedy, so every mode computes
+the same answers; how many are token for token the same is reported (two modes may round differently). A Llama with
+random weights. In tokens: a short prompt has 4 to 32, a short answer 12 to 192 in table 2 and 4 to 26 in table 1, where
+long is 160 to 176; all log-uniform. Rounds alternate the modes. Everything is run twice: all modes compute the padding
+in their windows, as in the paper, or all skip it (`DenseConfig.padding`); finished rows run on in either case. Beside
+seconds it reports the share of idle computation (BA-18), what of it was really computed, and the peak of memory; the
+plot shows memory over time.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ def short_queries(count: int, rng: random.Random) -> list[Query]:
 
 
 def mixed_queries(count: int, rng: random.Random, times: int) -> list[Query]:
-    """Table 1: long-in/short-out, short-in/long-out, short/short at 1:1:2, in random order; every length `times` over."""
+    """Table 1: long-in/short-out, short-in/long-out, short/short at 1:1:2, in random order; every length `times`
+    over.
+    """
     kinds = [(LONG, SHORT), (SHORT, LONG), (SHORT, SHORT), (SHORT, SHORT)]
     made = [_query(rng, *[(lo * times, hi * times) for lo, hi in kinds[i % 4]]) for i in range(count)]
     rng.shuffle(made)
@@ -94,9 +99,13 @@ def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) 
     return Query(tuple(rng.randrange(3, SHAPE["vocab_size"]) for _ in range(lengths[0])), lengths[1])
 
 
-def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int, padding: DensePadding) -> Run:
+def run(
+    store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int, padding: DensePadding
+) -> Run:
     """All queries, from a cold start."""
-    engine = DenseEngine(store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"])
+    engine = DenseEngine(
+        store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"]
+    )
     config = BatchingConfig(token_budget=1 << 20, max_sequences=len(queries))
     agent = LocalAgent(engine.models(), engine.page_capacity, config)
     for number, query in enumerate(queries):
@@ -117,9 +126,17 @@ def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_
 
 
 def compare(
-    store: Store, slots: int, queries: Sequence[Query], modes: Sequence[DenseMode], rounds: int, kv_bytes: int, padding: DensePadding
+    store: Store,
+    slots: int,
+    queries: Sequence[Query],
+    modes: Sequence[DenseMode],
+    rounds: int,
+    kv_bytes: int,
+    padding: DensePadding,
 ) -> dict[str, Any]:
-    """The modes in turn, `rounds` times. Ratios are per round, with median and spread; of the clock's seconds and of the processor's."""
+    """The modes in turn, `rounds` times. Ratios are per round, with median and spread; of the clock's seconds and of
+    the processor's.
+    """
     runs: dict[DenseMode, list[Run]] = {mode: [] for mode in modes}
     for _ in range(rounds):
         for mode in modes:
@@ -151,7 +168,10 @@ def _told(made: Sequence[Run], first: Run) -> dict[str, Any]:
 
 def _ratios(slow: Sequence[Run], fast: Sequence[Run]) -> dict[str, dict[str, float]]:
     pairs = list(zip(slow, fast, strict=True))
-    return {"clock": _spread([a.seconds / b.seconds for a, b in pairs]), "cpu": _spread([a.cpu / b.cpu for a, b in pairs])}
+    return {
+        "clock": _spread([a.seconds / b.seconds for a, b in pairs]),
+        "cpu": _spread([a.cpu / b.cpu for a, b in pairs]),
+    }
 
 
 def _spread(ratios: Sequence[float]) -> dict[str, float]:
@@ -174,7 +194,9 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
         for mode, trace in report["trace"].items():
             at, pages = [point[0] for point in trace], [point[1] for point in trace]
             axis.plot(at, pages, label=mode, linewidth=1.0, color=f"C{MODES.index(mode)}")
-        axis.set_title(f"table {report['table']}, batch {report['batch']}, padding {report['padding']}", fontsize="small")
+        axis.set_title(
+            f"table {report['table']}, batch {report['batch']}, padding {report['padding']}", fontsize="small"
+        )
         axis.set_xlabel("seconds")
     for row in axes:
         row[0].set_ylabel("pages in use, padding included")
@@ -185,7 +207,9 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--table", type=int, choices=[1, 2], action="append")
-    parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8, 10], help="batch sizes of table 2; table 1 has 4 and 8")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[2, 4, 8, 10], help="batch sizes of table 2; table 1 has 4 and 8"
+    )
     parser.add_argument("--padding", choices=get_args(DensePadding), nargs="+", default=list(get_args(DensePadding)))
     parser.add_argument("--queries", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=1)
@@ -201,7 +225,11 @@ def main() -> None:
         for table, padding in itertools.product(args.table or [2, 1], args.padding):
             for slots in args.batch if table == 2 else [4, 8]:
                 rng = random.Random(table)
-                queries = short_queries(args.queries, rng) if table == 2 else mixed_queries(args.queries, rng, 2 if slots == 4 else 1)
+                queries = (
+                    short_queries(args.queries, rng)
+                    if table == 2
+                    else mixed_queries(args.queries, rng, 2 if slots == 4 else 1)
+                )
                 modes: Sequence[DenseMode] = ("run-to-completion", "baton", "baton-pd") if table == 2 else MODES
                 report = {"table": table, **compare(store, slots, queries, modes, args.rounds, 512 << 20, padding)}
                 reports.append(report)
@@ -234,7 +262,8 @@ def _say(report: dict[str, Any]) -> None:
         ratio = report["over_run_to_completion"][mode]
         print(
             f"  {mode:18} {told['seconds'][-1]:7.2f} s {ratio['clock']['median']:5.2f} x   "
-            f"cpu {told['cpu_seconds'][-1]:7.2f} s {ratio['cpu']['median']:5.2f} x   idle {100 * told['idle_share']:5.1f} %, "
+            f"cpu {told['cpu_seconds'][-1]:7.2f} s {ratio['cpu']['median']:5.2f} x   idle "
+            f"{100 * told['idle_share']:5.1f} %, "
             f"computed in vain {100 * told['computed_in_vain']:5.1f} %  "
             f"peak {told['peak_pages']:6} pages  same answers {told['same_answers']}/{report['queries']}"
         )

@@ -1,10 +1,14 @@
-"""One device, two drivers: the cluster's scheduler over one agent in its thread (`inline`) beside the driver of one device (`local`).
+"""One device, two drivers: the cluster's scheduler over one agent in its thread (`inline`) beside the driver of one
+device (`local`).
 
-    python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--tokens 128] [--prompt 32] [--pairs 5] [--threads N]
+    python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--tokens 128] [--prompt 32] [--pairs
+    5] [--threads N]
         [--output FILE]
 
-One random Llama in float32, greedy answers of equal length, no text and no HTTP; each driver in a process of its own, by turns, pair by
-pair. `ratio`: tokens per second of inline over local's of the same pair, median and spread. `first_ms`: milliseconds to a request's first
+One random Llama in float32, greedy answers of equal length, no text and no HTTP; each driver in a process of its own,
+by turns, pair by
+pair. `ratio`: tokens per second of inline over local's of the same pair, median and spread. `first_ms`: milliseconds to
+a request's first
 token. `cpu_us`: processor microseconds per token.
 """
 
@@ -28,7 +32,13 @@ from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 
-_TINY = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 _SIDES = ("local", "inline")
 
 
@@ -62,7 +72,10 @@ def compared(sides: dict[str, Side], batch: int, args: argparse.Namespace) -> di
         "ratio": spread([pair["local"]["seconds"] / pair["inline"]["seconds"] for pair in found]),
         "tokens_per_second": {name: round(1 / middle(name, "seconds"), 1) for name in _SIDES},
         "cpu_us": {name: round(1e6 * middle(name, "cpu"), 1) for name in _SIDES},
-        "first_ms": {name: round(1000 * statistics.median(one for pair in found for one in pair[name]["first"]), 2) for name in _SIDES},
+        "first_ms": {
+            name: round(1000 * statistics.median(one for pair in found for one in pair[name]["first"]), 2)
+            for name in _SIDES
+        },
     }
 
 
@@ -100,8 +113,16 @@ def main() -> None:
             print(batch, batches[str(batch)], flush=True)
         for side in sides.values():
             side.close()
-    deliver({"benchmark": "one_device", "size": args.size, "threads": args.threads, "where": where("cpu", inside=True), "batches": batches},
-            args.output)  # fmt: skip
+    deliver(
+        {
+            "benchmark": "one_device",
+            "size": args.size,
+            "threads": args.threads,
+            "where": where("cpu", inside=True),
+            "batches": batches,
+        },
+        args.output,
+    )
 
 
 if __name__ == "__main__":

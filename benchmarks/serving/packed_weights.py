@@ -1,9 +1,12 @@
-"""Decoding with weights as they are stored, in oneDNN's layout, and with kernels of our own: one model, all engines in one run, in turns.
+"""Decoding with weights as they are stored, in oneDNN's layout, and with kernels of our own: one model, all engines in
+one run, in turns.
 
-    python -m benchmarks.serving.packed_weights [--size 32m] [--dtype float32|bfloat16] [--batch 1 4 16 64] [--threads N] [--pairs 3]
+    python -m benchmarks.serving.packed_weights [--size 32m] [--dtype float32|bfloat16] [--batch 1 4 16 64] [--threads
+    N] [--pairs 3]
 
-Tokens per second after each answer's first: the time of a run less that of a run for one token. Random weights, prompts of 32 tokens,
-greedy. Ratios are over plain, round by round: median and spread. Also says whether oneDNN's layout would be chosen here.
+Tokens per second after each answer's first: the time of a run less that of a run for one token. Random weights, prompts
+of 32 tokens, greedy. Ratios are over plain, round by round: median and spread. Also says whether oneDNN's layout would
+be chosen here.
 """
 
 from __future__ import annotations
@@ -59,7 +62,11 @@ def measure(engines: dict[str, PagedEngine], batch: int, tokens: int, pairs: int
         rates.append({name: decode(engine, batch, tokens) for name, engine in engines.items()})
     rates = rates[1:]  # the first warms caches
     ratios = {name: spread([one[name] / one["plain"] for one in rates]) for name in engines if name != "plain"}
-    return {"batch": batch, **{name: statistics.median(one[name] for one in rates) for name in engines}, "ratios": ratios}
+    return {
+        "batch": batch,
+        **{name: statistics.median(one[name] for one in rates) for name in engines},
+        "ratios": ratios,
+    }
 
 
 def main() -> None:
@@ -85,11 +92,15 @@ def main() -> None:
             configs = {name: EngineConfig(kv_bytes=1 << 29, kernels=k, weights=w) for name, (k, w) in how.items()}  # type: ignore[arg-type]
             engines = {name: PagedEngine(store, config, ["model"]) for name, config in configs.items()}
             report = {
-                "benchmark": "packed_weights", "size": args.size, "dtype": args.dtype, "threads": args.threads, "torch": version("torch"),
+                "benchmark": "packed_weights",
+                "size": args.size,
+                "dtype": args.dtype,
+                "threads": args.threads,
+                "torch": version("torch"),
                 "resident": {name: engine.memory().weights for name, engine in engines.items()},
                 "onednn_is_faster": faster(OneDnn(), dtype, args.threads),
                 "batches": [measure(engines, batch, args.tokens, args.pairs) for batch in args.batch],
-            }  # fmt: skip
+            }
     deliver(report, args.output)
 
 

@@ -1,11 +1,16 @@
-"""One model on a CPU: our engine beside vLLM's and transformers', each a process of its own that has all cores in its turn.
+"""One model on a CPU: our engine beside vLLM's and transformers', each a process of its own that has all cores in its
+turn.
 
-    python -m benchmarks.serving.peers [--vllm PYTHON] [--size 32m] [--batch 1 4 16 64] [--pairs 3] [--threads N] [--eager] [--output FILE]
+    python -m benchmarks.serving.peers [--vllm PYTHON] [--size 32m] [--batch 1 4 16 64] [--pairs 3] [--threads N]
+    [--eager] [--output FILE]
 
-`--vllm`: the Python of an environment where vLLM for CPU is installed; without it only transformers is beside us. Random weights in
-float32, prompts of 32 random tokens, 128 tokens out, greedy. `decode`: tokens per second after each answer's first, the time of a run less
-that of a run for one token. `prefill`: tokens per second of 8 prompts of 512 tokens, one token out. Sides take turns, pair by pair; a ratio
-is ours over theirs: median and spread. `first_token`: seconds from the start of the process; `resident`: bytes then and at the end.
+`--vllm`: the Python of an environment where vLLM for CPU is installed; without it only transformers is beside us.
+Random weights in float32, prompts of 32 random tokens, 128 tokens out, greedy. `decode`: tokens per second after each
+answer's first, the time of a run less
+that of a run for one token. `prefill`: tokens per second of 8 prompts of 512 tokens, one token out. Sides take turns,
+pair by pair; a ratio
+is ours over theirs: median and spread. `first_token`: seconds from the start of the process; `resident`: bytes then and
+at the end.
 `same`: share of answers that equal ours token by token.
 """
 
@@ -46,7 +51,12 @@ class Side:
         begin = time.perf_counter()
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env={**os.environ, **env}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env={**os.environ, **env},
         )
         self.started = self._answer()
         self.first_token = time.perf_counter() - begin
@@ -85,7 +95,9 @@ class Side:
 
 
 def prompts_of(count: int, length: int, seed: int, below: int = 8000) -> list[list[int]]:
-    made: list[list[int]] = torch.randint(3, below, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    made: list[list[int]] = torch.randint(
+        3, below, (count, length), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     return made
 
 
@@ -107,7 +119,12 @@ def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: in
     found: list[dict[str, dict[str, Any]]] = []
     for seed in range(pairs + 1):
         order = sides if seed % 2 == 0 else list(reversed(sides))
-        found.append({side.name: decode(side, batch, tokens, seed) if what == "decode" else prefill(side, seed) for side in order})
+        found.append(
+            {
+                side.name: decode(side, batch, tokens, seed) if what == "decode" else prefill(side, seed)
+                for side in order
+            }
+        )
     found = found[1:]
     row: dict[str, Any] = {"what": what, "batch": batch}
     for side in sides:
@@ -115,7 +132,9 @@ def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: in
         if side is not sides[0]:
             ours = sides[0].name
             row[side.name]["ratio"] = spread([one[ours]["rate"] / one[side.name]["rate"] for one in found])
-            pairs_of = [(a, b) for one in found for a, b in zip(one[ours]["digest"], one[side.name]["digest"], strict=True)]
+            pairs_of = [
+                (a, b) for one in found for a, b in zip(one[ours]["digest"], one[side.name]["digest"], strict=True)
+            ]
             row[side.name]["same"] = sum(a == b for a, b in pairs_of) / len(pairs_of)
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
@@ -166,15 +185,22 @@ def main() -> None:
         rows = [compare(sides, "decode", batch, args.tokens, args.pairs) for batch in args.batch]
         rows.append(compare(sides, "prefill", _LONGS, 1, args.pairs))
         report = {
-            "benchmark": "peers", "size": args.size, "threads": args.threads, "eager": args.eager, "where": where("cpu", inside=True),
+            "benchmark": "peers",
+            "size": args.size,
+            "threads": args.threads,
+            "eager": args.eager,
+            "where": where("cpu", inside=True),
             "torch": version("torch"),
             "sides": {
-                side.name: {"first_token": side.first_token, "resident_at_start": side.started["resident"],
-                            "resident": side.ask(prompts_of(1, 4, 0), 1)["resident"]}
+                side.name: {
+                    "first_token": side.first_token,
+                    "resident_at_start": side.started["resident"],
+                    "resident": side.ask(prompts_of(1, 4, 0), 1)["resident"],
+                }
                 for side in sides
             },
             "rows": rows,
-        }  # fmt: skip
+        }
         for side in sides:
             side.close()
     deliver(report, args.output)

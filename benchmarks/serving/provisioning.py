@@ -1,15 +1,20 @@
-"""A family of twenty models under one Poisson trace: one engine with all of them, beside an engine per model, and beside vLLM with LoRA.
+"""A family of twenty models under one Poisson trace: one engine with all of them, beside an engine per model, and
+beside vLLM with LoRA.
 
-    python -m benchmarks.serving.provisioning transformers|vllm|loras|rows [--vllm PYTHON] [--rate 100] [--requests 400] [--popularity uniform]
+    python -m benchmarks.serving.provisioning transformers|vllm|loras|rows [--vllm PYTHON] [--rate 100] [--requests 400]
+    [--popularity uniform]
         [--rounds 2] [--models DIR] [--threads N] [--output FILE]
 
-The family is `twenty`'s; `--models`: the demo's trained models for those of the same name. Float32, prompts and answers of spread lengths
-within the demo's context, all greedy, each answer as long as asked.
+The family is `twenty`'s; `--models`: the demo's trained models for those of the same name. Float32, prompts and answers
+of spread lengths within the demo's context, all greedy, each answer as long as asked.
 
-`transformers`: per-model provisioning, one model in memory, loaded from the same store when asked for (`zoo bench`), by turns with us.
-`vllm`: the same with vLLM. An engine's start takes half a minute, so it is composed: starts are measured, every batch really runs on an
-engine of the model's shape, and `swapped` adds them up; also with batches as large as vLLM takes, and with swaps that cost nothing.
-`loras`: the part of the trace for the narrow foundation and its LoRAs: ours beside one vLLM with all adapters in it, by turns.
+`transformers`: per-model provisioning, one model in memory, loaded from the same store when asked for (`zoo bench`), by
+turns with us.
+`vllm`: the same with vLLM. An engine's start takes half a minute, so it is composed: starts are measured, every batch
+really runs on an engine of the model's shape, and `swapped` adds them up; also with batches as large as vLLM takes, and
+with swaps that cost nothing.
+`loras`: the part of the trace for the narrow foundation and its LoRAs: ours beside one vLLM with all adapters in it, by
+turns.
 `rows`: 32 rows over 8 LoRAs beside 32 rows of the base, decode tokens per second, by turns; of ours and of vLLM.
 """
 
@@ -70,14 +75,23 @@ def prepare(args: argparse.Namespace, folder: Path) -> Family:
     folders = make(folder / "models", kin, args.models)
     fill(folder / "store", kin, folders)
     settings = WorkloadSettings(
-        args.requests, args.seed, Arrivals(args.rate), None, parse_lengths(_PROMPTS), parse_lengths(_ANSWERS), args.popularity,
-        vocabulary=SMALL.vocabulary, longest=SMALL.context,
-    )  # fmt: skip
+        args.requests,
+        args.seed,
+        Arrivals(args.rate),
+        None,
+        parse_lengths(_PROMPTS),
+        parse_lengths(_ANSWERS),
+        args.popularity,
+        vocabulary=SMALL.vocabulary,
+        longest=SMALL.context,
+    )
     return Family(by_popularity(kin, args.seed), folders, folder / "store", settings)
 
 
 def beside_transformers(args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """`zoo bench` of either engine by turns, each round a process of its own: two engines in one would fight for its threads."""
+    """`zoo bench` of either engine by turns, each round a process of its own: two engines in one would fight for its
+    threads.
+    """
     rounds: list[dict[str, dict[str, Any]]] = []
     memory: dict[str, Any] = {}
     for number in range(args.rounds):
@@ -85,7 +99,11 @@ def beside_transformers(args: argparse.Namespace, family: Family) -> dict[str, A
         for engine in ("zoo", "transformers") if number % 2 == 0 else ("transformers", "zoo"):
             document = _bench(engine, args, family)
             found[engine], memory[engine] = document["runs"][0], document["targets"][0]["memory"]
-            print(engine, json.dumps({name: found[engine][name] for name in ("tokens_per_second", "e2e")}), file=sys.stderr)
+            print(
+                engine,
+                json.dumps({name: found[engine][name] for name in ("tokens_per_second", "e2e")}),
+                file=sys.stderr,
+            )
         rounds.append(found)
     return {"rounds": rounds, "memory": memory, "ratios": ratios([(one["zoo"], one["transformers"]) for one in rounds])}
 
@@ -94,10 +112,20 @@ def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, A
     """The document of one round."""
     settings = family.settings
     options = {
-        "engine": engine, "store": family.store, "requests": args.requests, "rate": args.rate, "prompt-tokens": _PROMPTS,
-        "answer-tokens": _ANSWERS, "popularity": args.popularity, "vocabulary": settings.vocabulary, "max-model-len": settings.longest,
-        "seed": args.seed, "batch": _BATCH, "resident": 1, "kv-bytes": "1GiB",
-    }  # fmt: skip
+        "engine": engine,
+        "store": family.store,
+        "requests": args.requests,
+        "rate": args.rate,
+        "prompt-tokens": _PROMPTS,
+        "answer-tokens": _ANSWERS,
+        "popularity": args.popularity,
+        "vocabulary": settings.vocabulary,
+        "max-model-len": settings.longest,
+        "seed": args.seed,
+        "batch": _BATCH,
+        "resident": 1,
+        "kv-bytes": "1GiB",
+    }
     chosen = [f"--{name}={value}" for name, value in options.items()] + [f"--models={name}" for name in family.names]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": str(args.threads)}
     command = [sys.executable, "-c", "from cli.app import main; main()", "bench", *chosen, "--json"]
@@ -111,7 +139,9 @@ def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, A
 def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
     """Ours as it is; vLLM's engine per model from its measured parts. Ratios are of each round's own runs."""
     ours = launch("zoo", [str(family.store), *family.names], args.threads)
-    imports = _seconds(lambda: subprocess.run([str(args.vllm), "-c", "from vllm import LLM"], check=True, capture_output=True))
+    imports = _seconds(
+        lambda: subprocess.run([str(args.vllm), "-c", "from vllm import LLM"], check=True, capture_output=True)
+    )
     with Zoo(family.store) as zoo:
         shape = {name: zoo.model(name).base or name for name in family.names}
     starts: dict[str, list[float]] = {}
@@ -120,7 +150,9 @@ def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
         for base in dict.fromkeys(shape.values()):
             if base in engines:
                 engines.pop(base).close()
-            engines[base] = launch("vllm", [str(family.folders[base])], args.threads, args.vllm, *(["--eager"] * args.eager))
+            engines[base] = launch(
+                "vllm", [str(family.folders[base])], args.threads, args.vllm, *(["--eager"] * args.eager)
+            )
             starts.setdefault(base, []).append(engines[base].first_token - imports)
     best = {base: min(seconds) for base, seconds in starts.items()}
 
@@ -163,13 +195,19 @@ def beside_shared(args: argparse.Namespace, family: Family) -> dict[str, Any]:
         rounds.append({side.name: summary(answered(asks, _asked(side, asks))) for side in order})
     for side in sides:
         side.close()
-    return {"requests": len(asks), "rounds": rounds[1:], "ratios": ratios([(one["zoo"], one["vllm"]) for one in rounds[1:]])}
+    return {
+        "requests": len(asks),
+        "rounds": rounds[1:],
+        "ratios": ratios([(one["zoo"], one["vllm"]) for one in rounds[1:]]),
+    }
 
 
 def beside_none(args: argparse.Namespace, family: Family, folder: Path) -> dict[str, Any]:
     """Adapters on all rows beside none, of the demo's shape (attention) and of the 32 M Llama of `peers` (q and v)."""
     with Zoo(family.store) as zoo:
-        narrow = [name for name in family.names if zoo.model(name).kind == "lora" and zoo.model(name).base == _BASE][:_LORAS]
+        narrow = [name for name in family.names if zoo.model(name).kind == "lora" and zoo.model(name).base == _BASE][
+            :_LORAS
+        ]
     big = make_family(folder / "32m", "lora", _LORAS, "32m", "float32")
     with Zoo(folder / "32m-store") as zoo:
         for name, path in big.items():
@@ -214,7 +252,9 @@ def _asked(side: Side, asks: Sequence[WorkloadRequest], at_once: bool = False, n
     """When each request was answered, in seconds from the begin."""
     prompts = [list(ask.prompt) for ask in asks if not isinstance(ask.prompt, str)]
     models = [ask.model for ask in asks] if named else None
-    ended: list[float] = side.ask(prompts, [ask.answer for ask in asks], models, None if at_once else [ask.at for ask in asks])["ended"]
+    ended: list[float] = side.ask(
+        prompts, [ask.answer for ask in asks], models, None if at_once else [ask.at for ask in asks]
+    )["ended"]
     return ended
 
 
@@ -261,10 +301,16 @@ def main() -> None:
         begin = time.perf_counter()
         found = parts[args.part]()
         document = {
-            "benchmark": "provisioning", "part": args.part, "models": len(family.names), "trained": args.models is not None,
-            "threads": args.threads, "workload": asdict(family.settings), "where": where("cpu", inside=True),
-            "seconds": time.perf_counter() - begin, "found": found,
-        }  # fmt: skip
+            "benchmark": "provisioning",
+            "part": args.part,
+            "models": len(family.names),
+            "trained": args.models is not None,
+            "threads": args.threads,
+            "workload": asdict(family.settings),
+            "where": where("cpu", inside=True),
+            "seconds": time.perf_counter() - begin,
+            "found": found,
+        }
     deliver(document, args.output)
 
 

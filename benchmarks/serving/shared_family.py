@@ -1,12 +1,14 @@
-"""Eight models of one family served together, beside eight transformers models run in turn: total decode throughput, in one run.
+"""Eight models of one family served together, beside eight transformers models run in turn: total decode throughput, in
+one run.
 
     python -m benchmarks.serving.shared_family [--kind full|lora] [--size 32m|206m] [--models 8] [--requests 2]
         [--dtype float32|bfloat16] [--tokens 128] [--pairs 3] [--output FILE]
 
-`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights. Both sides
-generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens are compared. `decode` is
-tokens per second after the first one of each answer: the time of a run less that of a run for one token; `whole` is with the prompts. Pairs
-of runs alternate; a ratio is given per pair, with the median and the spread. Also says what is resident in memory.
+`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights. Both
+sides generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens
+are compared. `decode` is tokens per second after the first one of each answer: the time of a run less that of a run for
+one token; `whole` is with the prompts. Pairs of runs alternate; a ratio is given per pair, with the median and the
+spread. Also says what is resident in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from zoo.store import Store
 
 _COMMON = {"vocab_size": 8192, "max_position_embeddings": 2048}
 
-#: Llamas of 32 M and 206 M parameters. Of the small one all eight fit a large cache and calls dominate; of the other memory does.
+#: Llamas of 32 M and 206 M parameters. Of the small one all eight fit a large cache and calls dominate; of the other
+#: memory does.
 SHAPES = {
     "32m": {
         **_COMMON,
@@ -114,7 +117,9 @@ class Zoo:
     def run(self, load: Load) -> dict[str, list[list[int]]]:
         params = SamplingParams(max_tokens=load.tokens, ignore_eos=True)
         requests = [
-            SequenceRequest(f"{name}/{i}", name, name, prompt, params) for name in load.names for i, prompt in enumerate(load.prompts[name])
+            SequenceRequest(f"{name}/{i}", name, name, prompt, params)
+            for name in load.names
+            for i, prompt in enumerate(load.prompts[name])
         ]
         out: dict[str, list[list[int]]] = {name: [[] for _ in load.prompts[name]] for name in load.names}
         for event in self.driver.run(requests):
@@ -173,7 +178,9 @@ def timed(side: Any, load: Load) -> Timed:
     between = time.perf_counter()
     answers = side.run(load)
     end = time.perf_counter()
-    return Timed(load.total / (end - between), (load.total - one.total) / ((end - between) - (between - begin)), answers)
+    return Timed(
+        load.total / (end - between), (load.total - one.total) / ((end - between) - (between - begin)), answers
+    )
 
 
 def agreement(a: dict[str, list[list[int]]], b: dict[str, list[list[int]]]) -> float:
@@ -187,14 +194,19 @@ def spread(ratios: list[float]) -> dict[str, float]:
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def measure(kind: str, size: str, dtype: str, count: int, requests: int, tokens: int, prompt: int, pairs: int) -> dict[str, Any]:
+def measure(
+    kind: str, size: str, dtype: str, count: int, requests: int, tokens: int, prompt: int, pairs: int
+) -> dict[str, Any]:
     """One report for one kind of family."""
     generator = torch.Generator().manual_seed(1)
     with tempfile.TemporaryDirectory() as scratch:
         folders = make_family(Path(scratch), kind, count, size, dtype)
         names = tuple(folders) if kind == "full" else tuple(name for name in folders if name != "base")
         prompts = {
-            name: [tuple(torch.randint(3, SHAPES[size]["vocab_size"], (prompt,), generator=generator).tolist()) for _ in range(requests)]
+            name: [
+                tuple(torch.randint(3, SHAPES[size]["vocab_size"], (prompt,), generator=generator).tolist())
+                for _ in range(requests)
+            ]
             for name in names
         }
         load = Load(names, prompts, tokens)
@@ -227,8 +239,15 @@ def measure(kind: str, size: str, dtype: str, count: int, requests: int, tokens:
         "prompt_tokens": prompt,
         "new_tokens": tokens,
         "tokens_per_second": rows,
-        "ratio": {what: spread([row["ours"][what] / row["transformers"][what] for row in rows]) for what in ("decode", "whole")},
-        "memory": {**memory, "distinct": sum(distinct.values()), "resident_over_distinct": memory["weights"] / sum(distinct.values())},
+        "ratio": {
+            what: spread([row["ours"][what] / row["transformers"][what] for row in rows])
+            for what in ("decode", "whole")
+        },
+        "memory": {
+            **memory,
+            "distinct": sum(distinct.values()),
+            "resident_over_distinct": memory["weights"] / sum(distinct.values()),
+        },
     }
 
 

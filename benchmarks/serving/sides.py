@@ -1,14 +1,17 @@
-"""One engine as a process of its own that answers orders, so that engines with packages of their own can be measured in turns.
+"""One engine as a process of its own that answers orders, so that engines with packages of their own can be measured in
+turns.
 
     PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT
         [--threads N] [--dtype D] [--kv-bytes B] [--eager] [--rank R]
 
-Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`, answered greedily,
-each with as many tokens as it says whatever they are. `models` (the first, or the checkpoint, where it is missing): zoo's models, vLLM's
-adapters by name. `at`: when each request comes, from the begin of the order; all at once where it is missing. transformers takes neither,
-and prompts and answers of one length. Answers are lines on stdout: `{"seconds", "ended", "digest", "resident"}`, `ended` being when each
-request's last token was there; a first one, after a prompt of the engine's own, says that it is ready. `resident`: bytes of this process
-and those it started. It must run where only its own engine is installed: nothing else is imported.
+Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`,
+answered greedily, each with as many tokens as it says whatever they are. `models` (the first, or the checkpoint, where
+it is missing): zoo's models, vLLM's
+adapters by name. `at`: when each request comes, from the begin of the order; all at once where it is missing.
+transformers takes neither, and prompts and answers of one length. Answers are lines on stdout: `{"seconds", "ended",
+"digest", "resident"}`, `ended` being when each request's last token was there; a first one, after a prompt of the
+engine's own, says that it is ready. `resident`: bytes of this process and those it started. It must run where only its
+own engine is installed: nothing else is imported.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ def zoo(args: argparse.Namespace) -> Answering:
                 for event in events:
                     hear(event)
 
-    async def together(groups: Sequence[tuple[float, list[SequenceRequest]]], hear: Callable[[TokenEvent], None]) -> None:
+    async def together(
+        groups: Sequence[tuple[float, list[SequenceRequest]]], hear: Callable[[TokenEvent], None]
+    ) -> None:
         begin = time.perf_counter()
         await asyncio.gather(*(streamed(requests, begin + at, hear) for at, requests in groups))
 
@@ -113,7 +118,11 @@ def vllm(args: argparse.Namespace) -> Answering:
 
     pairs = [one.split("=", 1) for one in args.what[1:]]
     adapters = {name: LoRARequest(name, number, folder) for number, (name, folder) in enumerate(pairs, 1)}
-    room = {"enable_lora": True, "max_loras": len(pairs), "max_cpu_loras": len(pairs), "max_lora_rank": args.rank} if pairs else {}
+    room = (
+        {"enable_lora": True, "max_loras": len(pairs), "max_cpu_loras": len(pairs), "max_lora_rank": args.rank}
+        if pairs
+        else {}
+    )
     engine = LLM(
         model=args.what[0], dtype=args.dtype, enforce_eager=args.eager, skip_tokenizer_init=True, max_num_seqs=256,
         max_num_batched_tokens=2048, enable_prefix_caching=False, **room,
@@ -122,10 +131,16 @@ def vllm(args: argparse.Namespace) -> Answering:
 
     def add(one: Wanted) -> str:
         params = SamplingParams(
-            temperature=0.0, max_tokens=one.tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            temperature=0.0,
+            max_tokens=one.tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         name = str(next(numbers))
-        engine.add_request(name, {"prompt_token_ids": list(one.prompt)}, params, lora_request=adapters.get(one.model or ""))
+        engine.add_request(
+            name, {"prompt_token_ids": list(one.prompt)}, params, lora_request=adapters.get(one.model or "")
+        )
         return name
 
     def answer(wanted: Sequence[Wanted]) -> list[Made]:
@@ -159,7 +174,12 @@ def transformers(args: argparse.Namespace) -> Answering:
             raise ValueError("transformers takes one model and one length, all at once")
         ids, tokens = torch.tensor([one.prompt for one in wanted]), wanted[0].tokens
         made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
         )
         now = time.perf_counter()
         return [Made(row, now) for row in made[:, ids.shape[1] :].tolist()]
@@ -221,9 +241,11 @@ def main() -> None:
         made = answer(wanted)
         seconds = time.perf_counter() - begin
         said = {
-            "seconds": seconds, "ended": [one.ended - begin for one in made], "digest": digest(one.tokens for one in made),
+            "seconds": seconds,
+            "ended": [one.ended - begin for one in made],
+            "digest": digest(one.tokens for one in made),
             "resident": resident(os.getpid()),
-        }  # fmt: skip
+        }
         print(json.dumps(said), file=out)
 
 

@@ -1,10 +1,10 @@
-"""Skinny products on this CPU: `F.linear` beside `W @ X.T` and, in float32, our kernels over the same weights as they are stored, for the
-linear layers of one decode step, by rows.
+"""Skinny products on this CPU: `F.linear` beside `W @ X.T` and, in float32, our kernels over the same weights as they
+are stored, for the linear layers of one decode step, by rows.
 
     python -m benchmarks.serving.skinny [--threads N] [--output FILE]
 
-The figures behind the limits in `runtime/engine/layers/linear.py`. All layers of a step run one after the other, so that weights come from
-where they would come from in a step; best and median of several rounds, milliseconds.
+The figures behind the limits in `runtime/engine/layers/linear.py`. All layers of a step run one after the other, so
+that weights come from where they would come from in a step; best and median of several rounds, milliseconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,21 @@ ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64, 96)
 
 def weights(shape: dict[str, int], dtype: torch.dtype) -> list[torch.Tensor]:
     """All linear layers of a model of this shape, in order."""
-    hidden, wide, kv = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] * shape["num_key_value_heads"]
+    hidden, wide, kv = (
+        shape["hidden_size"],
+        shape["intermediate_size"],
+        shape["hidden_size"] * shape["num_key_value_heads"],
+    )
     kv //= shape["num_attention_heads"]
-    layer = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (wide, hidden), (wide, hidden), (hidden, wide)]
+    layer = [
+        (hidden, hidden),
+        (kv, hidden),
+        (kv, hidden),
+        (hidden, hidden),
+        (wide, hidden),
+        (wide, hidden),
+        (hidden, wide),
+    ]
     sizes = [*(layer * shape["num_hidden_layers"]), (shape["vocab_size"], hidden)]
     return [(torch.randn(out, into) * 0.02).to(dtype) for out, into in sizes]
 
@@ -68,7 +80,11 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     kernels = kernels_for(EngineConfig(kv_bytes=1))
-    products = {f"{size} {name}": measure(size, getattr(torch, name), kernels) for size in SHAPES for name in ("float32", "bfloat16")}
+    products = {
+        f"{size} {name}": measure(size, getattr(torch, name), kernels)
+        for size in SHAPES
+        for name in ("float32", "bfloat16")
+    }
     report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "products": products}
     deliver(report, args.output)
 

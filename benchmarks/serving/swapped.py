@@ -1,9 +1,10 @@
-"""Per-model provisioning in virtual time: one model is resident, others are swapped in when asked for. Pure but for what it is given.
+"""Per-model provisioning in virtual time: one model is resident, others are swapped in when asked for. Pure but for
+what it is given.
 
-The policy is `cli.bench.batches`': whoever waits longest says which model is next, and all that wait for the same one go along, up to a
-batch. What differs is that the batch is made up after the swap, so that those who came meanwhile go along too: a swap of half a minute
-would be held against the engine twice otherwise. The time that a swap takes and the time that a batch takes are told from outside, where
-they were measured; everything between is arithmetic.
+The policy is `cli.bench.batches`': whoever waits longest says which model is next, and all that wait for the same one
+go along, up to a batch. What differs is that the batch is made up after the swap, so that those who came meanwhile go
+along too: a swap of half a minute would be held against the engine twice otherwise. The time that a swap takes and the
+time that a batch takes are told from outside, where they were measured; everything between is arithmetic.
 """
 
 from __future__ import annotations

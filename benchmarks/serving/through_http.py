@@ -1,14 +1,17 @@
-"""What HTTP costs: the same requests answered by the engine alone and by `zoo serve` with streaming clients, in one run, by turns.
+"""What HTTP costs: the same requests answered by the engine alone and by `zoo serve` with streaming clients, in one
+run, by turns.
 
-    python -m benchmarks.serving.through_http [--clients 64] [--requests N] [--tokens 128] [--prompt 32] [--pairs 5] [--threads N] [--layers 8]
+    python -m benchmarks.serving.through_http [--clients 64] [--requests N] [--tokens 128] [--prompt 32] [--pairs 5]
+    [--threads N] [--layers 8]
         [--backend auto|inline|local] [--set NAME=VALUE]… [--output FILE]
 
-One random Llama of 32 M parameters with a byte-level vocabulary of 8192, so that every token has text. Three processes that all stay up:
-the engine without a server, the server, its clients; all on the same cores, one side at a time. `ratio`: tokens per second through HTTP
-over those without, per pair; median and spread. Processor microseconds per token: `engine`, of the process without a server; `server`, of
-the server's whole process; `loop`, of its thread that runs the event loop; `client`, of the clients' process. `first_ms`: milliseconds
-to a request's first token. `--backend`: which driver both have. `--set`: environment of both engines, such as
-OMP_WAIT_POLICY=passive. `--layers`: fewer make a faster engine.
+One random Llama of 32 M parameters with a byte-level vocabulary of 8192, so that every token has text. Three processes
+that all stay up: the engine without a server, the server, its clients; all on the same cores, one side at a time.
+`ratio`: tokens per second through HTTP over those without, per pair; median and spread. Processor microseconds per
+token: `engine`, of the process without a server; `server`, of the server's whole process; `loop`, of its thread that
+runs the event loop; `client`, of the clients' process. `first_ms`: milliseconds to a request's first token.
+`--backend`: which driver both have. `--set`: environment of both engines, such as OMP_WAIT_POLICY=passive. `--layers`:
+fewer make a faster engine.
 """
 
 from __future__ import annotations
@@ -58,10 +61,23 @@ class Server:
 
     def __init__(self, store: Path, env: dict[str, str], backend: str = "auto") -> None:
         log = store.with_name("serve.log")
-        command = [sys.executable, "-c", _SERVE, "serve", "--store", str(store), "--port", "0", "--token-budget", str(_BUDGET)]
+        command = [
+            sys.executable,
+            "-c",
+            _SERVE,
+            "serve",
+            "--store",
+            str(store),
+            "--port",
+            "0",
+            "--token-budget",
+            str(_BUDGET),
+        ]
         command += ["--backend", backend]
         with log.open("w") as said:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **env})
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **env}
+            )
         self.address = "" if self._process.stdout is None else self._process.stdout.readline().strip()
         if not self.address:
             raise RuntimeError(f"the server ended with {self._process.wait()}: {log.read_text()[-2000:]}")
@@ -79,7 +95,11 @@ class Server:
 
 def alone(side: Side, order: dict[str, int]) -> dict[str, Any]:
     answer = side.order(order)
-    return {"rate": answer["tokens"] / answer["seconds"], "engine": answer["cpu"] / answer["tokens"], "first": answer["first"]}
+    return {
+        "rate": answer["tokens"] / answer["seconds"],
+        "engine": answer["cpu"] / answer["tokens"],
+        "first": answer["first"],
+    }
 
 
 def through(side: Side, server: Server, order: dict[str, int]) -> dict[str, Any]:
@@ -107,25 +127,35 @@ def summary(found: Sequence[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     def middle(side: str, what: str) -> float:
         return statistics.median(pair[side][what] for pair in found)
 
-    microseconds = {what: round(1e6 * middle(side, what), 1)
-                    for side, what in (("alone", "engine"), ("http", "server"), ("http", "loop"), ("http", "client"))}  # fmt: skip
+    microseconds = {
+        what: round(1e6 * middle(side, what), 1)
+        for side, what in (("alone", "engine"), ("http", "server"), ("http", "loop"), ("http", "client"))
+    }
     return {
         "ratio": spread([pair["http"]["rate"] / pair["alone"]["rate"] for pair in found]),
         "tokens_per_second": {side: round(middle(side, "rate"), 1) for side in ("alone", "http")},
         "microseconds_per_token": microseconds,
-        "first_ms": {side: _quantiles([1000 * one for pair in found for one in pair[side]["first"]]) for side in ("alone", "http")},
+        "first_ms": {
+            side: _quantiles([1000 * one for pair in found for one in pair[side]["first"]])
+            for side in ("alone", "http")
+        },
     }
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in (("p50", 0.5), ("p95", 0.95))}
+    return {
+        name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+        for name, share in (("p50", 0.5), ("p95", 0.95))
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What HTTP costs beside the engine alone.")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--requests", type=int, help="per side and pair; as many as there are clients, and at least 4, if not given")
+    parser.add_argument(
+        "--requests", type=int, help="per side and pair; as many as there are clients, and at least 4, if not given"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=5)
@@ -141,7 +171,12 @@ def main() -> None:
     from zoo.store import Store
 
     env = {"OMP_NUM_THREADS": str(args.threads), **dict(one.split("=", 1) for one in args.set)}
-    order = {"clients": args.clients, "requests": args.requests or max(4, args.clients), "prompt": args.prompt, "tokens": args.tokens}
+    order = {
+        "clients": args.clients,
+        "requests": args.requests or max(4, args.clients),
+        "prompt": args.prompt,
+        "tokens": args.tokens,
+    }
     asking = [sys.executable, "-m", "benchmarks.serving.asking"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

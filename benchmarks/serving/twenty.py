@@ -1,7 +1,8 @@
-"""Twenty models of the demo's small family: two foundations of different width, full fine-tunes that share most of their base, LoRAs.
+"""Twenty models of the demo's small family: two foundations of different width, full fine-tunes that share most of
+their base, LoRAs.
 
-Weights are random, and moved by noise where a fine-tune moves them: speed does not depend on what they say. Models that the demo has
-trained take the places of their names where a folder with them is given.
+Weights are random, and moved by noise where a fine-tune moves them: speed does not depend on what they say. Models that
+the demo has trained take the places of their names where a folder with them is given.
 """
 
 from __future__ import annotations
@@ -37,10 +38,17 @@ class Kin:
 
 
 def members(fulls: int = 6, loras: int = 8, wide: int = 2) -> tuple[Kin, ...]:
-    """Foundations first, then the demo's own names, then numbers: `fulls` and `loras` on the narrow one, `wide` of each on the wide one."""
+    """Foundations first, then the demo's own names, then numbers: `fulls` and `loras` on the narrow one, `wide` of each
+    on the wide one.
+    """
     demo = [Kin(one.name, one.kind, one.base) for one in SMALL.members]
     more: list[Kin] = []
-    for base, kind, count in ((_BASE, "full", fulls), (_BASE, "lora", loras), (_WIDE, "full", wide), (_WIDE, "lora", wide)):
+    for base, kind, count in (
+        (_BASE, "full", fulls),
+        (_BASE, "lora", loras),
+        (_WIDE, "full", wide),
+        (_WIDE, "lora", wide),
+    ):
         there = sum((one.base, one.kind) == (base, kind) for one in demo)
         more += [_numbered(base, kind, number) for number in range(there, count)]  # type: ignore[arg-type]
     return (*demo, *more)
@@ -57,7 +65,9 @@ def by_popularity(family: Sequence[Kin], seed: int) -> list[str]:
 
 
 def make(folder: Path, family: Iterable[Kin], trained: Path | None = None) -> dict[str, Path]:
-    """Checkpoints and PEFT folders below `folder`, by name. `trained`: the demo's `models`, of which those with the same name are taken."""
+    """Checkpoints and PEFT folders below `folder`, by name. `trained`: the demo's `models`, of which those with the
+    same name are taken.
+    """
     made: dict[str, Path] = {}
     for number, one in enumerate(family):
         made[one.name] = folder / one.name
@@ -88,11 +98,16 @@ def _foundation(name: str) -> Any:
         raise ValueError(f"{name} is no foundation of the demo's")
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=SMALL.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, max_position_embeddings=SMALL.context,
+            vocab_size=SMALL.vocabulary,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.ffn,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            max_position_embeddings=SMALL.context,
             tie_word_embeddings=False,
         )
-    )  # fmt: skip
+    )
 
 
 def _tuned(one: Kin, base: Path) -> Any:
@@ -101,7 +116,9 @@ def _tuned(one: Kin, base: Path) -> Any:
 
     model: Any = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     if one.kind == "lora":
-        model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=list(_TARGETS), task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=list(_TARGETS), task_type="CAUSAL_LM")
+        )
         moved = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
     else:
         parts = (*model.model.layers[_FROZEN[one.base or ""] :], model.model.norm, model.lm_head)

@@ -1,10 +1,11 @@
-"""BlockLLM's figures from the simulator, over seeds: documents into a folder, tables beside the paper's numbers, pictures.
+"""BlockLLM's figures from the simulator, over seeds: documents into a folder, tables beside the paper's numbers,
+pictures.
 
     python -m benchmarks.simulated.figures FOLDER [--seeds 3] [--preset NAME]... [--figures PICTURES]
 
-A preset and seed whose document is in the folder already is not run again: NAME-SEED.json, as `zoo simulate --preset NAME --seed SEED
---json` writes it. Tables have medians over seeds and, in brackets, the least and the greatest. All of virtual time: the same seeds give
-the same tables on any machine. About ten minutes of one core per seed.
+A preset and seed whose document is in the folder already is not run again: NAME-SEED.json, as `zoo simulate --preset
+NAME --seed SEED --json` writes it. Tables have medians over seeds and, in brackets, the least and the greatest. All of
+virtual time: the same seeds give the same tables on any machine. About ten minutes of one core per seed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,16 @@ LADDER = "blockllm-accuracy"
 Documents = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, tuple[Callable[[Mapping[str, Any]], float], int]]
 _RATIOS = {
-    "mean": "latency.mean", "p50": "latency.p50", "p95": "latency.p95", "tokens/s": "throughput", "to 90 %": "throughput, until 90 %",
-    "busy": "utilisation", "kernels": "kernels", "weights": "weights", "K and V": "kv",
-}  # fmt: skip
+    "mean": "latency.mean",
+    "p50": "latency.p50",
+    "p95": "latency.p95",
+    "tokens/s": "throughput",
+    "to 90 %": "throughput, until 90 %",
+    "busy": "utilisation",
+    "kernels": "kernels",
+    "weights": "weights",
+    "K and V": "kv",
+}
 _EACH: Columns = {
     "mean": (lambda run: run["latency"]["mean"], 2),
     "p50": (lambda run: run["latency"]["p50"], 2),
@@ -101,14 +109,22 @@ def each(runs: Documents, columns: Columns) -> list[list[str]]:
     rows = [["case", "policy", *columns]]
     for at, case in enumerate(runs[0]["cases"]):
         for name in case["policies"]:
-            cells = (spread(over_seeds(runs, at, partial(_of, name, value)), digits) for value, digits in columns.values())
+            cells = (
+                spread(over_seeds(runs, at, partial(_of, name, value)), digits) for value, digits in columns.values()
+            )
             rows.append([case["label"], name, *cells])
     return rows
 
 
 def ablations(runs: Documents) -> list[list[str]]:
     """Each other policy over ours (the first), a row per case and policy."""
-    names = {"p50": "latency.p50", "p95": "latency.p95", "tokens/s": "throughput", "bytes": "communication", "between": "between servers"}
+    names = {
+        "p50": "latency.p50",
+        "p95": "latency.p95",
+        "tokens/s": "throughput",
+        "bytes": "communication",
+        "between": "between servers",
+    }
     rows = [["case", "policy", *names]]
     for at, case in enumerate(runs[0]["cases"]):
         ours, *others = case["policies"]

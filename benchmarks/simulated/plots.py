@@ -1,5 +1,6 @@
-"""Pictures of BlockLLM's figures as `benchmarks.simulated.figures` found them, the paper's numbers in grey beside: overall, by applications,
-ablations, accuracy. Lines and bars are medians over seeds, whiskers the least and the greatest.
+"""Pictures of BlockLLM's figures as `benchmarks.simulated.figures` found them, the paper's numbers in grey beside:
+overall, by applications, ablations, accuracy. Lines and bars are medians over seeds, whiskers the least and the
+greatest.
 """
 
 from __future__ import annotations
@@ -20,13 +21,27 @@ _NAMES = {"blocks": "ours", "pm": "per model (pm)", "ps": "parameter sharing (ps
 _NONE = (None, None, None)
 _PAPER = "#777777"
 #: The paper's, ours over pm: Table 2 by applications, Figure 22 with 30.
-_TABLE2 = {3: (4.6 / 5.4, 8.9 / 6.6), 6: (5.2 / 7.6, 12.3 / 8.2), 9: (9.9 / 14.4, 14.5 / 7.2), 12: (12.4 / 17.6, 15.6 / 6.9)}
+_TABLE2 = {
+    3: (4.6 / 5.4, 8.9 / 6.6),
+    6: (5.2 / 7.6, 12.3 / 8.2),
+    9: (9.9 / 14.4, 14.5 / 7.2),
+    12: (12.4 / 17.6, 15.6 / 6.9),
+}
 _FIGURE22 = {30: (0.626, 1.85)}
 #: The paper's ablations over ours: p50, p95, tokens/s of each policy that is drawn; None where it has no number.
 _ABLATED: Mapping[str, tuple[str, Mapping[str, tuple[float | None, ...]]]] = {
-    "blockllm-kv": ("Figure 24: where rows run", {"recompute": (None, 1.23, None), "least-busy": (None, 1.36, None), "strict": _NONE}),
-    "blockllm-placement": ("Figure 26: placement", {"frag-min": (1.126, 1.182, None), "mended, scaled": _NONE, "whole": _NONE}),
-    "blockllm-speculation": ("Figure 25: predicted hops", {"off": (1.113, 1.316, None), "ideal": (None, 0.873, 1.128), "half": _NONE}),
+    "blockllm-kv": (
+        "Figure 24: where rows run",
+        {"recompute": (None, 1.23, None), "least-busy": (None, 1.36, None), "strict": _NONE},
+    ),
+    "blockllm-placement": (
+        "Figure 26: placement",
+        {"frag-min": (1.126, 1.182, None), "mended, scaled": _NONE, "whole": _NONE},
+    ),
+    "blockllm-speculation": (
+        "Figure 25: predicted hops",
+        {"off": (1.113, 1.316, None), "ideal": (None, 0.873, 1.128), "half": _NONE},
+    ),
     "blockllm-adaptive": ("Figure 23: no equivalents", {"exact": (None, 1.156, 0.763)}),
 }
 _MEASURES = {"p50": "latency.p50", "p95": "latency.p95", "tokens/s": "throughput"}
@@ -97,7 +112,9 @@ def _group(axes: Axes, place: int, runs: Documents, case: int, other: str, paper
     ours = next(iter(runs[0]["cases"][case]["policies"]))
     for at, ((measure, name), mark) in enumerate(zip(_MEASURES.items(), paper, strict=True)):
         x = place + (at - 1) * 0.27
-        _bar(axes, x, over_seeds(runs, case, ratio(name, other, ours)), 0.25, LOOKS[at][0], measure if not place else "")
+        _bar(
+            axes, x, over_seeds(runs, case, ratio(name, other, ours)), 0.25, LOOKS[at][0], measure if not place else ""
+        )
         if mark is not None:
             axes.plot([x - 0.12, x + 0.12], [mark, mark], color=_PAPER, linewidth=3.0, solid_capstyle="butt", zorder=5)
 
@@ -113,13 +130,26 @@ def _accuracy(runs: Documents) -> Figure:
             left.axhline(points[0][1], color=colour, linestyle=stroke, linewidth=1.4, label=case["label"])
         else:
             left.scatter(
-                [rate for rate, _ in points], [found for _, found in points], s=22, color=colour, marker=marker, label=case["label"]
+                [rate for rate, _ in points],
+                [found for _, found in points],
+                s=22,
+                color=colour,
+                marker=marker,
+                label=case["label"],
             )
         for place, percent in enumerate(("p50", "p95")):
             values = over_seeds(runs, at, lambda all_, policy=policy, percent=percent: all_[policy]["latency"][percent])
             _bar(right, place + (at - 1) * 0.27, values, 0.25, colour, "")
     left.axhline(0.421, color=_PAPER, linewidth=1.4, linestyle="--")
-    left.annotate("the paper's mean", (0.99, 0.421), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8, color=_PAPER)
+    left.annotate(
+        "the paper's mean",
+        (0.99, 0.421),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=_PAPER,
+    )
     dress(left, "requests per second, a tenth of the time each", "", "accuracy of what answered (MMLU)")
     right.set_xticks((0, 1), ("p50", "p95"))
     dress(right, "", "", "latency, s")
@@ -132,7 +162,14 @@ def _cdf(axes: Axes, runs: Documents, case: int, title: str) -> None:
     for name, (colour, stroke, _) in zip(runs[0]["cases"][case]["policies"], LOOKS, strict=False):
         curves = [run["cases"][case]["policies"][name]["curves"]["latency_percentiles"] for run in runs]
         values = [statistics.median(column) for column in zip(*curves, strict=True)]
-        axes.plot(values, [at / 100 for at in range(len(values))], color=colour, linestyle=stroke, linewidth=1.9, label=_NAMES[name])
+        axes.plot(
+            values,
+            [at / 100 for at in range(len(values))],
+            color=colour,
+            linestyle=stroke,
+            linewidth=1.9,
+            label=_NAMES[name],
+        )
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0.0)
     dress(axes, "seconds", "share of requests", title)
@@ -149,20 +186,40 @@ def _ratios(axes: Axes, runs: Documents, name: str, paper: Mapping[int, float], 
     ours, *others = runs[0]["cases"][0]["policies"]
     for other, look in zip(others, LOOKS[1:], strict=False):
         _line(axes, runs, ratio(name, ours, other), look, f"over {_NAMES[other]}")
-    axes.plot(list(paper), list(paper.values()), color=_PAPER, linestyle=":", marker="x", linewidth=1.4, label="the paper's, over pm")
+    axes.plot(
+        list(paper),
+        list(paper.values()),
+        color=_PAPER,
+        linestyle=":",
+        marker="x",
+        linewidth=1.4,
+        label="the paper's, over pm",
+    )
     axes.axhline(1.0, color="#222222", linewidth=0.8)
     axes.set_xticks([case["x"] for case in runs[0]["cases"]], [f"{case['x']:g}" for case in runs[0]["cases"]])
     _from_zero(axes)
     dress(axes, "applications", "", title)
 
 
-def _line(axes: Axes, runs: Documents, value: Callable[[Mapping[str, Any]], float | None], look: Sequence[str], label: str) -> None:
+def _line(
+    axes: Axes, runs: Documents, value: Callable[[Mapping[str, Any]], float | None], look: Sequence[str], label: str
+) -> None:
     colour, stroke, marker = look
     points = [(case["x"], over_seeds(runs, at, value)) for at, case in enumerate(runs[0]["cases"])]
     middles = [statistics.median(values) for _, values in points]
-    ends = [[abs(edge(values) - middle) for (_, values), middle in zip(points, middles, strict=True)] for edge in (min, max)]
+    ends = [
+        [abs(edge(values) - middle) for (_, values), middle in zip(points, middles, strict=True)] for edge in (min, max)
+    ]
     axes.errorbar(
-        [x for x, _ in points], middles, yerr=ends, color=colour, linestyle=stroke, marker=marker, linewidth=1.8, capsize=3.0, label=label
+        [x for x, _ in points],
+        middles,
+        yerr=ends,
+        color=colour,
+        linestyle=stroke,
+        marker=marker,
+        linewidth=1.8,
+        capsize=3.0,
+        label=label,
     )
 
 
@@ -175,7 +232,9 @@ def _from_zero(axes: Axes) -> None:
 def _bar(axes: Axes, x: float, values: Sequence[float], width: float, colour: str, label: str) -> None:
     middle = statistics.median(values)
     axes.bar(x, middle, width, color=colour, label=label or None)
-    axes.errorbar(x, middle, yerr=[[middle - min(values)], [max(values) - middle]], color="#222222", linewidth=1.0, capsize=2.5)
+    axes.errorbar(
+        x, middle, yerr=[[middle - min(values)], [max(values) - middle]], color="#222222", linewidth=1.0, capsize=2.5
+    )
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

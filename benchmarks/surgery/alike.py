@@ -1,11 +1,14 @@
-"""Foundations that are more and more alike: wide models taught by a narrow one's own next-token distributions, for longer and longer.
+"""Foundations that are more and more alike: wide models taught by a narrow one's own next-token distributions, for
+longer and longer.
 
-    python -m benchmarks.surgery.alike --teacher DIR --output DIR --tokens 250000 [--tokens 1000000 …] [--hidden 256 --layers 4 --ffn 512 --heads 8]
+    python -m benchmarks.surgery.alike --teacher DIR --output DIR --tokens 250000 [--tokens 1000000 …] [--hidden 256
+    --layers 4 --ffn 512 --heads 8]
 
-Two foundations that each saw a few hundred thousand tokens agree far less than the 7B and 13B of the papers, and a stitch cannot agree more
-with its second model than the two models' knowledge allows. This makes pairs whose likeness is the only thing that changes: the wide
-model starts from random weights of its own and never sees the teacher's. `python -m benchmarks.surgery.stitching` then takes each pair, and the
-curve of stitched likeness over foundations' likeness separates what the stitch loses from what the family lacks.
+Two foundations that each saw a few hundred thousand tokens agree far less than the 7B and 13B of the papers, and a
+stitch cannot agree more with its second model than the two models' knowledge allows. This makes pairs whose likeness is
+the only thing that changes: the wide model starts from random weights of its own and never sees the teacher's. `python
+-m benchmarks.surgery.stitching` then takes each pair, and the curve of stitched likeness over foundations' likeness
+separates what the stitch loses from what the family lacks.
 
 Text: the training part of the standard library's, as in `zoo demo`; likeness is measured on the held-out part.
 """
@@ -39,7 +42,9 @@ def tokens_of(folder: Path, part: str) -> Tensor:
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = getattr(read_library().slice(EVERYTHING), part)
-    return torch.tensor([token for encoding in tokenizer.encode_batch(list(texts)) for token in encoding.ids], dtype=torch.int64)
+    return torch.tensor(
+        [token for encoding in tokenizer.encode_batch(list(texts)) for token in encoding.ids], dtype=torch.int64
+    )
 
 
 def student_of(teacher: Any, hidden: int, layers: int, ffn: int, heads: int, seed: int) -> Any:
@@ -48,11 +53,19 @@ def student_of(teacher: Any, hidden: int, layers: int, ffn: int, heads: int, see
 
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=teacher.config.vocab_size, hidden_size=hidden, intermediate_size=ffn, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=max(1, heads // 4), max_position_embeddings=teacher.config.max_position_embeddings,
-        initializer_range=0.04, tie_word_embeddings=False, bos_token_id=teacher.config.bos_token_id,
-        eos_token_id=teacher.config.eos_token_id, pad_token_id=teacher.config.pad_token_id,
-    )  # fmt: skip
+        vocab_size=teacher.config.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 4),
+        max_position_embeddings=teacher.config.max_position_embeddings,
+        initializer_range=0.04,
+        tie_word_embeddings=False,
+        bos_token_id=teacher.config.bos_token_id,
+        eos_token_id=teacher.config.eos_token_id,
+        pad_token_id=teacher.config.pad_token_id,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -61,7 +74,10 @@ def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -
     matrices = [p for name, p in student.named_parameters() if p.dim() == 2 and ".layers." in name]
     chosen = set(map(id, matrices))
     rest = [p for p in student.parameters() if id(p) not in chosen]
-    optimizers = [torch.optim.AdamW(rest, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True), Muon(matrices, lr=_MATRIX_RATE)]
+    optimizers = [
+        torch.optim.AdamW(rest, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        Muon(matrices, lr=_MATRIX_RATE),
+    ]
     peaks = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     steps, begin = max(1, tokens // (_CONTEXT * _BATCH)), time.monotonic()
     student.train()
@@ -78,7 +94,10 @@ def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if (step + 1) % 50 == 0:
-            print(f"  {step + 1} of {steps} steps, {time.monotonic() - begin:.0f} s, KL {float(loss.detach()):.3f}", flush=True)
+            print(
+                f"  {step + 1} of {steps} steps, {time.monotonic() - begin:.0f} s, KL {float(loss.detach()):.3f}",
+                flush=True,
+            )
     student.eval()
 
 
@@ -95,7 +114,9 @@ def likeness(first: Any, second: Any, windows: Tensor) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Foundations that are more and more alike.")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of a Llama with its tokenizer")
-    parser.add_argument("--output", type=Path, required=True, help="where the models go, each in a folder named after its tokens")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="where the models go, each in a folder named after its tokens"
+    )
     parser.add_argument("--tokens", type=int, action="append", required=True)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -109,7 +130,10 @@ def main() -> None:
     teacher: Any = LlamaForCausalLM.from_pretrained(args.teacher, dtype=torch.float32).eval()
     train, held_out = (tokens_of(args.teacher, part) for part in ("train", "held_out"))
     windows = held_out.unfold(0, _CONTEXT, _CONTEXT)[:_MEASURED]
-    print(f"{len(train)} tokens to learn from; the teacher's perplexity is {perplexity(teacher, held_out, _CONTEXT, _MEASURED):.1f}")
+    print(
+        f"{len(train)} tokens to learn from; the teacher's perplexity is "
+        f"{perplexity(teacher, held_out, _CONTEXT, _MEASURED):.1f}"
+    )
     for tokens in args.tokens:
         begin = time.monotonic()
         student = student_of(teacher, args.hidden, args.layers, args.ffn, args.heads, args.seed)

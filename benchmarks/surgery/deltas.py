@@ -1,10 +1,12 @@
 """Low-rank deltas of full fine-tunes: similarity, accuracy and perplexity on held-out text against rank and bytes.
 
-    python -m benchmarks.surgery.deltas --store DIR MODEL[=TEXT]... [--base MODEL] [--ranks 1 2 4 …] [--output FILE.json] [--plot FILE.png]
+    python -m benchmarks.surgery.deltas --store DIR MODEL[=TEXT]... [--base MODEL] [--ranks 1 2 4 …] [--output
+    FILE.json] [--plot FILE.png]
 
-Four ways of spending the same elements, from ours to the control: activation-aware factors with ranks by what each matrix is worth, the
-same with the base's norms kept, the same with token table and head whole, and the plain truncated SVD at one rank for all. Bytes are what
-each adds to the base, as a share of what the exact fine-tune adds. No model is added to the store.
+Four ways of spending the same elements, from ours to the control: activation-aware factors with ranks by what each
+matrix is worth, the same with the base's norms kept, the same with token table and head whole, and the plain truncated
+SVD at one rank for all. Bytes are what each adds to the base, as a share of what the exact fine-tune adds. No model is
+added to the store.
 """
 
 from __future__ import annotations
@@ -36,18 +38,32 @@ WAYS: dict[str, dict[str, Any]] = {
 _STYLE = {"#0072B2": "o", "#009E73": "s", "#CC79A7": "^", "#D55E00": "x"}
 
 
-def measure(zoo: Zoo, name: str, base: str | None, text: str | None, ranks: tuple[int, ...], device: str) -> dict[str, Any]:
+def measure(
+    zoo: Zoo, name: str, base: str | None, text: str | None, ranks: tuple[int, ...], device: str
+) -> dict[str, Any]:
     """All ways and ranks of one fine-tune."""
     model = zoo.model(name)
     windows = read_windows(model, text, context_length(model.config))
     ways: dict[str, Any] = {}
     ends: dict[str, Any] = {}
     for way, options in WAYS.items():
-        with opened(zoo.store, model.name, windows, DeltaOptions(max(ranks), **options, device=device, base=base)) as work:
+        with opened(
+            zoo.store, model.name, windows, DeltaOptions(max(ranks), **options, device=device, base=base)
+        ) as work:
             points = [work.curve.at(rank) for rank in ranks if rank <= work.curve.highest]
-            ways[way] = [{"rank": p.rank, "bytes": p.bytes, "share": p.bytes / work.bytes_exact, **asdict(p.score)} for p in points]
+            ways[way] = [
+                {"rank": p.rank, "bytes": p.bytes, "share": p.bytes / work.bytes_exact, **asdict(p.score)}
+                for p in points
+            ]
             ends = ends or references(zoo, work, windows.held, device)
-    return {"model": model.name, "base": base or model.base, "text": text, "probe": windows.digest, **ends, "ways": ways}
+    return {
+        "model": model.name,
+        "base": base or model.base,
+        "text": text,
+        "probe": windows.digest,
+        **ends,
+        "ways": ways,
+    }
 
 
 @torch.inference_mode()
@@ -58,7 +74,12 @@ def references(zoo: Zoo, work: DeltaWork, held: torch.Tensor, device: str) -> di
     def score(manifest: Any) -> dict[str, float]:
         return asdict(compare_stacks(work.studied, open_stack(zoo.store, manifest, device), held, [at])[at])
 
-    return {"bytes_exact": work.bytes_exact, "tokens": held.numel(), "exact": score(work.exact), "of_base": score(work.base)}
+    return {
+        "bytes_exact": work.bytes_exact,
+        "tokens": held.numel(),
+        "exact": score(work.exact),
+        "of_base": score(work.base),
+    }
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
@@ -70,7 +91,9 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(results), 2, squeeze=False)
     for row, result in zip(grid, results, strict=True):
-        for axes, field, title in zip(row, ("similarity", "accuracy"), ("Similarity at the head", "Next-token accuracy"), strict=True):
+        for axes, field, title in zip(
+            row, ("similarity", "accuracy"), ("Similarity at the head", "Next-token accuracy"), strict=True
+        ):
             _curves(axes, result, field)
             axes.set_title(f"{title}: {result['model']}", loc="left", fontsize=12, fontweight="bold")
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -81,16 +104,38 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 def _curves(axes: Any, result: dict[str, Any], field: str) -> None:
     for (way, points), (colour, marker) in zip(result["ways"].items(), _STYLE.items(), strict=True):
         axes.plot(
-            [p["share"] for p in points], [p[field] for p in points], color=colour, marker=marker, markersize=5, linewidth=1.6, label=way
+            [p["share"] for p in points],
+            [p[field] for p in points],
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=1.6,
+            label=way,
         )
     axes.axvline(0.25, color="#777777", linewidth=0.9, linestyle=":")
     low, high = result["of_base"][field], result["exact"][field]
     for value, words in ((low, "base"), (high, "exact fine-tune")):
         axes.axhline(value, color="#777777", linewidth=0.9, linestyle="--")
-        axes.annotate(words, (0.995, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=9, color="#555555")
+        axes.annotate(
+            words,
+            (0.995, value),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            color="#555555",
+        )
     if field == "similarity":
         axes.axhline(0.98, color="#777777", linewidth=0.9, linestyle=":")
-        axes.annotate("0.98", (0.995, 0.98), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=9, color="#555555")
+        axes.annotate(
+            "0.98",
+            (0.995, 0.98),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            color="#555555",
+        )
     axes.set_xscale("log")
     ticks = [0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0]
     axes.set_xticks(ticks, [f"{tick:.1%}" if tick < 0.01 else f"{tick:.0%}" for tick in ticks])
@@ -114,8 +159,14 @@ def main() -> None:
     with Zoo(arguments.store, create=False) as zoo:
         for named in arguments.models:
             name, _, text = named.partition("=")
-            results.append(measure(zoo, name, arguments.base, text or None, tuple(sorted(arguments.ranks)), arguments.device))
-    document = {"versions": {p: version(p) for p in ("torch", "transformers")}, "device": arguments.device, "results": results}
+            results.append(
+                measure(zoo, name, arguments.base, text or None, tuple(sorted(arguments.ranks)), arguments.device)
+            )
+    document = {
+        "versions": {p: version(p) for p in ("torch", "transformers")},
+        "device": arguments.device,
+        "results": results,
+    }
     text = json.dumps(document, indent=2)
     if arguments.output:
         arguments.output.write_text(text + "\n")

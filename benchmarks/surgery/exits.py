@@ -1,10 +1,12 @@
-"""What leaving a model early costs in accuracy and gains in speed (BL-30), on the demo's small foundation, trained on the spot.
+"""What leaving a model early costs in accuracy and gains in speed (BL-30), on the demo's small foundation, trained on
+the spot.
 
     python -m benchmarks.surgery.exits [--dir FOLDER] [--steps 440] [--batch 8] [--tokens 96] [--rounds 3]
 
-Held-out text of the built-in corpus through every depth (`zoo exits`), and tokens/s of decoding in one engine that serves the whole model
-and all its exits: each depth alone, and whole and early ones together; rounds take the depths in turns. A model that was trained into
-FOLDER by the same settings is used again.
+Held-out text of the built-in corpus through every depth (`zoo exits`), and tokens/s of decoding in one engine that
+serves the whole model
+and all its exits: each depth alone, and whole and early ones together; rounds take the depths in turns. A model that
+was trained into FOLDER by the same settings is used again.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def speed(driver: LocalDriver, names: Sequence[str], batch: int, tokens: int) ->
     """Tokens per second of so many sequences, the models in turns."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [
-        SequenceRequest(f"{at}-{time.monotonic_ns()}", "r", names[at % len(names)], tuple(range(5 + at, 5 + at + _PROMPT)), params)
+        SequenceRequest(
+            f"{at}-{time.monotonic_ns()}", "r", names[at % len(names)], tuple(range(5 + at, 5 + at + _PROMPT)), params
+        )
         for at in range(batch)
     ]
     begin = time.perf_counter()
@@ -87,11 +91,15 @@ def main() -> None:
         weights = engine.memory().weights
     deliver(
         {
-            **found.document(), "steps": args.steps, "training_seconds": round(training, 1), "weights": weights, "batch": args.batch,
+            **found.document(),
+            "steps": args.steps,
+            "training_seconds": round(training, 1),
+            "weights": weights,
+            "batch": args.batch,
             "tokens_per_second": {case: round(statistics.median(each[1:]), 1) for case, each in speeds.items()},
         },
         args.output,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""How fast `zoo ingest` is, and how much memory it takes, beside copying and BLAKE3-hashing the same files on the same disk.
+"""How fast `zoo ingest` is, and how much memory it takes, beside copying and BLAKE3-hashing the same files on the same
+disk.
 
     python -m benchmarks.surgery.ingest [--gigabytes 4] [--pairs 3] [--folder DIR] [--output FILE]
 
-Makes a random Llama-shaped checkpoint (bf16, sharded), then alternates three runs, each in a process of its own and from a cold page
-cache: the ingest, a copy + hash that is flushed to disk at its end (what an ingest promises), and one that is not. Reports seconds,
-bytes per second, ratios with their spread over the pairs, and the ingest's peak memory as the kernel counted it. Needs no torch.
+Makes a random Llama-shaped checkpoint (bf16, sharded), then alternates three runs, each in a process of its own and
+from a cold page
+cache: the ingest, a copy + hash that is flushed to disk at its end (what an ingest promises), and one that is not.
+Reports seconds, bytes per second, ratios with their spread over the pairs, and the ingest's peak memory as the kernel
+counted it. Needs no torch.
 """
 
 from __future__ import annotations
@@ -71,7 +74,12 @@ def all_tensors(layers: int) -> list[Tensor]:
     """A Llama with as many layers."""
     table = (VOCAB, HIDDEN)
     body = [tensor for layer in range(layers) for tensor in layer_tensors(layer)]
-    return [Tensor("model.embed_tokens.weight", table), *body, Tensor("model.norm.weight", (HIDDEN,)), Tensor("lm_head.weight", table)]
+    return [
+        Tensor("model.embed_tokens.weight", table),
+        *body,
+        Tensor("model.norm.weight", (HIDDEN,)),
+        Tensor("lm_head.weight", table),
+    ]
 
 
 def layers_for(nbytes: int) -> int:
@@ -90,7 +98,9 @@ def make_checkpoint(folder: Path, nbytes: int) -> int:
         _write_shard(folder / name, shard)
     table = {tensor.key: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     total = sum(tensor.nbytes for shard in shards for tensor in shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": table}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": table})
+    )
     (folder / "config.json").write_text(json.dumps(_config(layers)))
     return total
 
@@ -180,7 +190,16 @@ def ingest_run(source: Path, folder: Path) -> Run:
 def copy_run(source: Path, folder: Path, flush: bool) -> Run:
     target = folder / "copy"
     done = run(
-        [sys.executable, "-m", "benchmarks.surgery.ingest", "--copy", str(source), str(target), "flush" if flush else "no-flush"], source
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.surgery.ingest",
+            "--copy",
+            str(source),
+            str(target),
+            "flush" if flush else "no-flush",
+        ],
+        source,
     )
     shutil.rmtree(target)
     return done
@@ -205,8 +224,12 @@ def report(runs: dict[str, list[Run]], total: int) -> dict[str, Any]:
         "versions": {name: version(name) for name in PACKAGES},
         "cores": os.cpu_count(),
         "runs": {name: [asdict(one) for one in all_runs] for name, all_runs in runs.items()},
-        "gigabytes_per_second": {name: _spread([total / one.seconds / 1e9 for one in all_runs]) for name, all_runs in runs.items()},
-        "speed_of_copy_hash_flushed": _spread([b.seconds / a.seconds for a, b in zip(ingest, runs["copy_hash_flushed"], strict=True)]),
+        "gigabytes_per_second": {
+            name: _spread([total / one.seconds / 1e9 for one in all_runs]) for name, all_runs in runs.items()
+        },
+        "speed_of_copy_hash_flushed": _spread(
+            [b.seconds / a.seconds for a, b in zip(ingest, runs["copy_hash_flushed"], strict=True)]
+        ),
         "speed_of_copy_hash": _spread([b.seconds / a.seconds for a, b in zip(ingest, runs["copy_hash"], strict=True)]),
         "peak_rss_bytes": max(one.peak_rss_bytes for one in ingest),
     }

@@ -1,15 +1,17 @@
 """What `zoo pack` saves on trained fine-tunes, and what loading costs then, beside the same store unpacked.
 
-    python -m benchmarks.surgery.pack BASE FINE_TUNE [FINE_TUNE ...] [--dtypes bfloat16 float32] [--pairs 7] [--folder DIR] [--output FILE]
-    python -m benchmarks.surgery.pack --moved 0.1 0.01 --dtypes bfloat16
+    python -m benchmarks.surgery.pack BASE FINE_TUNE [FINE_TUNE ...] [--dtypes bfloat16 float32] [--pairs 7] [--folder
+    DIR] [--output FILE] python -m benchmarks.surgery.pack --moved 0.1 0.01 --dtypes bfloat16
 
-BASE and the FINE_TUNEs are folders of checkpoints; with `--moved` a random model of 194 M parameters and copies of it, each matrix moved by
-noise of that share of its own size (the demo's fine-tunes moved by 0.1, at a large learning rate). For each dtype they are cast, ingested
-and packed in a copy of the store; the copy is verified, every export from it compared with its checkpoint, and loads alternate between the
-two stores: `load` is `zoo.model(name).load()`, `read` the store's part of it alone, each with every byte touched once; warm, and cold with
-the files dropped from the page cache. Each load opens the store anew, so that every object is verified again. Ratios are packed over plain,
-pair by pair, with median and spread, of seconds by the clock (`wall`) and of processor time (`cpu`), which other work on the machine
-disturbs less. `codings` is what other ways and levels would have given.
+BASE and the FINE_TUNEs are folders of checkpoints; with `--moved` a random model of 194 M parameters and copies of it,
+each matrix moved by noise of that share of its own size (the demo's fine-tunes moved by 0.1, at a large learning rate).
+For each dtype they are cast, ingested and packed in a copy of the store; the copy is verified, every export from it
+compared with its checkpoint, and loads alternate between the
+two stores: `load` is `zoo.model(name).load()`, `read` the store's part of it alone, each with every byte touched once;
+warm, and cold with the files dropped from the page cache. Each load opens the store anew, so that every object is
+verified again. Ratios are packed over plain, pair by pair, with median and spread, of seconds by the clock (`wall`) and
+of processor time (`cpu`), which other work on the machine disturbs less. `codings` is what other ways and levels would
+have given.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def cast(source: Path, target: Path, dtype: str) -> Path:
     for path in source.iterdir():
         if path.suffix == ".safetensors":
             kind = getattr(torch, dtype)
-            tensors = {key: tensor.to(kind) if tensor.is_floating_point() else tensor for key, tensor in load_file(path).items()}
+            tensors = {
+                key: tensor.to(kind) if tensor.is_floating_point() else tensor
+                for key, tensor in load_file(path).items()
+            }
             save_file(tensors, target / path.name, {"format": "pt"})
         elif path.is_file():
             shutil.copyfile(path, target / path.name)
@@ -57,12 +62,20 @@ def cast(source: Path, target: Path, dtype: str) -> Path:
 
 
 def moved(folder: Path, shares: Sequence[float]) -> list[Path]:
-    """A random model, large enough for loading to be mostly its weights, and copies of it that moved; the model first."""
+    """A random model, large enough for loading to be mostly its weights, and copies of it that moved; the model
+    first.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(
-        LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=10, num_attention_heads=16, tie_word_embeddings=False)
+        LlamaConfig(
+            hidden_size=1024,
+            intermediate_size=2816,
+            num_hidden_layers=10,
+            num_attention_heads=16,
+            tie_word_embeddings=False,
+        )
     )
     model.save_pretrained(folder / "base")
     weights = {key: value.clone() for key, value in model.state_dict().items()}
@@ -174,7 +187,12 @@ def by_model(plain: Path, packed: Path, names: Sequence[str]) -> dict[str, dict[
         for name in names:
             own = [tensor.digest for tensor in one.model(name).manifest.tensors if tensor.digest not in shared]
             before, after = (sum(zoo.store.objects.size(digest) for digest in own) for zoo in (one, other))
-            rows[name] = {"objects": len(own), "plain_bytes": before, "packed_bytes": after, "saved": 1 - after / before}
+            rows[name] = {
+                "objects": len(own),
+                "plain_bytes": before,
+                "packed_bytes": after,
+                "saved": 1 - after / before,
+            }
     return rows
 
 
@@ -212,17 +230,26 @@ def measure(base: Path, fine_tunes: Sequence[Path], dtype: str, pairs: int, fold
 
 def show(result: dict[str, Any]) -> None:
     store, done = result["store"], result["pack"]
-    print(f"\n{result['dtype']}: store {store['plain_bytes']:,} -> {store['packed_bytes']:,} bytes, {store['damaged']} damaged")
+    print(
+        f"\n{result['dtype']}: store {store['plain_bytes']:,} -> {store['packed_bytes']:,} bytes, {store['damaged']} "
+        "damaged"
+    )
     print(f"  packed {done['packed']} objects, left {done['skipped']}, in {done['seconds']:.1f} s")
     for name, row in result["models"].items():
-        print(f"  {name:<24} {row['plain_bytes']:>12,} -> {row['packed_bytes']:>12,} bytes of its own, {row['saved']:.1%} less")
+        print(
+            f"  {name:<24} {row['plain_bytes']:>12,} -> {row['packed_bytes']:>12,} bytes of its own, "
+            f"{row['saved']:.1%} less"
+        )
     for row in result["codings"]:
         print(f"  {row['delta']:<12} level {row['level']}: {1 - row['left']:.1%} less, {row['seconds']:.2f} s")
     for what, kinds in result["times"].items():
         for kind, row in kinds.items():
             ratio = row["ratio"]
             times = f"plain {row['plain_seconds']:.3f} s, packed {row['packed_seconds']:.3f} s"
-            print(f"  {what:<10} {kind:<4} {times}, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
+            print(
+                f"  {what:<10} {kind:<4} {times}, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to "
+                f"{ratio['max']:.2f})"
+            )
 
 
 def main() -> None:
@@ -243,7 +270,11 @@ def main() -> None:
             results.append(measure(base, fine_tunes, dtype, options.pairs, Path(folder)))
         show(results[-1])
     versions = {name: version(name) for name in PACKAGES}
-    machine = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "threads": torch.get_num_threads()}
+    machine = {
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
     document = {"machine": machine, "versions": versions, "results": results}
     if options.output:
         options.output.write_text(json.dumps(document, indent=2) + "\n")

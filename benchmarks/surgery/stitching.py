@@ -1,11 +1,13 @@
 """Stitches of a family: Table 3 and Figure 13 of BlockLLM at the size of models that are at hand.
 
-    python -m benchmarks.surgery.stitching --store DIR --pair A:B [--pair B:A …] [--steps N] [--output FILE] [--plots DIR]
+    python -m benchmarks.surgery.stitching --store DIR --pair A:B [--pair B:A …] [--steps N] [--output FILE] [--plots
+    DIR]
 
-Per pair: the stitch's training (seconds, similarity at trained places and at others, beside its least-squares start and the same
-without the position), and per place the stitched chain beside its two parents: accuracy and perplexity on held-out text, weights,
-operations and measured seconds per token. Each pair is also a point of the curves over model size and over the likeness of the two
-models by themselves. A stitch that the zoo has already, of these very settings, is not trained again.
+Per pair: the stitch's training (seconds, similarity at trained places and at others, beside its least-squares start and
+the same without the position), and per place the stitched chain beside its two parents: accuracy and perplexity on
+held-out text, weights, operations and measured seconds per token. Each pair is also a point of the curves over model
+size and over the likeness of the two models by themselves. A stitch that the zoo has already, of these very settings,
+is not trained again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _PROMPT, _TOKENS, _ROUNDS = 16, 32, 3
 
 @torch.inference_mode()
 def seconds_per_token(stack: Stack) -> float:
-    """Of greedy decoding with a cache, batch 1: the best of a few rounds. The same code for chains and for whole models."""
+    """Of greedy decoding with a cache, batch 1: the best of a few rounds. The same code for chains and for whole
+    models.
+    """
     ids = torch.arange(5, 5 + _PROMPT, device=stack.device).unsqueeze(0)
     best = float("inf")
     for _ in range(_ROUNDS):
@@ -55,7 +59,9 @@ def _next(stack: Stack, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
 
 
 def cost(zoo: Zoo, manifest: ModelManifest) -> dict[str, float]:
-    """Weights of a model, operations per token (two per weight of a matrix that is multiplied), measured seconds per token."""
+    """Weights of a model, operations per token (two per weight of a matrix that is multiplied), measured seconds per
+    token.
+    """
     elements = {tensor.digest: tensor for tensor in manifest.tensors}
     multiplied = sum(
         elements[digest].elements
@@ -76,7 +82,11 @@ def chain_cost(zoo: Zoo, document: Mapping[str, Any], point: Mapping[str, Any]) 
     a, b, name = document["a"], document["b"], f"bench-{document['stitch']}-{point['a_layer']}-{point['b_layer']}"
     layers = 1 + max(placed.layer for placed in zoo.model(b).manifest.components if placed.layer is not None)
     slices = ((a, [0, point["a_layer"] + 1]), (b, [point["b_layer"], layers]))
-    compose(zoo.store, parse({"slices": [{"sources": [{"model": model, "layer_range": bounds}]} for model, bounds in slices]}), name)
+    compose(
+        zoo.store,
+        parse({"slices": [{"sources": [{"model": model, "layer_range": bounds}]} for model, bounds in slices]}),
+        name,
+    )
     try:
         return cost(zoo, zoo.model(name).manifest)
     finally:
@@ -86,7 +96,9 @@ def chain_cost(zoo: Zoo, document: Mapping[str, Any], point: Mapping[str, Any]) 
 def pair_report(zoo: Zoo, a: str, b: str, settings: StitchSettings, device: str) -> dict[str, Any]:
     """A stitch's document with costs beside the accuracies; trained where the zoo has none of these settings."""
     document = dict(train_stitch(zoo, a, b, settings, device=device, progress=plain_lines()).document)
-    document["parents"] = {key: {**of, **cost(zoo, zoo.model(document[key]).manifest)} for key, of in document["parents"].items()}
+    document["parents"] = {
+        key: {**of, **cost(zoo, zoo.model(document[key]).manifest)} for key, of in document["parents"].items()
+    }
     document["points"] = [{**point, **chain_cost(zoo, document, point)} for point in document["points"]]
     document["claims"] = claims(document)
     return document
@@ -101,22 +113,33 @@ def claims(document: Mapping[str, Any]) -> dict[str, bool | None]:
         "trained places at least 0.96": document["similarity_seen"] >= 0.96,
         "other places at least 0.95": None if unseen is None else unseen >= 0.95,
         "better than the least-squares start": document["similarity_mean"] > compared["start"]["similarity_mean"],
-        "better than without the position": None if without is None else document["similarity_mean"] > without["similarity_mean"],
-        "accuracy between the parents' or above": all(p["accuracy"] >= min(parent["accuracy"] for parent in parents) for p in points),
+        "better than without the position": None
+        if without is None
+        else document["similarity_mean"] > without["similarity_mean"],
+        "accuracy between the parents' or above": all(
+            p["accuracy"] >= min(parent["accuracy"] for parent in parents) for p in points
+        ),
         "operations between the parents'": all(cheapest <= p["flops_per_token"] <= dearest for p in points),
     }
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """Table 3, and a table per pair as Figure 13."""
-    lines = ["| stitch | widths | seconds | trained places | other places | start | without position |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| stitch | widths | seconds | trained places | other places | start | without position |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for report in reports:
         compared = report["compared"]
         cells = (
-            f"{report['a']} to {report['b']}", "{} to {}".format(*report["dims"]), f"{report['seconds']:.0f}",
-            _figure(report["similarity_seen"]), _figure(report["similarity_unseen"]), _figure(compared["start"]["similarity_mean"]),
+            f"{report['a']} to {report['b']}",
+            "{} to {}".format(*report["dims"]),
+            f"{report['seconds']:.0f}",
+            _figure(report["similarity_seen"]),
+            _figure(report["similarity_unseen"]),
+            _figure(compared["start"]["similarity_mean"]),
             _figure(compared.get("without_position", {}).get("similarity_mean")),
-        )  # fmt: skip
+        )
         lines.append(f"| {' | '.join(cells)} |")
     for report in reports:
         lines += [
@@ -125,7 +148,10 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             "|---|---|---|---|---|---|---|",
         ]
         rows = [(report[key], report["parents"][key].get("similarity"), report["parents"][key]) for key in ("a", "b")]
-        rows += [(f"{p['a_layer']}:{p['b_layer']}{'' if p['seen'] else ' (not trained)'}", p["similarity"], p) for p in report["points"]]
+        rows += [
+            (f"{p['a_layer']}:{p['b_layer']}{'' if p['seen'] else ' (not trained)'}", p["similarity"], p)
+            for p in report["points"]
+        ]
         lines += [f"| {name} | {_figure(similarity)} | {_costs(row)} |" for name, similarity, row in rows]
     return "\n".join(lines)
 
@@ -160,12 +186,18 @@ def main() -> None:
             plot_stitch(report, args.plots / f"{report['stitch']}.png")
         plot_curve(reports, args.plots / "stitching-by-size.png")
         plot_curve(reports, args.plots / "stitching-by-likeness.png", LIKENESS)
-    text = json.dumps({"benchmark": "stitching", "torch": version("torch"), "threads": torch.get_num_threads(), "pairs": reports}, indent=2)
+    text = json.dumps(
+        {"benchmark": "stitching", "torch": version("torch"), "threads": torch.get_num_threads(), "pairs": reports},
+        indent=2,
+    )
     if args.output:
         args.output.write_text(text + "\n")
     print(markdown(reports))
     for report in reports:
-        print(f"\n{report['a']} to {report['b']}: " + ", ".join(f"{claim}: {held}" for claim, held in report["claims"].items()))
+        print(
+            f"\n{report['a']} to {report['b']}: "
+            + ", ".join(f"{claim}: {held}" for claim, held in report["claims"].items())
+        )
 
 
 if __name__ == "__main__":

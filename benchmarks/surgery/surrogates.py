@@ -1,12 +1,14 @@
 """Table 4 again (BL-10): similarity and speed of blocks pruned to half, by how they are pruned and recovered.
 
-    python -m benchmarks.surgery.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--threads N] [--output FILE]
+    python -m benchmarks.surgery.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--threads
+    N] [--output FILE]
 
-The rows are the paper's: the 5th attention, the 5th ffn, the 5th layer, layers 5 to 7 (fewer in models of fewer layers). Per row: what is
-removed, similarity behind the block and at the model's end on held-out text for each way (Taylor or magnitude; with and without closed form
-and training), against leaving the block out; and the block's time over that of its stand-in at batch 16, of the trained model and of
-blocks of larger shapes with random weights, where the work and not the calls takes the time. Ratios are medians over alternating pairs,
-with quartiles. The paper's speed-ups of 18 to 37 are not possible for half of a dense block and are no goal.
+The rows are the paper's: the 5th attention, the 5th ffn, the 5th layer, layers 5 to 7 (fewer in models of fewer
+layers). Per row: what is removed, similarity behind the block and at the model's end on held-out text for each way
+(Taylor or magnitude; with and without closed form and training), against leaving the block out; and the block's time
+over that of its stand-in at batch 16, of the trained model and of blocks of larger shapes with random weights, where
+the work and not the calls takes the time. Ratios are medians over alternating pairs, with quartiles. The paper's
+speed-ups of 18 to 37 are not possible for half of a dense block and are no goal.
 """
 
 from __future__ import annotations
@@ -56,8 +58,18 @@ WAYS = (
 #: Shapes of layers with random weights: the demo's small family, and models of up to about a billion parameters.
 SHAPES: dict[str, dict[str, int]] = {
     "hidden 256": {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 8, "num_key_value_heads": 2},
-    "hidden 1024": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8},
-    "hidden 2048": {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "hidden 1024": {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    },
+    "hidden 2048": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
 }
 
 
@@ -73,12 +85,20 @@ def trained_rows(folder: Path, args: argparse.Namespace) -> Iterator[dict[str, A
         count = 1 + max(placed.layer for placed in manifest.components if placed.layer is not None)
         for row, part, layers, removed, similarity in ROWS:
             target = target_of(manifest, config_of(zoo.store, manifest), clipped(layers, count), part)
-            options = SurrogateOptions(part=part, ratio=args.ratio, text=args.text, windows=args.windows, device=args.device)
+            options = SurrogateOptions(
+                part=part, ratio=args.ratio, text=args.text, windows=args.windows, device=args.device
+            )
             material = gather(zoo, zoo.model("model"), target.layers, (target.lo, target.hi), options)
-            yield {"row": row, "paper": {"removed": removed, "similarity": similarity}, **one_row(zoo, target, material, options, args)}
+            yield {
+                "row": row,
+                "paper": {"removed": removed, "similarity": similarity},
+                **one_row(zoo, target, material, options, args),
+            }
 
 
-def one_row(zoo: Zoo, target: PruneTarget, material: Material, options: SurrogateOptions, args: argparse.Namespace) -> dict[str, Any]:
+def one_row(
+    zoo: Zoo, target: PruneTarget, material: Material, options: SurrogateOptions, args: argparse.Namespace
+) -> dict[str, Any]:
     ways = []
     found: dict[str, Any] = {"layers": target.layers, "part": target.part}
     for importance, refit, how in WAYS:
@@ -88,7 +108,9 @@ def one_row(zoo: Zoo, target: PruneTarget, material: Material, options: Surrogat
         plan = make_plan(target, material.subject, material, chosen)
         run, recovered = prune_and_recover(zoo, target, plan, material, chosen, None)
         block = material.subject.block(run)
-        agreement = agree(material.subject, lambda hidden, ids, block=block: block(hidden, block.course(ids)), material.measure)
+        agreement = agree(
+            material.subject, lambda hidden, ids, block=block: block(hidden, block.course(ids)), material.measure
+        )
         seconds = time.monotonic() - begin
         ways.append(
             {
@@ -120,14 +142,18 @@ def random_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for size, shape in SHAPES.items():
         with tempfile.TemporaryDirectory() as root, Zoo(Path(root) / "zoo") as zoo:
             torch.manual_seed(0)
-            model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=3, max_position_embeddings=512, **shape))
+            model = LlamaForCausalLM(
+                LlamaConfig(vocab_size=256, num_hidden_layers=3, max_position_embeddings=512, **shape)
+            )
             model.save_pretrained(Path(root) / "model")
             zoo.ingest(Path(root) / "model", name="model")
             manifest = zoo.model("model").manifest
             for row, part, layers, _, _ in ROWS:
                 target = target_of(manifest, config_of(zoo.store, manifest), (0, layers[1] - layers[0]), part)
                 subject = open_subject(zoo.store, manifest, target.layers, (target.lo, target.hi), args.device)
-                plan = make_plan(target, subject, None, SurrogateOptions(part=part, ratio=args.ratio, importance="magnitude"))
+                plan = make_plan(
+                    target, subject, None, SurrogateOptions(part=part, ratio=args.ratio, importance="magnitude")
+                )
                 pruned = subject.block(pruned_run(target, plan, subject.tensors))
                 speed = measure(subject.block(), pruned, shape["hidden_size"], timing(args))
                 found = {"size": size, "row": row, "removed": plan.removed_ratio, "speed": asdict(speed)}
@@ -157,7 +183,13 @@ def main() -> None:
         "device": args.device,
         "torch": version("torch"),
         "transformers": version("transformers"),
-        "settings": {"ratio": args.ratio, "steps": args.steps, "windows": args.windows, "batch": args.batch, "context": args.context},
+        "settings": {
+            "ratio": args.ratio,
+            "steps": args.steps,
+            "windows": args.windows,
+            "batch": args.batch,
+            "context": args.context,
+        },
         "rows": [] if args.only == "random" else list(trained_rows(args.model, args)),
         "random": [] if args.only == "trained" else list(random_rows(args)),
     }

@@ -1,6 +1,8 @@
-"""transformers' `generate` in left-padded batches, models loaded from the zoo's store when they are asked for: the plain way to a family.
+"""transformers' `generate` in left-padded batches, models loaded from the zoo's store when they are asked for: the
+plain way to a family.
 
-The last `resident` models used stay in memory. Greedy, as many tokens as the longest of a batch wants; each answer ends at its own length.
+The last `resident` models used stay in memory. Greedy, as many tokens as the longest of a batch wants; each answer ends
+at its own length.
 """
 
 from __future__ import annotations
@@ -44,9 +46,14 @@ class TransformersRunner:
             mask[row, longest - len(ask.prompt) :] = 1
         stamps: list[float] = []
         held.generate(
-            input_ids=ids.to(self._device), attention_mask=mask.to(self._device), max_new_tokens=steps, min_new_tokens=steps,
-            do_sample=False, pad_token_id=0, stopping_criteria=_stamping(self._clock, stamps),
-        )  # fmt: skip
+            input_ids=ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
+            pad_token_id=0,
+            stopping_criteria=_stamping(self._clock, stamps),
+        )
         return [tuple(stamps[: ask.answer]) for ask in asks]
 
     def close(self) -> None:

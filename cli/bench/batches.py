@@ -1,7 +1,8 @@
 """Per-model provisioning: an engine that holds a model or a few, and runs batches of one model's requests to their end.
 
-Whoever waits longest says which model is next; all that wait for the same one go along, up to a batch. Requests that come meanwhile wait.
-Tokens count as heard when the engine has made them, so a short answer in a long batch is not held against it.
+Whoever waits longest says which model is next; all that wait for the same one go along, up to a batch. Requests that
+come meanwhile wait. Tokens count as heard when the engine has made them, so a short answer in a long batch is not held
+against it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class Batches:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -85,7 +88,8 @@ class Batches:
             try:
                 stamps = self._runner.run(batch[0].ask.model, [waiting.ask for waiting in batch])
                 heard = [
-                    TokenTimes(own, (1,) * len(own), len(own), len(waiting.ask.prompt)) for waiting, own in zip(batch, stamps, strict=True)
+                    TokenTimes(own, (1,) * len(own), len(own), len(waiting.ask.prompt))
+                    for waiting, own in zip(batch, stamps, strict=True)
                 ]
             except Exception as error:
                 line = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {error}"

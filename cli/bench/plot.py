@@ -1,7 +1,7 @@
 """The latencies of a benchmark's document as cumulative shares of the requests, one curve per target.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; targets also differ in their strokes. Knows nothing of how the
-numbers came about.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; targets also differ in their strokes. Knows
+nothing of how the numbers came about.
 """
 
 from __future__ import annotations
@@ -45,14 +45,19 @@ def _title(document: Mapping[str, Any]) -> str:
     work = document["workload"]
     if work["clients"] is not None:
         load = f"{work['clients']} clients"
-    elif document["trace"] is not None and work["arrivals"]["rate"] is None and document["trace"]["format"] != "sharegpt":
+    elif (
+        document["trace"] is not None and work["arrivals"]["rate"] is None and document["trace"]["format"] != "sharegpt"
+    ):
         load = f"trace {document['trace']['file']} at {work['speed']:g} x"
     else:
         rate = work["arrivals"]["rate"]
         load = "all at once" if rate is None else f"{work['arrivals']['kind'].capitalize()} arrivals, {rate:g} a second"
     models = len(document["targets"][0]["models"])
     rounds = f" ({document['rounds']} rounds)" * (document["rounds"] > 1)
-    return f"{document['runs'][0]['requests']:,} requests to {models} model{'s' * (models != 1)}, {work['popularity']}; {load}{rounds}"
+    return (
+        f"{document['runs'][0]['requests']:,} requests to {models} model{'s' * (models != 1)}, "
+        f"{work['popularity']}; {load}{rounds}"
+    )
 
 
 def _draw(axes: Axes, document: Mapping[str, Any], measure: str) -> None:

@@ -25,7 +25,12 @@ def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plo
 
         plot_bench(document, plot)
     if as_json:
-        print_json({**document, "runs": [{key: value for key, value in run.items() if key != "answers"} for run in document["runs"]]})
+        print_json(
+            {
+                **document,
+                "runs": [{key: value for key, value in run.items() if key != "answers"} for run in document["runs"]],
+            }
+        )
     else:
         show(document)
     if document["interrupted"] or any(not _completed(document, index) for index in range(len(document["targets"]))):
@@ -51,16 +56,32 @@ def _completed(document: Mapping[str, Any], target: int) -> int:
 
 def show(document: Mapping[str, Any]) -> None:
     """A table for people: a line per target, notes of what failed, the ratios of a pair."""
-    headings = ("TARGET", "REQ/S", "TOK/S", "GOODPUT/S", "TTFT ms 50/95/99", "TPOT ms 50/95/99", "E2E ms 50/95/99", "ERRORS", "MEMORY")
+    headings = (
+        "TARGET",
+        "REQ/S",
+        "TOK/S",
+        "GOODPUT/S",
+        "TTFT ms 50/95/99",
+        "TPOT ms 50/95/99",
+        "E2E ms 50/95/99",
+        "ERRORS",
+        "MEMORY",
+    )
     print_table(headings, [_line(document, index) for index in range(len(document["targets"]))])
     for run in document["runs"]:
         if run["errors"]:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in run["errors"].items())
-            say(f"note: {document['targets'][run['target']]['name']}, round {run['round'] + 1}: {kinds}; the first: {run['first_error']}")
+            say(
+                f"note: {document['targets'][run['target']]['name']}, round {run['round'] + 1}: {kinds}; the first: "
+                f"{run['first_error']}"
+            )
     if ratios := document.get("ratios"):
         first, second = (target["name"] for target in document["targets"])
         print(f"\n{first} over {second}, {document['rounds']} alternating pairs: median (least to greatest)")
-        rows = [(name, f"{found['median']:.2f}", f"({found['low']:.2f} to {found['high']:.2f})") for name, found in ratios.items()]
+        rows = [
+            (name, f"{found['median']:.2f}", f"({found['low']:.2f} to {found['high']:.2f})")
+            for name, found in ratios.items()
+        ]
         print_table(("FIGURE", "RATIO", "SPREAD"), rows)
 
 

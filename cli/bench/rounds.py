@@ -28,7 +28,9 @@ _WARM_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """What is asked for. `targets`: one or two, addresses or engines. `warm`: requests per model that are not counted."""
+    """What is asked for. `targets`: one or two, addresses or engines. `warm`: requests per model that are not
+    counted.
+    """
 
     targets: tuple[str, ...]
     models: tuple[str, ...]
@@ -99,17 +101,26 @@ def _bounded(settings: WorkloadSettings, targets: Sequence[BenchmarkTarget]) -> 
 
 
 async def _warm(target: BenchmarkTarget, workload: Workload, times: int, clock: Clock) -> None:
-    """Requests of each model that are not counted. Raises InputError when not one is answered: a benchmark of refusals is none."""
+    """Requests of each model that are not counted. Raises InputError when not one is answered: a benchmark of refusals
+    is none.
+    """
     first = {ask.model: ask for ask in reversed(workload.asks)}
     asks = [replace(ask, answer=min(ask.answer, _WARM_TOKENS), at=0.0) for ask in first.values() for _ in range(times)]
     answers = await drive(Workload(tuple(asks)), target.client, clock)
     failed = [answer for answer in answers if answer.error is not None]
     if answers and len(failed) == len(answers):
-        raise InputError(f"{target.name} answers nothing ({failed[0].error}): {failed[0].heard.detail or 'no reason given'}")
+        raise InputError(
+            f"{target.name} answers nothing ({failed[0].error}): {failed[0].heard.detail or 'no reason given'}"
+        )
 
 
 async def _rounds(
-    found: list[Round], count: int, targets: Sequence[BenchmarkTarget], workload: Workload, clock: Clock, progress: Done | None
+    found: list[Round],
+    count: int,
+    targets: Sequence[BenchmarkTarget],
+    workload: Workload,
+    clock: Clock,
+    progress: Done | None,
 ) -> None:
     """Puts rounds into `found` as they end."""
     for number in range(count):
@@ -133,7 +144,10 @@ def _document(
 
     found = sorted(found, key=lambda one: (one.number, one.target))
     summaries = [summarize(one.answers, bench.slo) for one in found]
-    by_target = [[summary for one, summary in zip(found, summaries, strict=True) if one.target == index] for index in range(len(targets))]
+    by_target = [
+        [summary for one, summary in zip(found, summaries, strict=True) if one.target == index]
+        for index in range(len(targets))
+    ]
     document: dict[str, Any] = {
         "benchmark": "zoo bench",
         "seed": settings.seed,
@@ -144,27 +158,43 @@ def _document(
         "rounds": len(found) // len(targets),
         "interrupted": len(found) < bench.rounds * len(targets),
         "warm": bench.warm,
-        "engines": {**asdict(bench.inside.config.engine()), "backend": bench.inside.config.backend,
-                    "executor": bench.inside.executor, "batch": bench.inside.batch,
-                    "resident": bench.inside.resident},
+        "engines": {
+            **asdict(bench.inside.config.engine()),
+            "backend": bench.inside.config.backend,
+            "executor": bench.inside.executor,
+            "batch": bench.inside.batch,
+            "resident": bench.inside.resident,
+        },
         "where": where(bench.inside.config.device, inside=not all("://" in target.name for target in targets)),
         "targets": [
-            {"name": target.name, "models": list(target.models), "memory": dict(target.memory()), "typical": typical(own)}
+            {
+                "name": target.name,
+                "models": list(target.models),
+                "memory": dict(target.memory()),
+                "typical": typical(own),
+            }
             for target, own in zip(targets, by_target, strict=True)
         ],
         "runs": [
-            {"target": one.target, "round": one.number, **summary, "client_cpu_seconds": _client(one, targets),
-             "answers": [_row(answer) for answer in one.answers]}
+            {
+                "target": one.target,
+                "round": one.number,
+                **summary,
+                "client_cpu_seconds": _client(one, targets),
+                "answers": [_row(answer) for answer in one.answers],
+            }
             for one, summary in zip(found, summaries, strict=True)
         ],
-    }  # fmt: skip
+    }
     if len(targets) == 2:
         document["ratios"] = ratios(list(zip(*by_target, strict=True)))
     return document
 
 
 def _client(one: Round, targets: Sequence[BenchmarkTarget]) -> float | None:
-    """What asking a server cost, which a server on the same cores does without; None where the engine is in this process too."""
+    """What asking a server cost, which a server on the same cores does without; None where the engine is in this
+    process too.
+    """
     return one.seconds if "://" in targets[one.target].name else None
 
 

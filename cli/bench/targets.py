@@ -1,6 +1,7 @@
 """Who is measured: a server behind an address, or an engine in this process, all behind one `BenchmarkTarget`.
 
-Our engine takes requests as the server would, one stream each; the others are run in batches, one model after the other (`batches`).
+Our engine takes requests as the server would, one stream each; the others are run in batches, one model after the other
+(`batches`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """How engines are run in this process. `batch`: of the others, requests at once; `resident`: of transformers, models at once."""
+    """How engines are run in this process. `batch`: of the others, requests at once; `resident`: of transformers,
+    models at once.
+    """
 
     store: Path
     database: str | None
@@ -47,7 +50,8 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkTarget:
-    """Somebody that can be asked. `vocabulary` and `longest` (tokens): the least of its models', None where it does not say.
+    """Somebody that can be asked. `vocabulary` and `longest` (tokens): the least of its models', None where it does not
+    say.
 
     `memory`: bytes by what holds them, now.
     """
@@ -61,7 +65,9 @@ class BenchmarkTarget:
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, models: Sequence[str], clock: Clock, access: Access, inside: EngineTarget) -> AsyncIterator[BenchmarkTarget]:
+async def opened(
+    name: str, models: Sequence[str], clock: Clock, access: Access, inside: EngineTarget
+) -> AsyncIterator[BenchmarkTarget]:
     """A target by its address or its engine's name. Raises InputError, Unavailable, and as loading does."""
     if name.startswith(("http://", "https://")):
         async with _server(name, models, clock, access) as target:
@@ -73,7 +79,9 @@ async def opened(name: str, models: Sequence[str], clock: Clock, access: Access,
 
     with contextlib.ExitStack() as stack:
         zoo = stack.enter_context(Zoo(inside.store, inside.database, create=False))
-        yield stack.enter_context(_engine(zoo, models, clock, inside) if name == "zoo" else _batched(zoo, name, models, clock, inside))
+        yield stack.enter_context(
+            _engine(zoo, models, clock, inside) if name == "zoo" else _batched(zoo, name, models, clock, inside)
+        )
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +94,9 @@ async def _server(url: str, models: Sequence[str], clock: Clock, access: Access)
         known = tuple(models) or tuple(await client.models())
         address = httpx.URL(url)
         process = listener(address.port or 80) if address.host in _LOCAL else None
-        yield BenchmarkTarget(url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)})
+        yield BenchmarkTarget(
+            url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)}
+        )
 
 
 @contextlib.contextmanager
@@ -105,13 +115,19 @@ def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: EngineTarget)
 
 
 @contextlib.contextmanager
-def _batched(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: EngineTarget) -> Iterator[BenchmarkTarget]:
+def _batched(
+    zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: EngineTarget
+) -> Iterator[BenchmarkTarget]:
     from cli.bench.batches import Batches
 
-    names = tuple(zoo.model(model).name for model in models) or tuple(one.name for one in zoo.models() if one.kind != "stitch")
+    names = tuple(zoo.model(model).name for model in models) or tuple(
+        one.name for one in zoo.models() if one.kind != "stitch"
+    )
     configs = [zoo.model(model).config for model in names]
     with Batches(_runner(zoo, name, names, clock, inside), inside.batch) as client:
-        yield BenchmarkTarget(name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings"))
+        yield BenchmarkTarget(
+            name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings")
+        )
 
 
 def _runner(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: EngineTarget) -> Runner:

@@ -1,7 +1,8 @@
-"""vLLM's offline engine, one base model in memory at a time, its LoRAs beside it, all exported from the zoo into a folder that goes away.
+"""vLLM's offline engine, one base model in memory at a time, its LoRAs beside it, all exported from the zoo into a
+folder that goes away.
 
-Its V1 engine is stepped from here, so that every token has its time. vLLM is imported when the runner is made. Knows nothing of batches'
-order; a batch is one model's. Written against vLLM 0.32, and run with its build for CPUs.
+Its V1 engine is stepped from here, so that every token has its time. vLLM is imported when the runner is made. Knows
+nothing of batches' order; a batch is one model's. Written against vLLM 0.32, and run with its build for CPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from zoo.errors import InputError, NotServable
 if TYPE_CHECKING:
     from zoo.api import Zoo
 
-#: The ranks that vLLM can be told; it makes every adapter as wide as what it is told, so the least that holds them all is the fair one.
+#: The ranks that vLLM can be told; it makes every adapter as wide as what it is told, so the least that holds them all
+#: is the fair one.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -88,7 +90,9 @@ class VllmRunner:
         return self._loaded[1]
 
     def _room(self, base: str) -> dict[str, Any]:
-        """What vLLM must be told to take a base's LoRAs, one of them at a time. Raises NotServable for a rank too great."""
+        """What vLLM must be told to take a base's LoRAs, one of them at a time. Raises NotServable for a rank too
+        great.
+        """
         handles = (self._zoo.model(name) for name in self._models)
         loras = [handle.name for handle in handles if handle.kind == "lora" and handle.base == base]
         if not loras:

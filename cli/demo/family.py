@@ -3,8 +3,9 @@
     DIR/models/<name>/            a Hugging Face checkpoint, or a PEFT folder
     DIR/training/<name>.json      its stamp: the key it was made under, and what its training came to
 
-A model is trained into a hidden folder beside its place and renamed when whole; the stamp is written last. So an interrupted
-run leaves no half-written model that counts, and the next run goes on with the first model that has no valid stamp.
+A model is trained into a hidden folder beside its place and renamed when whole; the stamp is written last. So an
+interrupted run leaves no half-written model that counts, and the next run goes on with the first model that has no
+valid stamp.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ def _write_stamp(path: Path, stamp: Mapping[str, Any]) -> None:
     partial.replace(path)
 
 
-def _trained(member: FamilyMember, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool) -> Trained:
+def _trained(
+    member: FamilyMember, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool
+) -> Trained:
     return Trained(
         name=member.name,
         kind=member.kind,

@@ -40,7 +40,9 @@ class MemberLesson:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training came to. Perplexities per token on held-out files of the member's subject; `before` is its base's."""
+    """What a training came to. Perplexities per token on held-out files of the member's subject; `before` is its
+    base's.
+    """
 
     perplexity: float
     before: float | None
@@ -64,7 +66,9 @@ def learn(lesson: MemberLesson, folder: Path, base: Path | None, on_step: Callab
     model.save_pretrained(folder)
     if member.kind != "lora":
         save_tokenizer(lesson.tokenizer, folder, recipe.context)
-    return Learned(lesson.perplexity(model), before, loss, member.schedule.steps * member.schedule.batch * recipe.context)
+    return Learned(
+        lesson.perplexity(model), before, loss, member.schedule.steps * member.schedule.batch * recipe.context
+    )
 
 
 def _foundation(member: FamilyMember, recipe: Recipe) -> Any:
@@ -112,7 +116,9 @@ def freeze_(model: Any, layers: tuple[int, ...]) -> None:
 def _with_lora(model: Any, member: FamilyMember, base: Path) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(task_type="CAUSAL_LM", r=member.rank, lora_alpha=2 * member.rank, target_modules=list(_LORA_TARGETS))
+    config = LoraConfig(
+        task_type="CAUSAL_LM", r=member.rank, lora_alpha=2 * member.rank, target_modules=list(_LORA_TARGETS)
+    )
     adapted = get_peft_model(model, config)
     adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
     return adapted

@@ -1,8 +1,8 @@
 """Muon: momentum whose matrices are made orthogonal before they are applied. For the few minutes a demo has to learn.
 
-At a few hundred steps it reaches a far lower held-out loss than AdamW for the same tokens. `torch.optim.Muon` is not used
-because it multiplies in bfloat16, which older CPUs only emulate. Source: Jordan et al. 2024, "Muon: an optimizer for hidden
-layers in neural networks". Knows nothing of models.
+At a few hundred steps it reaches a far lower held-out loss than AdamW for the same tokens. `torch.optim.Muon` is not
+used because it multiplies in bfloat16, which older CPUs only emulate. Source: Jordan et al. 2024, "Muon: an optimizer
+for hidden layers in neural networks". Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One update; the learning rate of a tall matrix grows with the root of rows over columns. A closure is not called."""
+        """One update; the learning rate of a tall matrix grows with the root of rows over columns. A closure is not
+        called.
+        """
         for group in self.param_groups:
             alike: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

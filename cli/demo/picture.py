@@ -97,7 +97,9 @@ def _count(number: int, word: str) -> str:
 
 
 def place(layers: Sequence[int | None]) -> str:
-    """What a segment covers: `embedding, layers 0-3`, `layer 2`, `layers 4-5, head`. None stands for embedding and head."""
+    """What a segment covers: `embedding, layers 0-3`, `layer 2`, `layers 4-5, head`. None stands for embedding and
+    head.
+    """
     inside = [layer for layer in layers if layer is not None]
     if not inside:
         return "embedding or head"

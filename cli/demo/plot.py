@@ -33,7 +33,9 @@ def plot_blocks(sharing: Sharing, path: Path) -> None:
         _draw_row(axes, row, model, layers, colours)
     _name_columns(axes, sharing.models, layers)
     _name_rows(axes, sharing.models)
-    axes.set_title("Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52)
+    axes.set_title(
+        "Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52
+    )
     axes.text(0.0, -1.16, _CAPTION, fontsize=9.5, color=_INK)
     handles = [_patch(colour, f"weights of {owner}") for owner, colour in colours.items()]
     if any(cell.adapted for model in sharing.models for cell in model.cells):
@@ -53,7 +55,15 @@ def plot_storage(sharing: Sharing, path: Path) -> None:
     }
     for row, sizes in enumerate(bars.values()):
         _draw_bar(axes, row, sizes)
-        axes.text(sum(sizes) / 1e6, row, f"  {human_bytes(sum(sizes))}", va="center", fontsize=11, fontweight="bold", color=_INK)
+        axes.text(
+            sum(sizes) / 1e6,
+            row,
+            f"  {human_bytes(sum(sizes))}",
+            va="center",
+            fontsize=11,
+            fontweight="bold",
+            color=_INK,
+        )
     axes.set_yticks(range(len(bars)), list(bars), fontsize=11)
     axes.invert_yaxis()
     axes.set_xlim(0, sharing.complete / 1e6 * 1.13)
@@ -100,14 +110,32 @@ def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping
             axes.add_patch(Rectangle(place, width, 0.72, fill=False, hatch="////", edgecolor="white", linewidth=0))
         if cell.owner != model.name:
             box = {"facecolor": colours[cell.owner], "edgecolor": "none", "pad": 1.0}
-            axes.text(place[0] + width / 2, row, "=", ha="center", va="center", color="white", fontsize=11, fontweight="bold", bbox=box)
+            axes.text(
+                place[0] + width / 2,
+                row,
+                "=",
+                ha="center",
+                va="center",
+                color="white",
+                fontsize=11,
+                fontweight="bold",
+                bbox=box,
+            )
 
 
 def _name_columns(axes: Axes, models: Sequence[Shared], layers: int) -> None:
     widest = max(models, key=_layers)
     for cell in widest.cells:
         width = 2.0 if cell.kind == "layer" else 1.0
-        axes.text(_column(cell, layers) + width / 2, -0.48, _SHORT[cell.kind], ha="center", va="bottom", fontsize=8, color="#555555")
+        axes.text(
+            _column(cell, layers) + width / 2,
+            -0.48,
+            _SHORT[cell.kind],
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color="#555555",
+        )
     for layer in range(layers):
         axes.text(1.4 + layer * 2.25 + 1.0, -0.78, f"layer {layer}", ha="center", va="bottom", fontsize=9, color=_INK)
     axes.set_xlim(-0.15, 1.4 + layers * 2.25 + 1.3)

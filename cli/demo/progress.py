@@ -1,4 +1,5 @@
-"""What a long run says on standard error while it lasts: a bar on a terminal, a line now and then elsewhere, nothing when silent.
+"""What a long run says on standard error while it lasts: a bar on a terminal, a line now and then elsewhere, nothing
+when silent.
 
 Knows nothing of what is being done.
 """

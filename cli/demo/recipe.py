@@ -30,7 +30,8 @@ class DemoShape:
 class Schedule:
     """How long and how fast: `steps` of `batch` windows; learning rates of matrices and of everything else.
 
-    `rate` belongs to AdamW (embedding, head, norms, LoRA), `matrix_rate` to the orthogonalised updates of the layers' matrices.
+    `rate` belongs to AdamW (embedding, head, norms, LoRA), `matrix_rate` to the orthogonalised updates of the layers'
+    matrices.
     """
 
     steps: int
@@ -93,11 +94,17 @@ class _Pace:
     lora: Schedule
 
 
-def _family(size: str, narrow: DemoShape, wide: DemoShape, frozen: int, rank: int, pace: _Pace) -> tuple[FamilyMember, ...]:
+def _family(
+    size: str, narrow: DemoShape, wide: DemoShape, frozen: int, rank: int, pace: _Pace
+) -> tuple[FamilyMember, ...]:
     base = f"{size}-base"
     return (
-        FamilyMember(base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow),
-        FamilyMember(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class Reader:\n    def read(self", shape=wide),
+        FamilyMember(
+            base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow
+        ),
+        FamilyMember(
+            f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class Reader:\n    def read(self", shape=wide
+        ),
         FamilyMember(
             f"{size}-concurrency",
             "full",

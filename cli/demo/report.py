@@ -57,13 +57,18 @@ def shared(sharing: Sharing, plots: Sequence[Path]) -> str:
         for m in sharing.models
     ]
     total = ("", "", "", "", human_bytes(sharing.complete), human_bytes(sharing.files), human_bytes(sharing.stored))
-    table = _table(("model", "kind", "base", "blocks", "complete", "its files", "added"), [*rows, total], right=(3, 4, 5, 6))
+    table = _table(
+        ("model", "kind", "base", "blocks", "complete", "its files", "added"), [*rows, total], right=(3, 4, 5, 6)
+    )
     return "\n".join(
         (
             "2. Sharing: all of them in one zoo",
             table,
-            f"   {human_bytes(sharing.stored)} stored: {_saved(sharing.stored, sharing.complete)} less than a complete copy per model, "
-            f"{_saved(sharing.stored, sharing.files)} less than the files",
+            (
+                f"   {human_bytes(sharing.stored)} stored: {_saved(sharing.stored, sharing.complete)} less than a "
+                "complete copy per model, "
+                f"{_saved(sharing.stored, sharing.files)} less than the files"
+            ),
             *(f"   plot: {plot}" for plot in plots),
             "",
         )
@@ -77,8 +82,11 @@ def asked(served: Served) -> str:
             f"3. Asking: `zoo serve` answered OpenAI's client at {served.url} after {served.start_seconds:.0f} s",
             answers,
             "4. Together: one batch across models",
-            f"   {served.together.requests} requests for {served.together.models} models at once: {served.together.tokens:,} tokens in "
-            f"{served.together.seconds:.1f} s, {served.together.tokens_per_second:.0f} tokens/s",
+            (
+                f"   {served.together.requests} requests for {served.together.models} models at once: "
+                f"{served.together.tokens:,} tokens in "
+                f"{served.together.seconds:.1f} s, {served.together.tokens_per_second:.0f} tokens/s"
+            ),
             _step(served.step),
             f"   every event: {served.trace}",
             f"   the server drained on SIGTERM, exit code {served.exit_code}",
@@ -90,7 +98,10 @@ def asked(served: Served) -> str:
 def _step(step: StepPicture | None) -> str:
     if step is None:
         return "   the trace has no step"
-    head = f"   step {step.number} of the engine, {step.rows} sequences of {len(step.models)} models; each line ran once for all its rows"
+    head = (
+        f"   step {step.number} of the engine, {step.rows} sequences of {len(step.models)} models; each line ran "
+        "once for all its rows"
+    )
     return f"{head}\n{draw(step)}"
 
 

@@ -38,8 +38,8 @@ class RunningServer:
 def running_server(store: Path, database: str | None, models: Sequence[str], folder: Path) -> Iterator[RunningServer]:
     """Serve `models` of `store` for the length of the block; then SIGTERM, which drains.
 
-    The key and the database's URL, which may hold a password, go through the environment: arguments can be read by other users.
-    `folder` gets `serve.log`, `serve.address` and `trace.jsonl`.
+    The key and the database's URL, which may hold a password, go through the environment: arguments can be read by
+    other users. `folder` gets `serve.log`, `serve.address` and `trace.jsonl`.
 
     Raises:
         ZooError: it ended, or was not ready in time; the message has its last words.

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A component of a model. `owner`: the first model of the family whose weights these are; `adapted`: with an adapter on top."""
+    """A component of a model. `owner`: the first model of the family whose weights these are; `adapted`: with an
+    adapter on top.
+    """
 
     kind: str
     layer: int | None
@@ -92,7 +94,10 @@ def _remove_outdated(zoo: Zoo, family: Sequence[Trained]) -> None:
     for trained in family:
         source = known.get(trained.name)
         if source is not None and Path(source) != Path(trained.folder).resolve():
-            raise NameTaken(f"the store holds another {trained.name!r}, from {source}: use another --store, or `zoo rm {trained.name}`")
+            raise NameTaken(
+                f"the store holds another {trained.name!r}, from {source}: use another --store, or `zoo rm "
+                f"{trained.name}`"
+            )
     for trained in reversed(family):
         if trained.name in known:
             _remove(zoo, trained.name)
@@ -120,7 +125,12 @@ def _shared(handle: ModelHandle, owners: dict[str, str], stored: set[str]) -> Sh
     """`owners` (base digest of a component -> model) learns the components that are seen for the first time."""
     manifest, chain = handle.manifest, handle.chain
     own = {digest for file in manifest.weight_files for _, digest in file.entries}
-    adapter = {digest for placed in manifest.components if placed.component.adapter for _, digest in placed.component.adapter.tensors}
+    adapter = {
+        digest
+        for placed in manifest.components
+        if placed.component.adapter
+        for _, digest in placed.component.adapter.tensors
+    }
     cells = tuple(
         Cell(
             kind=each.component.kind,

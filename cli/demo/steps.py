@@ -40,7 +40,8 @@ def run_demo(demo: Demo, progress: Progress, *, as_json: bool) -> None:
     """Run all steps; print as they end, or one JSON document at the end. `DIR/report.json` has the same document.
 
     Raises:
-        ZooError: no sources to learn from, a store that holds other models of these names, a server that does not start.
+        ZooError: no sources to learn from, a store that holds other models of these names, a server that does not
+            start.
     """
     started = time.monotonic()
     tell: Callable[[str], None] = (lambda text: None) if as_json else (lambda text: print(text, flush=True))
@@ -91,7 +92,9 @@ def _serve(demo: Demo, progress: Progress) -> report.Served:
 
     members, tokens = demo.recipe.members, min(_ANSWER_TOKENS, demo.recipe.context // 4)
     progress.note("  starting `zoo serve`, a process of its own")
-    with running_server(demo.store, demo.database, [member.name for member in members], demo.folder / "serving") as server:
+    with running_server(
+        demo.store, demo.database, [member.name for member in members], demo.folder / "serving"
+    ) as server:
         answers = ask_each(server.url, server.api_key, members, tokens)
         together = ask_together(server.url, server.api_key, members, _EACH, tokens)
     step = busiest_step(read_runs(server.trace))

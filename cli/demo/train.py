@@ -26,7 +26,9 @@ _FLOOR = 0.03
 
 def stream_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """All texts behind one another as `[tokens]` int64, each between `<s>` and `</s>`."""
-    return torch.tensor([token for encoding in tokenizer.encode_batch(list(texts)) for token in (*encoding.ids, EOS)], dtype=torch.int64)
+    return torch.tensor(
+        [token for encoding in tokenizer.encode_batch(list(texts)) for token in (*encoding.ids, EOS)], dtype=torch.int64
+    )
 
 
 def batches(stream: Tensor, context: int, batch: int, seed: int) -> Iterator[Tensor]:
@@ -63,7 +65,9 @@ def _optimizers(model: Any, schedule: Schedule) -> list[torch.optim.Optimizer]:
     return [adam, Muon(matrices, lr=schedule.matrix_rate)] if matrices else [adam]
 
 
-def train_(model: Any, stream: Tensor, schedule: Schedule, context: int, seed: int, on_step: Callable[[int, float], None]) -> float:
+def train_(
+    model: Any, stream: Tensor, schedule: Schedule, context: int, seed: int, on_step: Callable[[int, float], None]
+) -> float:
     """Change the model's trainable parameters in place.
 
     Args:
@@ -100,5 +104,7 @@ def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimize
 def perplexity(model: Any, stream: Tensor, context: int, most: int) -> float:
     """exp of the mean loss per token over the stream's windows of `context` tokens, the first `most` of them."""
     windows = _at_least(stream, context).unfold(0, context, context)[:most]
-    total = math.fsum(float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in torch.split(windows, 8))
+    total = math.fsum(
+        float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in torch.split(windows, 8)
+    )
     return math.exp(min(total / len(windows), 50.0))

@@ -1,6 +1,8 @@
-"""The picture of a comparison: every part of one model against every part of the other, the control beside it, and the pairs by depth.
+"""The picture of a comparison: every part of one model against every part of the other, the control beside it, and the
+pairs by depth.
 
-Colours are cividis, which colour-blind readers see as everyone does; both maps have the same scale. Knows nothing of how scores came about.
+Colours are cividis, which colour-blind readers see as everyone does; both maps have the same scale. Knows nothing of
+how scores came about.
 """
 
 from __future__ import annotations
@@ -38,22 +40,36 @@ def draw(found: Comparison, path: Path) -> None:
     axes = figure.subplots(1, len(known) + 1, width_ratios=[1] * len(known) + [0.95])
     for at, (title, table) in enumerate(known.items()):
         image = _map(axes[at], found, found.matrix, table, title, named=at == 0)
-    figure.colorbar(image, ax=list(axes[: len(known)]), shrink=0.8, pad=0.02, label="cosine of vocabulary distributions")
+    figure.colorbar(
+        image, ax=list(axes[: len(known)]), shrink=0.8, pad=0.02, label="cosine of vocabulary distributions"
+    )
     _profile(axes[-1], found)
     figure.suptitle(f"A  {found.a}      B  {found.b}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    frames = "frames are the pairs" if found.granularity != "group" else "frames are the pairs, a group's score its last cell"
+    frames = (
+        "frames are the pairs"
+        if found.granularity != "group"
+        else "frames are the pairs, a group's score its last cell"
+    )
     figure.supxlabel(
-        f"{found.probe.tokens:,} tokens of {found.probe.source}; each part read by its model's own final norm and head; {frames}",
-        fontsize=9, color=_INK, x=0.01, ha="left",
-    )  # fmt: skip
+        f"{found.probe.tokens:,} tokens of {found.probe.source}; each part read by its model's own final norm and "
+        f"head; {frames}",
+        fontsize=9,
+        color=_INK,
+        x=0.01,
+        ha="left",
+    )
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _map(axes: Axes, found: Comparison, matrix: ScoreMatrix, table: Sequence[Sequence[float]], title: str, named: bool) -> Any:
-    image = axes.imshow(table, cmap="cividis", vmin=0.0, vmax=1.0, aspect="equal" if len(table) == len(table[0]) else "auto")
+def _map(
+    axes: Axes, found: Comparison, matrix: ScoreMatrix, table: Sequence[Sequence[float]], title: str, named: bool
+) -> Any:
+    image = axes.imshow(
+        table, cmap="cividis", vmin=0.0, vmax=1.0, aspect="equal" if len(table) == len(table[0]) else "auto"
+    )
     axes.set_title(title, fontsize=11, color=_INK)
     part = "component" if found.granularity == "component" else "layer"
     axes.set_xlabel(f"{part} of B", fontsize=10)
@@ -78,7 +94,9 @@ def _values(axes: Axes, table: Sequence[Sequence[float]]) -> None:
     for row, values in enumerate(table):
         for column, value in enumerate(values):
             text = "1.0" if value > 0.9995 else f"{value:.2f}".removeprefix("0") if len(table) > 8 else f"{value:.3f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if value < 0.55 else "black")
+            axes.text(
+                column, row, text, ha="center", va="center", fontsize=size, color="white" if value < 0.55 else "black"
+            )
 
 
 def _frames(axes: Axes, found: Comparison, matrix: ScoreMatrix) -> None:
@@ -92,7 +110,11 @@ def _frames(axes: Axes, found: Comparison, matrix: ScoreMatrix) -> None:
     for pair in found.pairs:
         row, column = starts_a[pair.a.components.lo], starts_b[pair.b.components.lo]
         height, width = ends_a[pair.a.components.hi] - row + 1, ends_b[pair.b.components.hi] - column + 1
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), width, height, fill=False, edgecolor="#D55E00", linewidth=1.6, clip_on=False))
+        axes.add_patch(
+            Rectangle(
+                (column - 0.5, row - 0.5), width, height, fill=False, edgecolor="#D55E00", linewidth=1.6, clip_on=False
+            )
+        )
 
 
 def _profile(axes: Axes, found: Comparison) -> None:
@@ -113,7 +135,10 @@ def _profile(axes: Axes, found: Comparison) -> None:
     axes.set_title("the pairs, by depth", fontsize=11, color=_INK)
     by_component = found.granularity == "component"
     spans = [pair.a.components if by_component else pair.a.layers for pair in found.pairs]
-    axes.set_xlabel("component of A" if by_component else "layers of A" if found.granularity == "group" else "layer of A", fontsize=10)
+    axes.set_xlabel(
+        "component of A" if by_component else "layers of A" if found.granularity == "group" else "layer of A",
+        fontsize=10,
+    )
     step = -(-len(spans) // _TICKS)
     axes.set_xticks(range(0, len(spans), step), [_shown(span) for span in spans[::step]], fontsize=9)
     axes.set_xlim(-0.5, len(spans) - 0.5)

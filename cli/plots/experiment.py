@@ -1,7 +1,8 @@
 """Figures 10 and 11 of BlockLLM for two models of the zoo, drawn from an experiment's document.
 
-A column per measure, a row per line of the document (blocks of the other model, pruned blocks); a curve per number of layers.
-Colours are Okabe and Ito's, which colour-blind readers can tell apart. Knows nothing of how the numbers came about.
+A column per measure, a row per line of the document (blocks of the other model, pruned blocks); a curve per number of
+layers. Colours are Okabe and Ito's, which colour-blind readers can tell apart. Knows nothing of how the numbers came
+about.
 """
 
 from __future__ import annotations
@@ -30,14 +31,23 @@ def plot_experiment(document: Mapping[str, Any], path: Path) -> None:
     for row, line in zip(grid, lines, strict=True):
         for axes, measure in zip(row, measures, strict=True):
             _draw(axes, document, line, measure)
-        row[0].set_title(_WORDS[line].format(a=document["a"]) + f" in {document['b']}", loc="left", fontsize=10.5, color=_INK)
+        row[0].set_title(
+            _WORDS[line].format(a=document["a"]) + f" in {document['b']}", loc="left", fontsize=10.5, color=_INK
+        )
     for axes in grid[-1]:
         axes.set_xlabel(_across(document), fontsize=9.5, color=_INK)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9, alignment="left", title_fontsize=8.5,
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=6,
+        frameon=False,
+        fontsize=9,
+        alignment="left",
+        title_fontsize=8.5,
         title=f"bars: one standard error of the difference to {document['b']} alone, which was asked the same",
-    )  # fmt: skip
+    )
     figure.suptitle(_title(document), x=0.01, ha="left", fontsize=12.5, fontweight="bold", color=_INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -60,10 +70,17 @@ def _draw(axes: Axes, document: Mapping[str, Any], line: str, measure: str) -> N
     for index, size in enumerate(dict.fromkeys(point["size"] for point in points)):
         own = [point for point in points if point["size"] == size]
         axes.errorbar(
-            [point["at"] for point in own], [point[measure]["value"] for point in own], yerr=_errors(own, measure),
-            color=_COLOURS[index % len(_COLOURS)], marker=_MARKS[index % len(_MARKS)], markersize=5, linewidth=1.6, capsize=2.5,
-            elinewidth=1.0, label=_label(document, size),
-        )  # fmt: skip
+            [point["at"] for point in own],
+            [point[measure]["value"] for point in own],
+            yerr=_errors(own, measure),
+            color=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKS[index % len(_MARKS)],
+            markersize=5,
+            linewidth=1.6,
+            capsize=2.5,
+            elinewidth=1.0,
+            label=_label(document, size),
+        )
     for letter, style in (("b", "-"), ("a", ":")):
         value = document["baselines"][letter][measure]["value"]
         axes.axhline(value, color=_GREY, linestyle=style, linewidth=1.1, label=f"{document[letter]} alone", zorder=0)
@@ -76,7 +93,9 @@ def _draw(axes: Axes, document: Mapping[str, Any], line: str, measure: str) -> N
 
 
 def _errors(points: Sequence[Mapping[str, Any]], measure: str) -> list[float]:
-    """One standard error of the difference to b: all mixtures are asked the same, so what they have in common is no error."""
+    """One standard error of the difference to b: all mixtures are asked the same, so what they have in common is no
+    error.
+    """
     return [point[measure]["difference_error"] or 0.0 for point in points]
 
 

@@ -1,4 +1,5 @@
-"""The engines that agents' processes can be, and `python -m cli.serving.agent_engines`: the program that a launcher starts.
+"""The engines that agents' processes can be, and `python -m cli.serving.agent_engines`: the program that a launcher
+starts.
 
 Each row of the table imports what its kind needs when it is chosen, not before: an agent that counts needs no torch.
 """
@@ -39,12 +40,18 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
         time.sleep(busy * chosen.pace / 1e9)
 
     return lambda: LinkedIntegerEngine(
-        chosen.models, chosen.pages, page_bytes=chosen.page_bytes, fail_at=chosen.fail_at, pace=pace if chosen.pace else None
+        chosen.models,
+        chosen.pages,
+        page_bytes=chosen.page_bytes,
+        fail_at=chosen.fail_at,
+        pace=pace if chosen.pace else None,
     )
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of an engine that runs stored models. `half_page`: bytes of K in a page, alike for all agents; `threads`: of a CPU."""
+    """Settings of an engine that runs stored models. `half_page`: bytes of K in a page, alike for all agents;
+    `threads`: of a CPU.
+    """
 
     store: str
     database: str | None

@@ -1,4 +1,5 @@
-"""Puts a cluster together for `zoo serve`: stored models as chains, agents as processes or threads, or one inline; the driver over them.
+"""Puts a cluster together for `zoo serve`: stored models as chains, agents as processes or threads, or one inline; the
+driver over them.
 
 Imports torch and transformers only when called: the sizes of K and V come from the models' configs.
 """
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from runtime.cluster.launch.launcher import AgentLauncher
     from zoo.api import Zoo
 
-#: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to plan with.
+#: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to
+#: plan with.
 _PIECES = 4
 _WHOLE = 1 << 62
 
@@ -50,21 +52,31 @@ def start_cluster(
     # On one device the server takes a rewriting by latency; by accuracy, and over several, the scheduler chooses.
     adapts = options.deltas and not (inline and limits.prefer == "latency")
     half = half_page(zoo.store, config, names)
-    whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
+    whole = {
+        block.id: block.nbytes
+        for name in names
+        for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks
+    }
     piece = _WHOLE if inline else max(sum(whole.values()) // (_PIECES * options.agents), 1)
     threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
-        "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half, "threads": threads,
-    }  # fmt: skip
+        "store": str(zoo.store.root),
+        "database": database,
+        "config": msgspec.to_builtins(config),
+        "half_page": half,
+        "threads": threads,
+    }
 
     def describe(name: str) -> ServeModel:
         found = describe_chain(zoo.store, name, config, half, piece)
         variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if adapts else ()
         cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
         return ServeModel(
-            found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants),
+            found.chain,
+            (*found.blocks, *(block for each in variants for block in each.blocks)),
+            tuple(v.variant for v in variants),
             measured_pieces(zoo.store, cut, config.device, threads),
-        )  # fmt: skip
+        )
 
     served = [describe(name) for name in names]
     blocks = {block.id: block for each in served for block in each.blocks}
@@ -73,7 +85,11 @@ def start_cluster(
     adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
-    known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}
+    known = {
+        each.chain.model: surrogates_of(zoo.store, each.chain.model)
+        for each in served
+        if cluster.speculation.mode != "off"
+    }
     fleet = _alone(zoo, options, half, trace) if inline else _fleet(options, settings)
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, fleet, cluster, trace=trace,
@@ -88,7 +104,9 @@ def start_cluster(
 
 
 def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> InlineAgent:
-    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit the device."""
+    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit
+    the device.
+    """
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.engine.executors.stage import StagedEngine
@@ -127,7 +145,9 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
     if options.backend == "ray":
         from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
-        return RayLauncher(RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options)))
+        return RayLauncher(
+            RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options))
+        )
     return ProcessLauncher(ProcessConfig(preparation, options.relay(), agents))
 
 

@@ -34,10 +34,15 @@ def start_driver(
     if options.backend == "local":
         require_effects(options, chosen.executor)
         if log is not None:
-            raise InputError(f"--log is of a scheduler, and there is none: {options.alone_because(chosen.executor) or '--backend local'}")
+            raise InputError(
+                "--log is of a scheduler, and there is none: "
+                f"{options.alone_because(chosen.executor) or '--backend local'}"
+            )
         from runtime.cluster.local import LocalDriver
 
-        return LocalDriver(start_engine(zoo, options.engine(), chosen.names, chosen.executor), options.batching(), trace)
+        return LocalDriver(
+            start_engine(zoo, options.engine(), chosen.names, chosen.executor), options.batching(), trace
+        )
     from cli.serving.cluster import start_cluster
 
     return start_cluster(zoo, options, chosen.names, database, trace, log)

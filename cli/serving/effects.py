@@ -27,7 +27,9 @@ _ADAPTIVE = ("equivalent", "stitched")
 
 
 def require_effects(options: ServeOptions, executor: str | None = None) -> None:
-    """Raises InputError for the first option that would have none. `executor`: the one that was chosen, once that is known."""
+    """Raises InputError for the first option that would have none. `executor`: the one that was chosen, once that is
+    known.
+    """
     default = type(options)()
     changed = {field.name for field in fields(options) if getattr(options, field.name) != getattr(default, field.name)}
     runs = executor or options.executor
@@ -43,7 +45,11 @@ def require_effects(options: ServeOptions, executor: str | None = None) -> None:
             "without the dense executor, which is for one device: give --executor dense",
         ),
         (_LOCAL, options.clustered, "on agents, which look no step ahead"),
-        (_ADAPTIVE, not options.deltas or backend == "local", "without stand-ins: give --deltas, and no --backend local"),
+        (
+            _ADAPTIVE,
+            not options.deltas or backend == "local",
+            "without stand-ins: give --deltas, and no --backend local",
+        ),
         (("speculation_lane",), options.speculation == "off", "where no hop is predicted: give --speculation"),
     ]
     for names, idle, why in refused:

@@ -1,4 +1,6 @@
-"""Which executor is the faster one on a device: measured by `zoo profile --executors`, kept in the catalogue, read by `--executor auto`."""
+"""Which executor is the faster one on a device: measured by `zoo profile --executors`, kept in the catalogue, read by
+`--executor auto`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,12 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
             seconds[executor][str(rows)] = statistics.median(times[1:])  # the first warms
     ratios = [seconds["dense"][str(rows)] / seconds["paged"][str(rows)] for rows in ROWS]
     key = device_key(config.device, hardware_of(config.device))
-    document = {"model": name, "key": key, "seconds": seconds, "dense_over_paged": math.exp(statistics.mean(map(math.log, ratios)))}
+    document = {
+        "model": name,
+        "key": key,
+        "seconds": seconds,
+        "dense_over_paged": math.exp(statistics.mean(map(math.log, ratios))),
+    }
     with zoo.store.catalog.writing() as writer:
         writer.put_document(Document(KIND, name, key, document))
     return document
@@ -85,7 +92,9 @@ def _run(engine: Engine, name: str, rows: int, tokens: int) -> float:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     vocabulary = engine.models()[0].vocab_size
     requests = [
-        SequenceRequest(f"x{next(_numbers)}", "x", name, tuple((7 * row + at) % vocabulary for at in range(_PROMPT)), params)
+        SequenceRequest(
+            f"x{next(_numbers)}", "x", name, tuple((7 * row + at) % vocabulary for at in range(_PROMPT)), params
+        )
         for row in range(rows)
     ]
     with LocalDriver(engine, BatchingConfig()) as driver:

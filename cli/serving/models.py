@@ -1,4 +1,5 @@
-"""Puts the parts of serving together for the verbs: which models can be served, their tokenizers, the catalogue as the server sees it.
+"""Puts the parts of serving together for the verbs: which models can be served, their tokenizers, the catalogue as the
+server sees it.
 
 Imports torch and transformers only when called, through the engine and the facade.
 """
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
 _TOKENIZER_FILES = frozenset(
-    ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"]
+    [
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tekken.json",
+    ]
 )
 
 
@@ -41,13 +50,17 @@ class Chosen:
     executor: Executor = "paged"
 
 
-def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto", device: str = "cpu") -> Chosen:
+def choose(
+    zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto", device: str = "cpu"
+) -> Chosen:
     """The wanted models, or all that can be served. `dtype`: what the engine casts weights to.
 
-    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs the dense one, or it
-    runs all of them and was measured to be faster on a device like this one (`zoo profile --executors`).
+    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs
+    the dense one, or it runs all of them and was measured to be faster on a device like this one (`zoo profile
+    --executors`).
 
-    Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor does not run; InputError when nothing is left.
+    Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor does not run; InputError when
+    nothing is left.
     """
     if executor == "auto":
         try:
@@ -96,7 +109,10 @@ def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
         if is_exit(models[named[0]], zoo.model(summary.name).manifest):
             found.append(summary.name)
         else:
-            say(f"warning: left out: {summary.name} is no exit of {named[0]} as it is now; make it again with `zoo exits`")
+            say(
+                f"warning: left out: {summary.name} is no exit of {named[0]} as it is now; make it again with `zoo "
+                "exits`"
+            )
     return (*models, *found)
 
 
@@ -112,7 +128,9 @@ def check_device(device: str) -> None:
 
 
 def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> Engine:
-    """An executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as loading does."""
+    """An executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as
+    loading does.
+    """
     from runtime.engine.dense.executor import DenseEngine
     from runtime.engine.executors.paged import PagedEngine
 
@@ -130,7 +148,8 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
         if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise
         raise InputError(
-            f"the models and a page pool of {human_bytes(config.kv_bytes)} do not fit the memory of {config.device}; lower --kv-bytes"
+            f"the models and a page pool of {human_bytes(config.kv_bytes)} do not fit the memory of {config.device}; "
+            "lower --kv-bytes"
         ) from error
 
 
@@ -152,7 +171,8 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
 class ZooSource:
     """The catalogue as `runtime.server.interfaces.ModelSource`.
 
-    `deltas`: low-rank rewritings may stand in for their models; where both were measured on `device`, by what that tells.
+    `deltas`: low-rank rewritings may stand in for their models; where both were measured on `device`, by what that
+    tells.
     """
 
     def __init__(self, zoo: Zoo, deltas: bool = False, device: str = "cpu") -> None:
@@ -182,7 +202,9 @@ class ZooSource:
         )
 
     def _profile(self, spec: ModelSpec) -> BlockProfile | None:
-        """What the chain was measured to cost on a device like this one; None where it was not, or has other blocks now."""
+        """What the chain was measured to cost on a device like this one; None where it was not, or has other blocks
+        now.
+        """
         from runtime.engine.profiling.document import stored_chain
 
         return stored_chain(self._zoo.store, spec.name, self._device)
@@ -190,7 +212,11 @@ class ZooSource:
     def _rewriting(self, name: str) -> str | None:
         """The low-rank rewriting of a model that is nearest to it, as the catalogue has them scored."""
         with self._zoo.store.catalog.reading() as reader:
-            pairs = [pair for pair in reader.equivalences([name]) if pair.relation == "delta" and pair.a.model == name and pair.a.lo == 0]
+            pairs = [
+                pair
+                for pair in reader.equivalences([name])
+                if pair.relation == "delta" and pair.a.model == name and pair.a.lo == 0
+            ]
         return max(pairs, key=lambda pair: pair.similarity).b.model if pairs else None
 
 

@@ -1,4 +1,5 @@
-"""The settings of `zoo serve`: defaults, then a TOML or JSON file, then the command line. Unknown keys and wrong types are refused.
+"""The settings of `zoo serve`: defaults, then a TOML or JSON file, then the command line. Unknown keys and wrong types
+are refused.
 
 Knows nothing of serving; it turns text into three frozen configurations.
 """
@@ -30,7 +31,8 @@ from runtime.policy.routing.variants import DispatchLimits
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-#: An agent alone divides prompts over steps by itself, and is told of so many steps' worth at once: few of them are then left half full.
+#: An agent alone divides prompts over steps by itself, and is told of so many steps' worth at once: few of them are
+#: then left half full.
 _STEPS = 4
 
 C = TypeVar("C")
@@ -134,12 +136,18 @@ class ServeOptions:
         inline = self.backend == "inline"
         control = _built(ControlConfig, balancing=self.balancing)
         return _built(
-            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences,
+            ClusterConfig,
+            devices=self.agents,
+            placing=self.placing,
+            max_running=self.max_sequences,
             chunk=_STEPS * self.token_budget if inline else min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
-            sharing=self.sharing, block_rows=self.block_rows, paths=self.paths, control=ControlConfig.off() if inline else control,
+            sharing=self.sharing,
+            block_rows=self.block_rows,
+            paths=self.paths,
+            control=ControlConfig.off() if inline else control,
             dispatch=self.dispatch,
-        )  # fmt: skip
+        )
 
     def adaptation(self) -> DispatchLimits:
         """How adaptive requests are dispatched over agents."""
@@ -175,7 +183,9 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     """Options from a file overlaid by those given on the command line (None: not given). Raises InputError."""
     options = ServeOptions()
     for source, values in ((str(file), _read(file) if file else {}), ("command line", given)):
-        options = replace(options, **_checked(source, {key: value for key, value in values.items() if value is not None}))
+        options = replace(
+            options, **_checked(source, {key: value for key, value in values.items() if value is not None})
+        )
     _check(options)
     return options
 
@@ -205,7 +215,10 @@ def _checked(source: str, values: dict[str, Any]) -> dict[str, Any]:
     types = get_type_hints(ServeOptions)
     unknown = sorted(set(values) - set(types))
     if unknown:
-        raise InputError(f"{source}: unknown option {unknown[0]!r}; known are {', '.join(field.name for field in fields(ServeOptions))}")
+        raise InputError(
+            f"{source}: unknown option {unknown[0]!r}; known are "
+            f"{', '.join(field.name for field in fields(ServeOptions))}"
+        )
     return {key: _typed(source, key, types[key], value) for key, value in values.items()}
 
 
@@ -214,7 +227,9 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise InputError(f"{source}: {key} must be a list of names")
-    allowed = tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) in (UnionType,) else (kind,)
+    allowed = (
+        tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) in (UnionType,) else (kind,)
+    )
     if float in allowed:
         allowed += (int,)
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
@@ -258,7 +273,9 @@ def _check_adaptive(options: ServeOptions) -> None:
     if options.adaptive not in ("latency", "accuracy"):
         raise InputError(f"adaptive must be latency or accuracy, not {options.adaptive!r}")
     if options.adaptive == "accuracy" and not (options.deltas and options.backend != "local"):
-        raise InputError("accuracy first is how a scheduler serves adaptive requests: give --deltas, and no --backend local")
+        raise InputError(
+            "accuracy first is how a scheduler serves adaptive requests: give --deltas, and no --backend local"
+        )
     if options.adaptive_ms and options.adaptive != "accuracy":
         raise InputError("adaptive_ms is the time up to which accuracy comes first: give --adaptive accuracy")
     if not (0.0 <= options.equivalent <= 1.0 and 0.0 <= options.stitched <= 1.0 and 0.0 <= options.adaptive_ms < 1e9):

@@ -17,13 +17,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="ZOO_STORE", help="Folder of the store.", show_default="./zoo_store", file_okay=False)
+    Path,
+    typer.Option(
+        "--store", envvar="ZOO_STORE", help="Folder of the store.", show_default="./zoo_store", file_okay=False
+    ),
 ]
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--database", envvar="ZOO_DATABASE", help="SQLAlchemy URL of the catalogue instead of the store's own SQLite file."),
+    typer.Option(
+        "--database",
+        envvar="ZOO_DATABASE",
+        help="SQLAlchemy URL of the catalogue instead of the store's own SQLite file.",
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on standard output.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document and nothing else on standard output.")
+]
 DEFAULT_STORE = Path("zoo_store")
 #: Columns of a table that no terminal bounds: a file or a pipe.
 _UNBOUND_WIDTH = 200

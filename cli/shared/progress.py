@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def counting(what: str, silent: bool, counted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of (done, in all), as numbers where they can be `counted`, else in percent; None without a terminal or when `silent`."""
+    """A bar of (done, in all), as numbers where they can be `counted`, else in percent; None without a terminal or when
+    `silent`.
+    """
     if silent or not sys.stderr.isatty():
         yield None
         return
@@ -23,7 +25,9 @@ def counting(what: str, silent: bool, counted: bool = True) -> Iterator[Callable
 
 
 def hush(bars: bool = False) -> None:
-    """No advice from lm-eval and transformers, and no bars of their own; with `bars`, those where there is a terminal."""
+    """No advice from lm-eval and transformers, and no bars of their own; with `bars`, those where there is a
+    terminal.
+    """
     import logging
 
     from transformers.utils import logging as advice

@@ -14,7 +14,10 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")]
 HeldOutOption = Annotated[
     str | None,
-    typer.Option(help="Text or JSONL file, or datasets:PATH[:CONFIG][:SPLIT].", show_default="held-out files of the standard library"),
+    typer.Option(
+        help="Text or JSONL file, or datasets:PATH[:CONFIG][:SPLIT].",
+        show_default="held-out files of the standard library",
+    ),
 ]
 WindowOption = Annotated[int, typer.Option(help="Tokens that are read at a time.", min=2)]
 NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")]

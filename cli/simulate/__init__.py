@@ -1,4 +1,5 @@
-"""`zoo simulate`: the real scheduler over a simulated cluster, in virtual time: a paper's experiment, or a scenario of one's own.
+"""`zoo simulate`: the real scheduler over a simulated cluster, in virtual time: a paper's experiment, or a scenario of
+one's own.
 
 This file is the command: text to a study. What is simulated is in `runtime.sim`.
 """
@@ -17,27 +18,42 @@ def simulate(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy}, scale, full-device.",
+            help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy}, scale, "
+            "full-device.",
             show_default="blockllm",
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A scenario of your own: TOML or JSON.", dir_okay=False)] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
-    policies: Annotated[list[str] | None, typer.Option("--policy", help="Only this one; may be given again.", show_default="all")] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", help="Only this one; may be given again.", show_default="all")
+    ] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="So many, at the scenario's rate.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, max=65_536, help="So many, in servers like the scenario's last one.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=65_536, help="So many, in servers like the scenario's last one.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)
+    ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Write the first run's scheduler log here: every event, a digest of every answer.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="Write the first run's scheduler log here: every event, a digest of every answer.", dir_okay=False
+        ),
     ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(help="Instead: give a log to a new scheduler, and see if it answers the same.", dir_okay=False),
     ] = None,
     save_requests: Annotated[
-        Path | None, typer.Option(help="Write what is asked here (JSONL); a scenario reads it as asked.kind = file.", dir_okay=False)
+        Path | None,
+        typer.Option(
+            help="Write what is asked here (JSONL); a scenario reads it as asked.kind = file.", dir_okay=False
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the report and its pictures into this folder.", file_okay=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the report and its pictures into this folder.", file_okay=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a cluster in virtual time: the same scheduler as `zoo serve`, simulated devices and links."""

@@ -1,8 +1,8 @@
-"""Pictures of a study: one run's latencies, load and memory by policy (Figures 18 to 21), and how they go along an axis (Figure 22, Table
-2).
+"""Pictures of a study: one run's latencies, load and memory by policy (Figures 18 to 21), and how they go along an axis
+(Figure 22, Table 2).
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; policies also differ in their strokes. Knows nothing of how the
-numbers came about.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; policies also differ in their strokes. Knows
+nothing of how the numbers came about.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Of policies, one after the other: colour, stroke, marker.
-LOOKS = (("#0072B2", "-", "o"), ("#D55E00", "--", "s"), ("#009E73", "-.", "^"), ("#CC79A7", ":", "D"), ("#E69F00", "-", "v"))
+LOOKS = (
+    ("#0072B2", "-", "o"),
+    ("#D55E00", "--", "s"),
+    ("#009E73", "-.", "^"),
+    ("#CC79A7", ":", "D"),
+    ("#E69F00", "-", "v"),
+)
 _INK, _GREY, _PALE = "#222222", "#777777", "#E5E5E5"
 _ALONG = {
     "median latency, s": lambda policy: policy["latency"]["p50"],
@@ -46,7 +52,10 @@ def _run(document: Mapping[str, Any], case: Mapping[str, Any]) -> Figure:
     _latencies(left, case["policies"])
     _bars(right, case["policies"], {"tokens a second": lambda policy: policy["throughput_tokens"]}, "throughput")
     _over_time(below, case["policies"])
-    parts = {"weights, mean": lambda p: p["memory"]["weights_mean"] / 1e9, "K and V, most": lambda p: p["memory"]["kv_max"] / 1e9}
+    parts = {
+        "weights, mean": lambda p: p["memory"]["weights_mean"] / 1e9,
+        "K and V, most": lambda p: p["memory"]["kv_max"] / 1e9,
+    }
     _bars(memory, case["policies"], parts, "memory of all devices, GB")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9.5)
@@ -56,10 +65,14 @@ def _run(document: Mapping[str, Any], case: Mapping[str, Any]) -> Figure:
 def _latencies(axes: Axes, policies: Mapping[str, Any]) -> None:
     for (name, policy), (colour, stroke, _) in zip(policies.items(), LOOKS, strict=False):
         values = policy["curves"]["latency_percentiles"]
-        axes.plot(values, [at / 100 for at in range(len(values))], color=colour, linestyle=stroke, linewidth=1.9, label=name)
+        axes.plot(
+            values, [at / 100 for at in range(len(values))], color=colour, linestyle=stroke, linewidth=1.9, label=name
+        )
     for share, name in ((0.5, "median"), (0.95, "p95")):
         axes.axhline(share, color=_PALE, linewidth=0.9, zorder=0)
-        axes.annotate(name, (0.995, share), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color=_GREY)
+        axes.annotate(
+            name, (0.995, share), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color=_GREY
+        )
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0.0)
     dress(axes, "latency of a request, s", "share of requests", "latency")
@@ -68,7 +81,13 @@ def _latencies(axes: Axes, policies: Mapping[str, Any]) -> None:
 def _over_time(axes: Axes, policies: Mapping[str, Any]) -> None:
     for (_, policy), (colour, stroke, _) in zip(policies.items(), LOOKS, strict=False):
         points = policy["curves"]["over_time"]
-        axes.plot([at for at, _, _ in points], [share for _, share, _ in points], color=colour, linestyle=stroke, linewidth=1.2)
+        axes.plot(
+            [at for at, _, _ in points],
+            [share for _, share, _ in points],
+            color=colour,
+            linestyle=stroke,
+            linewidth=1.2,
+        )
     axes.set_ylim(0.0, 1.02)
     dress(axes, "virtual time, s", "share of devices", "devices with a step under way")
 
@@ -81,7 +100,14 @@ def _bars(axes: Axes, policies: Mapping[str, Any], parts: Mapping[str, Any], tit
             height, at = value(policy), place + (part - (len(parts) - 1) / 2) * width
             axes.bar(at, height, width * 0.92, color=colour, alpha=1.0 if part == 0 else 0.45)
             text = f"{height:,.0f}" if height >= 10 else f"{height:.2f}"
-            axes.annotate(text + (f"\n{label}" if len(parts) > 1 else ""), (at, height), ha="center", va="bottom", fontsize=8, color=_INK)
+            axes.annotate(
+                text + (f"\n{label}" if len(parts) > 1 else ""),
+                (at, height),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=_INK,
+            )
     axes.set_xticks(range(len(policies)), list(policies), fontsize=9.5)
     axes.margins(y=0.18)
     dress(axes, "", "", title)
@@ -101,7 +127,15 @@ def _along(document: Mapping[str, Any]) -> Figure:
 def _lines(axes: Axes, cases: Sequence[Mapping[str, Any]], value: Any) -> None:
     for name, (colour, stroke, marker) in zip(cases[0]["policies"], LOOKS, strict=False):
         points = [(case["x"], value(case["policies"][name])) for case in cases]
-        axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, marker=marker, linewidth=1.8, label=name)
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            color=colour,
+            linestyle=stroke,
+            marker=marker,
+            linewidth=1.8,
+            label=name,
+        )
     axes.set_ylim(bottom=0.0)
     axes.set_xticks([case["x"] for case in cases], [f"{case['x']:g}" for case in cases])
 

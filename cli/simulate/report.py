@@ -36,7 +36,10 @@ def deliver(document: Mapping[str, Any], as_json: bool, out: Path | None) -> Non
 
 def show(document: Mapping[str, Any]) -> None:
     """A line per run, ratios, and the paper's numbers."""
-    print_table(_HEADINGS, [_line(case["label"], name, policy) for case in document["cases"] for name, policy in case["policies"].items()])
+    print_table(
+        _HEADINGS,
+        [_line(case["label"], name, policy) for case in document["cases"] for name, policy in case["policies"].items()],
+    )
     for case in document["cases"]:
         for pair, found in case["ratios"].items():
             values = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
@@ -52,7 +55,15 @@ def show(document: Mapping[str, Any]) -> None:
 def _line(label: str, name: str, policy: Mapping[str, Any]) -> tuple[object, ...]:
     latency, memory = policy["latency"], policy["memory"]
     return (
-        label, name, policy["completed"], f"{latency['p50']:.2f}", f"{latency['p95']:.2f}", f"{policy['throughput_tokens']:,.0f}",
-        f"{policy['utilisation']:.1%}", human_bytes(policy["communication_bytes"]), human_bytes(int(memory["weights_mean"])),
-        human_bytes(int(memory["kv_max"])), f"{policy['real']['seconds']:.1f}",
-    )  # fmt: skip
+        label,
+        name,
+        policy["completed"],
+        f"{latency['p50']:.2f}",
+        f"{latency['p95']:.2f}",
+        f"{policy['throughput_tokens']:,.0f}",
+        f"{policy['utilisation']:.1%}",
+        human_bytes(policy["communication_bytes"]),
+        human_bytes(int(memory["weights_mean"])),
+        human_bytes(int(memory["kv_max"])),
+        f"{policy['real']['seconds']:.1f}",
+    )

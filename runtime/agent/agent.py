@@ -1,4 +1,5 @@
-"""The relay: the state machine of one device in a cluster. Rows of sequences come in, steps go out, what they give goes to the next hop.
+"""The relay: the state machine of one device in a cluster. Rows of sequences come in, steps go out, what they give goes
+to the next hop.
 
 Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
 
@@ -6,19 +7,21 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
     next_step(now)                            a step for the engine, or None while nothing can run
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
-and, if it likes, to save time, prepare() while nothing can be run and first(result) right before finish_step (`agent.steps.prefetch`)
+and, if it likes, to save time, prepare() while nothing can be run and first(result) right before finish_step
+(`agent.steps.prefetch`)
 
 (steps with a lane, where steps that predict run on a stream of their own; `agent.speculation.hop`)
 
-A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14),
-but a step that others are due for within a moment is put off for them (`policy.batching.batch_wait`): `next_step` gives None until they are there, or
-`lingers` is over, when the driver is to ask again.
-Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
-sequence is opened wait for that (`agent.steps.early_rows`).
-Pages of what is closed while a step writes them are free when it is over. Rows that find no page wait, up to `patience`; then
-they are told to be lost, and the scheduler sees what is to be done.
+A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a
+batch to fill (BL-14), but a step that others are due for within a moment is put off for them
+(`policy.batching.batch_wait`): `next_step` gives None until they are there, or `lingers` is over, when the driver is to
+ask again. Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows.
+Rows that come before their sequence is opened wait for that (`agent.steps.early_rows`). Pages of what is closed while a
+step writes them are free when it is over. Rows that find no page wait, up to `patience`; then they are told to be lost,
+and the scheduler sees what is to be done.
 
-It knows no tensors, clocks, sockets or models' contents; whose turn it is decides `policy`; which device is next stands in the path.
+It knows no tensors, clocks, sockets or models' contents; whose turn it is decides `policy`; which device is next stands
+in the path.
 """
 
 from __future__ import annotations
@@ -110,7 +113,9 @@ class Agent:
         limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
         self._foreseen = StepPrefetcher(device, self._tables, limits)
         self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
-        self._seats = SequenceTable(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
+        self._seats = SequenceTable(
+            device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed
+        )
         self._steps = StepPlanner(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
         self._busy = self._tokens = 0
 
@@ -135,7 +140,9 @@ class Agent:
         return self._queue.lingers
 
     def handle(self, event: Message | AgentEvent, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
-        """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
+        """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for
+        others' messages.
+        """
         match event:
             case RunRows():
                 self._go(event, now)
@@ -155,7 +162,15 @@ class Agent:
                 return self._bid(event)
             case LoadStages() | UnloadStages() | StageLoaded() | StageFailed():
                 return self._provide(event)
-            case StartMigration() | FinishMigration() | PageRequest() | PageData() | PagesWritten() | ActivationsVerified() | PeerDown():
+            case (
+                StartMigration()
+                | FinishMigration()
+                | PageRequest()
+                | PageData()
+                | PagesWritten()
+                | ActivationsVerified()
+                | PeerDown()
+            ):
                 return self._move(event, arrays, now)
         raise TypeError(f"{type(event).__name__} is not for relays")
 
@@ -166,7 +181,9 @@ class Agent:
         return self._steps.next(now, lane)
 
     def prepare(self) -> None:
-        """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save time."""
+        """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save
+        time.
+        """
         if not self._steps.under_way and not self._keeps:
             self._foreseen.prepare(self._shelf.blocks)
 
@@ -182,7 +199,9 @@ class Agent:
         return self._foreseen.goes(rows, result.outputs)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
-        """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
+        """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the
+        plan.
+        """
         plan, rows = self._steps.of(lane)
         sampled = sampled_by_seq(plan, result.result)
         self._steps.over(lane)
@@ -217,7 +236,13 @@ class Agent:
         self._tables.settle([each.name for each in rows])
         if rows and not keeps:
             self._foreseen.ran(rows)
-        return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
+        return [
+            *out,
+            *told.commands(sampled, result.result.prompt_logprobs),
+            *judged.told(),
+            *self._bids(),
+            *self._parted(),
+        ]
 
     def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
         """Rows that all go on have run here."""
@@ -229,7 +254,9 @@ class Agent:
         self._tables.settle([each.name for each in rows])
         self._foreseen.ran(rows)
 
-    def _through(self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int) -> None:
+    def _through(
+        self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
+    ) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
         if row.turn and row.guest.superseded(row.hop, row.turn, row.start):
             return
@@ -245,7 +272,9 @@ class Agent:
             self._returns.leaves(row, now)
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]:
-        """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
+        """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets
+        their tables.
+        """
         plan, rows = self._steps.of(lane)
         self._steps.over(lane)
         self._foreseen.forget()
@@ -269,20 +298,32 @@ class Agent:
     def report(self) -> AgentStats:
         entered = Counter(each.stage for each in self._queue.rows)
         queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
-        return AgentStats(self.device, len(self._queue.rows), self._steps.number, self._busy, self._tokens, self._tables.book.free, queues)
+        return AgentStats(
+            self.device,
+            len(self._queue.rows),
+            self._steps.number,
+            self._busy,
+            self._tokens,
+            self._tables.book.free,
+            queues,
+        )
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
 
     def check(self) -> None:
-        """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
+        """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every
+        event.
+        """
         self._tables.check(self._seats.keys() | self._moves.keys())
         self._bidding.check()
         self._kept.check(self._seats.guests.keys() | self._moves.seqs())
         guests = self._seats.guests
         if not all(guest.here for guest in guests.values()):
             raise RuntimeError("a sequence that is here is said to have gone")
-        if any(each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue.rows if not each.move):
+        if any(
+            each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue.rows if not each.move
+        ):
             raise RuntimeError("a row's sequence has gone, and is said to be here")
 
     # -- inside: sequences ---------------------------------------------------------------------------------------------
@@ -299,7 +340,12 @@ class Agent:
         if not refused:
             return []
         seqs, epochs = zip(*refused, strict=True)
-        return [Send(SCHEDULER, RowsLost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
+        return [
+            Send(
+                SCHEDULER,
+                RowsLost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True),
+            )
+        ]
 
     def _closed(self, key: str) -> None:
         """A table's sequence has left: nobody expects it."""
@@ -336,7 +382,9 @@ class Agent:
         return self._bids()
 
     def _bids(self) -> list[AgentCommand]:
-        """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be room."""
+        """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be
+        room.
+        """
         if not self._bidding.waits:
             return []
         out: list[AgentCommand] = [*self._bidding.told()]
@@ -357,7 +405,7 @@ class Agent:
             return []
         return [Send(SCHEDULER, lost_of(self.device, gone, reason, retry=retry))]
 
-    # -- inside: stages and moves ---------------------------------------------------------------------------------------
+    # -- inside: stages and moves ------------------------------------------------------------------------------------
 
     def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
         out = self._shelf.handle(event)
@@ -367,7 +415,13 @@ class Agent:
 
     def _move(
         self,
-        event: StartMigration | FinishMigration | PageRequest | PageData | PagesWritten | ActivationsVerified | PeerDown,
+        event: StartMigration
+        | FinishMigration
+        | PageRequest
+        | PageData
+        | PagesWritten
+        | ActivationsVerified
+        | PeerDown,
         arrays: Sequence[Array],
         now: int,
     ) -> list[AgentCommand]:
@@ -385,7 +439,10 @@ class Agent:
             case ActivationsVerified():
                 out = self._moves.checked(event, now)
             case PeerDown():
-                out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
+                out = [
+                    *self._moves.unreachable(event.device, now),
+                    *self._bidding.gone(event.device, self._seats.guests.values()),
+                ]
         self._queue.rows += self._moves.take_rows()
         return out
 

@@ -4,5 +4,6 @@
                                                           |
                                      a client over HTTP, or a driver in this process
 
-All but the two clients is pure, and a workload is a function of its settings and its seed, so that two engines get the very same requests.
+All but the two clients is pure, and a workload is a function of its settings and its seed, so that two engines get the
+very same requests.
 """

@@ -4,8 +4,8 @@
      |<----------- TTFT ---------->|<- (n - 1) x TPOT -->|
      |<------------------- end to end ------------------>|
 
-Latencies count from when the request was due, not from when the client got round to sending it: a client that falls behind a server that
-stalls would otherwise leave the stall out (coordinated omission).
+Latencies count from when the request was due, not from when the client got round to sending it: a client that falls
+behind a server that stalls would otherwise leave the stall out (coordinated omission).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """When requests come: seconds from the begin of a run, never decreasing, as many as are asked for.
 
-Open loop: gaps between requests are drawn whatever the server does. Closed loop needs no times: a client asks again when it was answered.
-A Gamma process of coefficient of variation `cv` has gaps of shape 1/cv² and mean 1/rate: cv 1 is Poisson, above it requests come in bursts
-(as in vLLM's and AlpaServe's benchmarks). Pure.
+Open loop: gaps between requests are drawn whatever the server does. Closed loop needs no times: a client asks again
+when it was answered. A Gamma process of coefficient of variation `cv` has gaps of shape 1/cv² and mean 1/rate: cv 1 is
+Poisson, above it requests come in bursts (as in vLLM's and AlpaServe's benchmarks). Pure.
 """
 
 from __future__ import annotations

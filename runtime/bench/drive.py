@@ -1,7 +1,7 @@
 """Sends a workload through anything that answers, open or closed loop, and notes when. Knows neither HTTP nor engines.
 
-Open loop: each request is sent when it is due, whatever became of those before. Closed loop: `clients` take requests one after the other;
-a request is due when its client takes it.
+Open loop: each request is sent when it is due, whatever became of those before. Closed loop: `clients` take requests
+one after the other; a request is due when its client takes it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,14 @@ class _Run:
         heard = await self._client.ask(ask)
         ended = heard.stamps[-1] if heard.stamps and heard.error is None else self._clock.now()
         self.answers.append(
-            Answer(ask.number, ask.model, due - self.begin, sent - self.begin, ended - self.begin, _since(heard, self.begin))
+            Answer(
+                ask.number,
+                ask.model,
+                due - self.begin,
+                sent - self.begin,
+                ended - self.begin,
+                _since(heard, self.begin),
+            )
         )
         if self._done is not None:
             self._done(len(self.answers), self._count)

@@ -1,11 +1,13 @@
-"""A client of any OpenAI-compatible server: streams completions and stamps what comes, lot by lot. What goes wrong has a kind.
+"""A client of any OpenAI-compatible server: streams completions and stamps what comes, lot by lot. What goes wrong
+has a kind.
 
     connect            nobody took the connection          http 404, http 429, …   refused with a status
     timeout            nothing came for too long           server error            the server said so in mid-stream
     broken stream      it ended before its end             malformed               what came is no event stream of completions
 
-Tokens are counted by `token_ids` where the server sends them (this one, vLLM), else by its `usage`, else one per event that has text.
-Ids as prompts, `ignore_eos` and `return_token_ids` are as in vLLM. Redirects and proxies are not followed. Knows nothing of when to ask.
+Tokens are counted by `token_ids` where the server sends them (this one, vLLM), else by its `usage`, else one per
+event that has text. Ids as prompts, `ignore_eos` and `return_token_ids` are as in vLLM. Redirects and proxies are
+not followed. Knows nothing of when to ask.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ class HttpClient:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connected(cls, url: str, clock: Clock, api_key: str | None = None, timeout: float = 600.0) -> AsyncIterator[HttpClient]:
-        """`timeout`: seconds without a byte. Raises InputError for what is no address, and for a key that cannot be sent."""
+    async def connected(
+        cls, url: str, clock: Clock, api_key: str | None = None, timeout: float = 600.0
+    ) -> AsyncIterator[HttpClient]:
+        """`timeout`: seconds without a byte. Raises InputError for what is no address, and for a key that cannot be
+        sent.
+        """
         base = httpx.URL(base_of(url))
         wire = Wire(_origin(base, api_key), _CONNECT_SECONDS, timeout)
         try:

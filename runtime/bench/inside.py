@@ -1,4 +1,6 @@
-"""The same workload straight through a driver in this process: no HTTP, no text. Knows no engine: the driver is passed in."""
+"""The same workload straight through a driver in this process: no HTTP, no text. Knows no engine: the driver is passed
+in.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class DriverClient:
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")
         name = f"bench-{next(self._numbers)}"
-        request = SequenceRequest(name, name, ask.model, ask.prompt, SamplingParams(max_tokens=ask.answer, ignore_eos=True))
+        request = SequenceRequest(
+            name, name, ask.model, ask.prompt, SamplingParams(max_tokens=ask.answer, ignore_eos=True)
+        )
         stamps: list[float] = []
         lots: list[int] = []
         failed: str | None = None
@@ -35,7 +39,9 @@ class DriverClient:
                     if tokens := sum(event.token is not None for event in events):
                         stamps.append(self._clock.now())
                         lots.append(tokens)
-                    failed = next((event.error or "aborted" for event in events if event.finish in ("error", "abort")), None)
+                    failed = next(
+                        (event.error or "aborted" for event in events if event.finish in ("error", "abort")), None
+                    )
         except ZooError as error:
             failed = str(error)
         kind = None if failed is None else "engine"

@@ -1,6 +1,7 @@
 """How long prompts and answers are, where no trace says: fixed, uniform, or lognormal. Tokens; pure.
 
-Written as `32`, `uniform:16-64`, `lognormal:128,0.8` (the median, and the sigma of the logarithm), with `<=512` behind it as a bound.
+Written as `32`, `uniform:16-64`, `lognormal:128,0.8` (the median, and the sigma of the logarithm), with `<=512` behind
+it as a bound.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def parse_lengths(text: str) -> Lengths:
     """The written form. Raises InputError."""
     match = _FORM.fullmatch(text.replace(" ", ""))
     if match is None:
-        raise InputError(f"{text!r} is no length; write 32, uniform:16-64 or lognormal:128,0.8, with <=512 behind it as a bound")
+        raise InputError(
+            f"{text!r} is no length; write 32, uniform:16-64 or lognormal:128,0.8, with <=512 behind it as a bound"
+        )
     fixed, low, high, median, sigma, most = match.groups()
     bound = int(most) if most else MOST_TOKENS
     if fixed:

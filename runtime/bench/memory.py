@@ -1,4 +1,6 @@
-"""How much memory a process of this machine has taken at most, and which one listens on a port. Reads /proc; None where there is none."""
+"""How much memory a process of this machine has taken at most, and which one listens on a port. Reads /proc; None where
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _PROC = Path("/proc")
 
 
 def peak_bytes(pid: int) -> int | None:
-    """Largest resident size since it began, of a process and of those it has started: a sum of peaks, which shared pages can only raise."""
+    """Largest resident size since it began, of a process and of those it has started: a sum of peaks, which shared
+    pages can only raise.
+    """
     own = _status(pid, "VmHWM:")
     if own is None:
         return None
@@ -18,11 +22,15 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def listener(port: int) -> int | None:
-    """The process that listens on a port, where this user may see it; the one with the smallest id if several share it."""
+    """The process that listens on a port, where this user may see it; the one with the smallest id if several share
+    it.
+    """
     inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(_PROC / "net" / table, port)}
     if not inodes:
         return None
-    return min((int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _holds(entry, inodes)), default=None)
+    return min(
+        (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _holds(entry, inodes)), default=None
+    )
 
 
 def _inodes(table: Path, port: int) -> list[str]:

@@ -1,7 +1,9 @@
 """Which model each request is for: an overlay over whatever else the workload says. Pure.
 
-`identical`: all for the first model. `uniform`: each drawn alike. `skewed`: the k-th model in proportion to k^-s (Zipf), the
-first most of all. `distinct`: in turn, so that neighbours never want the same one. (Punica's and S-LoRA's evaluations use these.)
+`identical`: all for the first model. `uniform`: each drawn alike. `skewed`: the k-th model in proportion to k^-s
+(Zipf), the
+first most of all. `distinct`: in turn, so that neighbours never want the same one. (Punica's and S-LoRA's evaluations
+use these.)
 """
 
 from __future__ import annotations

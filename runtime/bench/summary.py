@@ -1,4 +1,6 @@
-"""What a run comes to: percentiles, throughput, goodput, errors. And two runs against each other: ratios with their spread. Pure."""
+"""What a run comes to: percentiles, throughput, goodput, errors. And two runs against each other: ratios with their
+spread. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _PERCENTS = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count for goodput, in seconds; None for no bound. An answer of one token keeps any `tpot`."""
+    """What a request must keep to count for goodput, in seconds; None for no bound. An answer of one token keeps any
+    `tpot`.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
@@ -34,7 +38,9 @@ class Slo:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default. `values` may lie in any order; there is at least one."""
+    """Linear between the two nearest ranks, as numpy's default. `values` may lie in any order; there is at least
+    one.
+    """
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100.0
     low = int(rank)
@@ -53,9 +59,11 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def summarize(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """A run as a document. Times in seconds; rates over the time from the begin to the last end. Latencies are of requests without error.
+    """A run as a document. Times in seconds; rates over the time from the begin to the last end. Latencies are of
+    requests without error.
 
-    `late`: how far the client sent behind time at worst; where that is not small beside the latencies, the client was the bottleneck.
+    `late`: how far the client sent behind time at worst; where that is not small beside the latencies, the client was
+    the bottleneck.
     """
     fine = [answer for answer in answers if answer.error is None]
     seconds = max((answer.ended for answer in answers), default=0.0)
@@ -88,11 +96,15 @@ def typical(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ratios(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """First over second of each alternating pair of summaries, for every figure that both have: median, least, greatest, pairs.
+    """First over second of each alternating pair of summaries, for every figure that both have: median, least,
+    greatest, pairs.
 
     Rates: above 1 the first is faster. Latencies (`ttft.median`, …): below 1 the first is faster.
     """
-    found = [{name: mine / theirs[name] for name, mine in ours.items() if theirs.get(name)} for ours, theirs in map(_both, pairs)]
+    found = [
+        {name: mine / theirs[name] for name, mine in ours.items() if theirs.get(name)}
+        for ours, theirs in map(_both, pairs)
+    ]
     names = list(dict.fromkeys(name for one in found for name in one))
     return {
         name: {"median": statistics.median(values), "low": min(values), "high": max(values), "pairs": len(values)}
@@ -107,5 +119,10 @@ def _both(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a summary that make sense as a ratio, by name."""
-    latencies = {f"{name}.{part}": summary[name][part] for name in LATENCIES if summary[name] for part in ("median", "p95", "p99")}
+    latencies = {
+        f"{name}.{part}": summary[name][part]
+        for name in LATENCIES
+        if summary[name]
+        for part in ("median", "p95", "p99")
+    }
     return {name: summary[name] for name in RATES} | latencies

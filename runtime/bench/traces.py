@@ -5,7 +5,8 @@
     burstgpt   CSV, Timestamp (s),Model,Request tokens,Response tokens,Total tokens,Log Type    (failed requests have no response: left out)
     mooncake   JSONL, timestamp (ms), input_length, output_length, hash_ids (a prefix of blocks of 512 tokens each)
 
-Reads as many rows as asked for and no line above a bound. Raises InputError with the line's number. Knows no models.
+Reads as many rows as asked for and no line above a bound. Raises InputError with the line's number. Knows no
+models.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _MOST_JSON = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """`at`: seconds from the trace's first row; None where it tells no times. Lengths in tokens; None where only texts are known.
+    """`at`: seconds from the trace's first row; None where it tells no times. Lengths in tokens; None where only texts
+    are known.
 
     `blocks`: ids of the prompt's blocks of MOONCAKE_BLOCK tokens; equal ids are equal tokens.
     """
@@ -49,7 +51,9 @@ class TraceRow:
 
 
 def read_trace(path: Path, kind: TraceFormat, count: int) -> list[TraceRow]:
-    """The first `count` rows, in the order of time, which begins at 0. Raises InputError: unreadable, malformed (with its line), empty."""
+    """The first `count` rows, in the order of time, which begins at 0. Raises InputError: unreadable, malformed (with
+    its line), empty.
+    """
     if kind not in get_args(TraceFormat):
         raise InputError(f"a trace is one of {', '.join(get_args(TraceFormat))}, not {kind!r}")
     try:
@@ -108,7 +112,11 @@ def _sharegpt(file: IO[str], path: Path) -> Iterator[TraceRow]:
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             raise InputError(f"{path}, conversation {number}: no list of turns")
         said = [(turn.get("from"), turn.get("value")) for turn in turns[:2]]
-        if len(said) == 2 and all(isinstance(value, str) and value.strip() for _, value in said) and said[0][0] in ("human", "user"):
+        if (
+            len(said) == 2
+            and all(isinstance(value, str) and value.strip() for _, value in said)
+            and said[0][0] in ("human", "user")
+        ):
             yield TraceRow(None, None, None, text=str(said[0][1]), reply=str(said[1][1]))
 
 
@@ -168,7 +176,9 @@ def _at(path: Path, line: int, time: Any, prompt: Any, answer: Any) -> TraceRow:
 
 
 def _length(value: Any) -> int:
-    """From 1 on; a trace's zeros (nothing asked, nothing said) count as one token, which is the least that can be served."""
+    """From 1 on; a trace's zeros (nothing asked, nothing said) count as one token, which is the least that can be
+    served.
+    """
     number = int(value)
     if not 0 <= number <= MOST_TOKENS or (isinstance(value, float) and value != number):
         raise ValueError(value)

@@ -1,7 +1,8 @@
 """HTTP/1.1 as a client that loads a server needs it: little work per byte, for it may share the server's cores.
 
-Connections are kept and carry one exchange at a time. What comes is handed over where it is read, so that no task has to wake for a
-token; the bytes of one read come as one piece. Answers are parsed by llhttp (`httptools`). Knows nothing of events or JSON.
+Connections are kept and carry one exchange at a time. What comes is handed over where it is read, so that no task has
+to wake for a token; the bytes of one read come as one piece. Answers are parsed by llhttp (`httptools`). Knows nothing
+of events or JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Failed(Exception):
 
 
 class Taker(Protocol):
-    """Whom an answer is for. A `Failed` that `body` raises ends the exchange and comes out of it; `status` raises nothing."""
+    """Whom an answer is for. A `Failed` that `body` raises ends the exchange and comes out of it; `status` raises
+    nothing.
+    """
 
     def status(self, code: int) -> None: ...
 
@@ -44,7 +47,9 @@ class HttpOrigin:
 
 
 class Wire:
-    """Connections to one server. `patience`: seconds to connect; `silence`: seconds without a byte after which an exchange fails."""
+    """Connections to one server. `patience`: seconds to connect; `silence`: seconds without a byte after which an
+    exchange fails.
+    """
 
     def __init__(self, origin: HttpOrigin, patience: float, silence: float) -> None:
         self._origin = origin
@@ -78,7 +83,9 @@ class Wire:
         origin, loop = self._origin, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._patience):
-                _, made = await loop.create_connection(lambda: _Connection(loop, self._silence), origin.host, origin.port, ssl=origin.tls)
+                _, made = await loop.create_connection(
+                    lambda: _Connection(loop, self._silence), origin.host, origin.port, ssl=origin.tls
+                )
                 return made
         except TimeoutError:
             raise Failed("connect", f"no connection within {self._patience:g} s") from None
@@ -130,7 +137,7 @@ class _Answer:
         if self._head > _MOST_HEAD:
             raise Failed("broken stream", f"headers are longer than {_MOST_HEAD:,} bytes")
 
-    # -- llhttp's; answers before the one that counts (1xx) are passed over ------------------------------------------------
+    # -- llhttp's; answers before the one that counts (1xx) are passed over ------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._delimited = self._delimited or name.lower() in (b"content-length", b"transfer-encoding")
@@ -148,7 +155,9 @@ class _Answer:
     def on_message_complete(self) -> None:
         if self._code >= 200 and not self._complete:
             self._complete = True
-            self.keeps = self._delimited and bool(self._parser.should_keep_alive())  # the parser knows it at this point only
+            self.keeps = self._delimited and bool(
+                self._parser.should_keep_alive()
+            )  # the parser knows it at this point only
 
 
 class _Connection(asyncio.Protocol):

@@ -1,7 +1,8 @@
-"""A workload as data: every request with its time, its model, its prompt and the length of its answer. A function of settings and seed.
+"""A workload as data: every request with its time, its model, its prompt and the length of its answer. A function of
+settings and seed.
 
-Prompts are random token ids where no text is known: what is measured does not depend on what they say, and two engines get the same.
-A random stream of its own serves each purpose, so that another rate changes no prompt.
+Prompts are random token ids where no text is known: what is measured does not depend on what they say, and two engines
+get the same. A random stream of its own serves each purpose, so that another rate changes no prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request. `at`: seconds from the begin. `prompt`: token ids, or text where nobody could turn it into ids before."""
+    """One request. `at`: seconds from the begin. `prompt`: token ids, or text where nobody could turn it into ids
+    before.
+    """
 
     number: int
     at: float
@@ -78,9 +81,11 @@ class WorkloadSettings:
             raise InputError("prompt and answer together have at least 2 tokens")
 
 
-def build(settings: WorkloadSettings, models: Sequence[str], rows: Sequence[TraceRow] = (), encode: Encode | None = None) -> Workload:
-    """The workload over `models`, the most popular first. `rows`: of a trace, never repeated; lengths come from it then, and times
-    where it has some and no rate is asked for.
+def build(
+    settings: WorkloadSettings, models: Sequence[str], rows: Sequence[TraceRow] = (), encode: Encode | None = None
+) -> Workload:
+    """The workload over `models`, the most popular first. `rows`: of a trace, never repeated; lengths come from it
+    then, and times where it has some and no rate is asked for.
     `encode`: token ids of a trace's texts; without it texts stay texts. Raises InputError if there is no model.
     """
     if not models:
@@ -92,7 +97,9 @@ def build(settings: WorkloadSettings, models: Sequence[str], rows: Sequence[Trac
     chosen = assign(settings.popularity, len(models), count, settings.zipf, rng["models"])
     if not rows:
         lengths = zip(
-            draw(settings.prompts, count, rng["prompt lengths"]), draw(settings.answers, count, rng["answer lengths"]), strict=True
+            draw(settings.prompts, count, rng["prompt lengths"]),
+            draw(settings.answers, count, rng["answer lengths"]),
+            strict=True,
         )
         rows = [TraceRow(None, prompt, answer) for prompt, answer in lengths]
     made = (_made(row, settings, rng["prompts"], encode) for row in rows[:count])
@@ -107,7 +114,9 @@ def _due(row: TraceRow, drawn: float, settings: WorkloadSettings) -> float:
     return drawn if row.at is None or settings.arrivals.rate is not None else row.at / settings.speed
 
 
-def _made(row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None) -> tuple[tuple[int, ...] | str, int]:
+def _made(
+    row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None
+) -> tuple[tuple[int, ...] | str, int]:
     """Prompt and length of the answer, within what the models read."""
     prompt = _prompt(row, settings, rng, encode)
     answer = row.answer if row.answer is not None else _counted(row.reply or "", encode)
@@ -117,7 +126,9 @@ def _made(row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, e
     return prompt, min(answer, settings.longest - len(prompt))
 
 
-def _prompt(row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None) -> tuple[int, ...] | str:
+def _prompt(
+    row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None
+) -> tuple[int, ...] | str:
     if row.text is not None:
         return row.text if encode is None else tuple(encode(row.text))
     shared = [token for block in row.blocks for token in _block(block, settings)]

@@ -10,5 +10,7 @@ MAX_FAILURES = 3
 
 
 def public(error: BaseException) -> str:
-    """What a client may read of an error: our own messages; of others only the kind, for they may hold addresses and paths."""
+    """What a client may read of an error: our own messages; of others only the kind, for they may hold addresses and
+    paths.
+    """
     return str(error) if isinstance(error, ZooError | EngineLost) else type(error).__name__

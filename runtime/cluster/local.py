@@ -1,12 +1,15 @@
-"""The driver of one device in this process: a thread that runs the engine, an agent behind a lock, streams to whoever asked.
+"""The driver of one device in this process: a thread that runs the engine, an agent behind a lock, streams to whoever
+asked.
 
 Contract: the engine is called from one thread only. The agent is called under the lock, which is never held while the
 engine works, so requests and aborts get through during a step. Each step's events reach each event loop in one call.
-A failing step ends its own sequences with an error; after several in a row (`cluster.stepping`), an EngineLost, or any defect of the
+A failing step ends its own sequences with an error; after several in a row (`cluster.stepping`), an EngineLost, or any
+defect of the
 control plane, the driver is dead: `alive` is false, `death` says why, every stream ends with an error and none hangs.
 It knows no HTTP, no text, and no tensors: the engine is passed in.
 
-The way of a request: open_stream -> LocalAgent.add -> [loop: next_step -> Engine.launch, result -> finish_step -> _deliver] -> Stream
+The way of a request: open_stream -> LocalAgent.add -> [loop: next_step -> Engine.launch, result -> finish_step ->
+_deliver] -> Stream
 """
 
 from __future__ import annotations
@@ -89,7 +92,8 @@ class LocalDriver(BaseDriver):
     def unload(self, name: str, timeout: float = 60.0) -> None:
         """Take no more requests for a model, wait for its running ones, drop it.
 
-        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again; Unavailable.
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again;
+        Unavailable.
         """
         with self._changed:
             self._agent.models.close(name)
@@ -160,7 +164,9 @@ class LocalDriver(BaseDriver):
         return job.wait()
 
     def _deliver(self, events: list[TokenEvent]) -> None:
-        """Send events to their streams, drop sequences nobody can hear of, wake who waits for an end. The lock is held."""
+        """Send events to their streams, drop sequences nobody can hear of, wake who waits for an end. The lock is
+        held.
+        """
         for seq in self._routes.deliver(events):
             self._agent.abort(seq, self._clock())
         self._changed.notify_all()

@@ -3,8 +3,9 @@
     engine that looks ahead    plan 1, launch 1, plan 2, launch 2, take 1, plan 3, launch 3, take 2, …     the device always has a step
     any other                  plan 1, launch 1, take 1, plan 2, …
 
-Contract: called from the engine's thread only. The agent is called under the lock, which is never held while the engine works. A failing
-step ends its own sequences; after `MAX_FAILURES` in a row, EngineLost. It knows no streams, no requests and no thread.
+Contract: called from the engine's thread only. The agent is called under the lock, which is never held while the
+engine works. A failing step ends its own sequences; after `MAX_FAILURES` in a row, EngineLost. It knows no streams,
+no requests and no thread.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Stepping:
         self._failures = 0
 
     def turn(self) -> None:
-        """Launch a step if there is one, and take the oldest that was, unless the device would be without one. Raises EngineLost."""
+        """Launch a step if there is one, and take the oldest that was, unless the device would be without one. Raises
+        EngineLost.
+        """
         with self._lock:
             plan = self._agent.next_step(self._clock())
         if plan is not None:
@@ -71,7 +74,9 @@ class Stepping:
             self._take()
 
     def _take(self) -> None:
-        """Take the oldest, if there is one. If the agent has taken it already when something fails, it raises, and that is the end."""
+        """Take the oldest, if there is one. If the agent has taken it already when something fails, it raises, and that
+        is the end.
+        """
         if not self._launched:
             return
         launched = self._launched.popleft()

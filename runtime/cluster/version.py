@@ -1,4 +1,6 @@
-"""Which program this is. Agents of another version than the scheduler's are refused: they might compute other tokens."""
+"""Which program this is. Agents of another version than the scheduler's are refused: they might compute other
+tokens.
+"""
 
 from __future__ import annotations
 

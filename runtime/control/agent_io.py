@@ -1,7 +1,8 @@
 """What an agent asks its driver to do (commands), and what the driver tells it beside messages (events).
 
-The driver carries commands out in order, calls `handle` with each event, and carries out what comes back (`agent.agent`):
-handle(message or event, arrays, now), next_step(now), finish_step, fail_step. Times are integer nanoseconds of the driver's clock.
+The driver carries commands out in order, calls `handle` with each event, and carries out what comes back
+(`agent.agent`): handle(message or event, arrays, now), next_step(now), finish_step, fail_step. Times are integer
+nanoseconds of the driver's clock.
 What there is many of is a msgspec Struct: cheaper to make than a dataclass.
 """
 
@@ -18,7 +19,9 @@ from runtime.types import ModelSpec, StepPlan
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """To a device, or to SCHEDULER. Messages from one sender to one receiver arrive in order, or not at all (it is dead)."""
+    """To a device, or to SCHEDULER. Messages from one sender to one receiver arrive in order, or not at all (it is
+    dead).
+    """
 
     to: str
     message: Message
@@ -39,7 +42,9 @@ class DropStage:
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """For a relay's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and send both."""
+    """For a relay's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and
+    send both.
+    """
 
     pages: tuple[int, ...]
     to: str
@@ -60,7 +65,9 @@ class WritePages:
 
 @dataclass(frozen=True, slots=True)
 class SendActivations:
-    """For a relay's driver: join rows [first, last) of these arrays, put their digest into `message` (a `messages.Pages`), send both."""
+    """For a relay's driver: join rows [first, last) of these arrays, put their digest into `message` (a
+    `messages.Pages`), send both.
+    """
 
     pieces: tuple[tuple[Array, int, int], ...]
     to: str
@@ -83,8 +90,8 @@ AgentCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendActiv
 
 @dataclass(frozen=True, slots=True)
 class StageStep:
-    """A step for a stage engine. `inputs`: hidden states by row's name. `strides`: rows that decode several tokens at once (simulated
-    engines only).
+    """A step for a stage engine. `inputs`: hidden states by row's name. `strides`: rows that decode several tokens at
+    once (simulated engines only).
     """
 
     plan: StepPlan

@@ -1,7 +1,7 @@
 """What an agent tells of itself: frozen pictures for `/zoo/state`, `/metrics` and the scheduler.
 
-Contract: pictures only; `BlockLoad` shows the queue and batch of each block instance (BL-14), whose sequences come from all
-models with that block in their chain. Nothing here changes an agent.
+Contract: pictures only; `BlockLoad` shows the queue and batch of each block instance (BL-14), whose sequences come from
+all models with that block in their chain. Nothing here changes an agent.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ class BlockLoad:
 class AgentCounters:
     """Totals since the agent began; each only grows.
 
-    `prompt_tokens`: tokens of prompts whose run is complete, each counted once. `resumed_tokens`: tokens run again after
+    `prompt_tokens`: tokens of prompts whose run is complete, each counted once. `resumed_tokens`: tokens run again
+    after
     preemptions. `steps`: steps that ended well. `failed_steps`: steps in which the engine failed. `segments`: segments
-    that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps. `idle_tokens`: tokens computed
-    for nobody (BA-18).
+    that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps.
+    `idle_tokens`: tokens computed for nobody (BA-18).
     `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28).
-    `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits` and
-    `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often (BL-25).
-    `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were `copied` and `recomputed`
-    for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among themselves (BL-23). `shared`: newcomers that began with
-    others' pages, `shared_tokens` of them (BL-32).
+    `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits`
+    and
+    `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often
+    (BL-25).
+    `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were
+    `copied` and `recomputed` for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among themselves
+    (BL-23). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32).
     """
 
     prompt_tokens: int = 0

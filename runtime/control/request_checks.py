@@ -1,7 +1,7 @@
 """What an agent refuses at once, and why: requests that no step could ever serve.
 
-Contract: `capped` fits a model's context to a device; `refusal` gives one clear sentence, or None for a request that is sure
-to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
+Contract: `capped` fits a model's context to a device; `refusal` gives one clear sentence, or None for a request that is
+sure to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
 checked so that no request, whatever way it came, can stop a step that others share.
 """
 
@@ -20,12 +20,20 @@ def capped(spec: ModelSpec, page_capacity: int) -> ModelSpec:
 
     Raises NotServable if not even one page group fits; ValueError for a shape that means nothing.
     """
-    if spec.kv_layers < 1 or spec.page_tokens < 1 or spec.vocab_size < 1 or spec.max_model_len < 1 or spec.virtual_tokens < 0:
+    if (
+        spec.kv_layers < 1
+        or spec.page_tokens < 1
+        or spec.vocab_size < 1
+        or spec.max_model_len < 1
+        or spec.virtual_tokens < 0
+    ):
         raise ValueError(f"model {spec.name}: sizes must be positive")
     fits = tokens_within(spec, page_capacity) - spec.virtual_tokens
     if fits < 1:
         need = pages_for(spec, spec.virtual_tokens + 1)
-        raise NotServable(f"{spec.name} needs {need} pages for its first token, the device has {page_capacity}: enlarge the KV pool")
+        raise NotServable(
+            f"{spec.name} needs {need} pages for its first token, the device has {page_capacity}: enlarge the KV pool"
+        )
     return replace(spec, max_model_len=min(spec.max_model_len, fits))
 
 
@@ -41,7 +49,8 @@ def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
     length = len(request.prompt) + min(sampling.max_tokens, 1)
     if length > spec.max_model_len:
         return (
-            f"the prompt of {len(request.prompt)} tokens leaves no room for an answer: {spec.name} takes {spec.max_model_len} tokens in all"
+            f"the prompt of {len(request.prompt)} tokens leaves no room for an answer: {spec.name} takes "
+            f"{spec.max_model_len} tokens in all"
         )
     if not _within(request.prompt, spec.vocab_size):
         return f"prompt token ids must lie in [0, {spec.vocab_size})"

@@ -1,7 +1,7 @@
 """What the scheduler asks its driver to do (commands), and what the driver tells it beside messages (events).
 
-The driver carries commands out in order and calls handle(message or event, now) with whatever happened. Times are integer nanoseconds of
-the driver's clock. What there is many of is a msgspec Struct: cheaper to make than a dataclass.
+The driver carries commands out in order and calls handle(message or event, now) with whatever happened. Times are
+integer nanoseconds of the driver's clock. What there is many of is a msgspec Struct: cheaper to make than a dataclass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class ReplaceAgent:
 
 @dataclass(frozen=True, slots=True)
 class ModelUpdated:
-    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that newcomers get from now on, empty for none;
+    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that newcomers get
+    from now on, empty for none;
     `error`: why it is not the one that was asked for, empty if it is.
     """
 
@@ -70,7 +71,9 @@ class AbortSequence:
 
 @dataclass(frozen=True, slots=True)
 class PauseSequence:
-    """To the scheduler: a sequence waits for somebody else (a tool, a person). `expected`: for how many ns, None where nobody knows."""
+    """To the scheduler: a sequence waits for somebody else (a tool, a person). `expected`: for how many ns, None where
+    nobody knows.
+    """
 
     seq: str
     expected: int | None = None
@@ -85,7 +88,9 @@ class ResumeSequence:
 
 @dataclass(frozen=True, slots=True)
 class MoveSequence:
-    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one MoveAnswered, at once."""
+    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one
+    MoveAnswered, at once.
+    """
 
     seq: str
     lo: int
@@ -95,8 +100,8 @@ class MoveSequence:
 
 @dataclass(frozen=True, slots=True)
 class AgentDown:
-    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place; `planned`:
-    it was told to end, so that is the fault of nobody who ran there."""
+    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its
+    place; `planned`: it was told to end, so that is the fault of nobody who ran there."""
 
     device: str
     reason: str
@@ -111,8 +116,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class ServeModel:
-    """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and `Chain.loaded_as`. Answered by
-    one ModelUpdated, when newcomers get it or when it is clear that they will not. `blocks`: at least those that are not known yet.
+    """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and
+    `Chain.loaded_as`. Answered by one ModelUpdated, when newcomers get it or when it is clear that they will not.
+    `blocks`: at least those that are not known yet.
     `profiles`: of those that were measured.
     """
 
@@ -130,5 +136,14 @@ class WithdrawModel:
 
 
 SchedulerEvent = (
-    AddRequest | AddRequests | AbortSequence | PauseSequence | ResumeSequence | MoveSequence | AgentDown | Tick | ServeModel | WithdrawModel
+    AddRequest
+    | AddRequests
+    | AbortSequence
+    | PauseSequence
+    | ResumeSequence
+    | MoveSequence
+    | AgentDown
+    | Tick
+    | ServeModel
+    | WithdrawModel
 )

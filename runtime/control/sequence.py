@@ -26,7 +26,9 @@ class Rank(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence from `add` to its last event. `computed`: tokens, virtual ones among them, whose K and V are in pages."""
+    """A sequence from `add` to its last event. `computed`: tokens, virtual ones among them, whose K and V are in
+    pages.
+    """
 
     request: SequenceRequest
     spec: ModelSpec

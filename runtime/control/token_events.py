@@ -6,17 +6,30 @@ from runtime.control.sequence import LiveSequence
 from runtime.types import FinishReason, PromptLogprobs, Sampled, SequenceRequest, TokenEvent
 
 
-def token_event(live: LiveSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], finish: FinishReason | None) -> TokenEvent:
-    """The latest token of a sequence, which has it in its output already. `scores`: of its prompt, with its first token."""
+def token_event(
+    live: LiveSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], finish: FinishReason | None
+) -> TokenEvent:
+    """The latest token of a sequence, which has it in its output already. `scores`: of its prompt, with its first
+    token.
+    """
     request, index = live.request, len(live.output) - 1
     return TokenEvent(request.seq, request.request, index, sampled.token, sampled.logprob, sampled.top, scores, finish)
 
 
-def end_event(live: LiveSequence, finish: FinishReason, error: str | None = None, served: str | None = None) -> TokenEvent:
+def end_event(
+    live: LiveSequence, finish: FinishReason, error: str | None = None, served: str | None = None
+) -> TokenEvent:
     """The end of a sequence without a token; its index is the number of tokens it had."""
     request, scores = live.request, tuple(live.prompt_logprobs)
     return TokenEvent(
-        request.seq, request.request, len(live.output), None, prompt_logprobs=scores, finish=finish, error=error, served=served
+        request.seq,
+        request.request,
+        len(live.output),
+        None,
+        prompt_logprobs=scores,
+        finish=finish,
+        error=error,
+        served=served,
     )
 
 

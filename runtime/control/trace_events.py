@@ -1,7 +1,8 @@
 """Tells the trace what an agent does: one method per event of mechanisms 0.3, nothing at all without a trace.
 
-Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`, `batch.insert`,
-`segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides nothing.
+Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`,
+`batch.insert`, `segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing
+and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, 
 
 @dataclass(frozen=True, slots=True)
 class MoveDetails:
-    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost (`policy.migration.recompute_source.Front`)."""
+    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost
+    (`policy.migration.recompute_source.Front`).
+    """
 
     number: int
     source: str
@@ -75,8 +78,12 @@ class TraceEvents:
         else:
             self._tell(now, "finish", request, n=produced, cause=reason)
 
-    def hops(self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path, offered: Collection[int] = ()) -> None:
-        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13), but for hops that nobody has yet."""
+    def hops(
+        self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path, offered: Collection[int] = ()
+    ) -> None:
+        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13), but for hops that nobody
+        has yet.
+        """
         for at, hop in enumerate(path):
             if at not in offered:
                 self.hop(now, request, start, tokens, at, hop)
@@ -86,16 +93,26 @@ class TraceEvents:
         extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
         self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
-    def move(self, now: int, event: str, request: SequenceRequest, move: MoveDetails, last: MigrationReady | None, why: str | None) -> None:
-        """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not more, then
-        `kv.meet` with both, and `met`, the first token that was not recomputed."""
+    def move(
+        self,
+        now: int,
+        event: str,
+        request: SequenceRequest,
+        move: MoveDetails,
+        last: MigrationReady | None,
+        why: str | None,
+    ) -> None:
+        """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not
+        more, then `kv.meet` with both, and `met`, the first token that was not recomputed."""
         if self._sink is None:
             return
         where: dict[str, Any] = {"move": move.number, "from": move.source, "to": move.target}
         seq, target = request.seq, move.target
 
         def emit(event: str, nbytes: int | None, n: int | None, extra: dict[str, Any]) -> None:
-            told = TraceEvent(now, event, request.request, seq, dev=target, n=n, bytes=nbytes, cause="BL-16", extra=where | extra)
+            told = TraceEvent(
+                now, event, request.request, seq, dev=target, n=n, bytes=nbytes, cause="BL-16", extra=where | extra
+            )
             if self._sink is not None:
                 self._sink.emit(told)
 
@@ -105,15 +122,30 @@ class TraceEvents:
         if last.recomputed:
             emit("kv.recompute", last.inputs, _tokens(last.recomputed), {"spans": last.recomputed, "front": move.front})
         if last.copied:
-            # Why the front did not take them: it had nothing to start from (for all of them, or some), or else both ends met.
+            # Why the front did not take them: it had nothing to start from (for all of them, or some), or else both
+            # ends met.
             extra: dict[str, Any] = {"spans": last.copied, "reason": move.reason or last.reason or "both ends met"}
-            emit("kv.copy", last.nbytes, _tokens(last.copied), extra | ({"upstream": move.upstream} if move.upstream else {}))
-        emit(event, last.nbytes, None, {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed})
+            emit(
+                "kv.copy",
+                last.nbytes,
+                _tokens(last.copied),
+                extra | ({"upstream": move.upstream} if move.upstream else {}),
+            )
+        emit(
+            event,
+            last.nbytes,
+            None,
+            {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed},
+        )
 
-    def speculation(self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]) -> None:
+    def speculation(
+        self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]
+    ) -> None:
         """A hop of a sequence may be predicted, is compared, or counts as predicted well or badly."""
         if self._sink is not None:
-            self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=device, n=tokens, cause="BL-25", extra=where))
+            self._sink.emit(
+                TraceEvent(now, event, request.request, request.seq, dev=device, n=tokens, cause="BL-25", extra=where)
+            )
 
     def control(self, now: int, event: str, cause: str, device: str, block: str = "", **extra: Any) -> None:
         """What was decided by the clock: instances that come and go (`instance.*`), and why."""
@@ -132,15 +164,27 @@ class TraceEvents:
             {"model": each.option.candidate.name, "score": each.option.score, "out": each.out, **asdict(each.latency)}
             for each in found.rated
         ]
-        taken = {"asked": request.model, "model": found.chosen.candidate.name, "score": found.chosen.score, "rule": found.rule}
+        taken = {
+            "asked": request.model,
+            "model": found.chosen.candidate.name,
+            "score": found.chosen.score,
+            "rule": found.rule,
+        }
         for event, extra in (("dispatch.candidates", {"candidates": rated}), ("dispatch.choose", taken)):
-            self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=self._device, cause="BL-28", extra=extra))
+            self._sink.emit(
+                TraceEvent(now, event, request.request, request.seq, dev=self._device, cause="BL-28", extra=extra)
+            )
 
     def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
         """A version of a model is served, could not be (`error`), gets no newcomers any more, or is gone (BL-30)."""
         if self._sink is None:
             return
-        extra = {"model": chain.model, "version": chain.version, "source": chain.loaded_as, **({"error": error} if error else {})}
+        extra = {
+            "model": chain.model,
+            "version": chain.version,
+            "source": chain.loaded_as,
+            **({"error": error} if error else {}),
+        }
         self._sink.emit(TraceEvent(now, event, dev=self._device, cause="BL-30", extra=extra))
 
     def fault(self, now: int, step: int, error: str) -> None:
@@ -162,7 +206,9 @@ class TraceEvents:
             event = "stitch.apply" if run.kind == "stitch" else "segment.run"
             self._sink.emit(TraceEvent(now, event, dev=self._device, n=run.tokens, extra=extra))
 
-    def _tell(self, now: int, event: str, request: SequenceRequest, *, n: int, cause: str | None = None, **extra: Any) -> None:
+    def _tell(
+        self, now: int, event: str, request: SequenceRequest, *, n: int, cause: str | None = None, **extra: Any
+    ) -> None:
         if self._sink is not None:
             told = TraceEvent(now, event, request.request, request.seq, dev=self._device, n=n, cause=cause, extra=extra)
             self._sink.emit(told)

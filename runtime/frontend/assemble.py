@@ -1,10 +1,13 @@
-"""From a parsed body to sequences: prompts to token ids, fields to sampling parameters, every bound that depends on the model.
+"""From a parsed body to sequences: prompts to token ids, fields to sampling parameters, every bound that depends on the
+model.
 
-A request is `prompts x n` sequences, choice by choice within a prompt, as OpenAI numbers them. The result is data; nothing is
-sent anywhere. Tokenising takes time that grows with the prompt: call this from a worker thread, never from an event loop.
+A request is `prompts x n` sequences, choice by choice within a prompt, as OpenAI numbers them. The result is data;
+nothing is sent anywhere. Tokenising takes time that grows with the prompt: call this from a worker thread, never from
+an event loop.
 
-Defaults: `max_tokens` is 16 for completions (OpenAI) and the rest of the context for chat; sampling values are the model's
-own (`served.defaults_from`). A given seed makes choice k draw with seed + k; without one every sequence gets a secret seed.
+Defaults: `max_tokens` is 16 for completions (OpenAI) and the rest of the context for chat; sampling values are the
+model's own (`served.defaults_from`). A given seed makes choice k draw with seed + k; without one every sequence gets a
+secret seed.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """When a request came and what it is called: `created` in Unix seconds, `arrival` in nanoseconds of the driver's clock."""
+    """When a request came and what it is called: `created` in Unix seconds, `arrival` in nanoseconds of the driver's
+    clock.
+    """
 
     id: str
     created: int = 0
@@ -137,10 +142,14 @@ def _from_text(text: str, model: ServedModel) -> Prompt:
 def _checked(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
     """Ids that the model can run: at least one, each within its vocabulary."""
     if not tokens:
-        raise RequestError(f"{param}: nothing to start from: the prompt has no tokens and the tokenizer adds none", param=param)
+        raise RequestError(
+            f"{param}: nothing to start from: the prompt has no tokens and the tokenizer adds none", param=param
+        )
     highest = max(tokens)
     if highest >= model.spec.vocab_size:
-        raise RequestError(f"{param}: token id {highest} is not in the model's vocabulary of {model.spec.vocab_size}", param=param)
+        raise RequestError(
+            f"{param}: token id {highest} is not in the model's vocabulary of {model.spec.vocab_size}", param=param
+        )
     return tuple(tokens)
 
 
@@ -170,7 +179,11 @@ def _chat_logprobs(body: ChatBody) -> int | None:
 
 
 def _sampling(
-    body: CompletionBody | ChatBody, model: ServedModel, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+    body: CompletionBody | ChatBody,
+    model: ServedModel,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     defaults = model.defaults
     min_tokens = body.min_tokens or 0
@@ -220,7 +233,9 @@ def _sequences(
     if n > limits.max_choices:
         raise RequestError(f"n is {n}; at most {limits.max_choices} choices are served", param="n")
     if n * len(prompts) > limits.max_sequences:
-        raise RequestError(f"{n * len(prompts)} sequences in one request; at most {limits.max_sequences} are served", param="prompt")
+        raise RequestError(
+            f"{n * len(prompts)} sequences in one request; at most {limits.max_sequences} are served", param="prompt"
+        )
     return tuple(
         SequenceRequest(
             seq=f"{receipt.id}/{index * n + choice}",
@@ -240,8 +255,9 @@ def _sequences(
 
 
 def _tenant(salt: str | None) -> str:
-    """On whose behalf a request runs: pages of prompts that begin alike are shared within one salt only, so that nobody learns from how
-    soon an answer begins what others have asked (CVE-2025-46570). A digest: what clients send may be secret, and goes no further.
+    """On whose behalf a request runs: pages of prompts that begin alike are shared within one salt only, so that nobody
+    learns from how soon an answer begins what others have asked (CVE-2025-46570). A digest: what clients send may be
+    secret, and goes no further.
     """
     return "" if salt is None else blake3(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -1,7 +1,8 @@
 """One choice of an answer: token events in, pieces of text and log-probabilities out, stop strings applied.
 
-A `AnswerChoice` sees all events of its sequence in order and says when it has ended; who ended it (end of text, length, a stop string)
-is `finish`. When a stop string ended it, the sequence may still run: the caller then aborts it. Knows nothing of JSON or sockets.
+A `AnswerChoice` sees all events of its sequence in order and says when it has ended; who ended it (end of text, length,
+a stop string) is `finish`. When a stop string ended it, the sequence may still run: the caller then aborts it. Knows
+nothing of JSON or sockets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """A token with its log-probability (None: the first of a prompt has none) and where its text begins in the choice's text."""
+    """A token with its log-probability (None: the first of a prompt has none) and where its text begins in the choice's
+    text.
+    """
 
     token: int
     logprob: float | None
@@ -31,8 +34,8 @@ class TokenEntry:
 class TextPiece(NamedTuple):
     """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
 
-    `cut`: a stop string ended the choice while its sequence runs on: abort it. `served`: what really ran, where that is not the model
-    that was asked for.
+    `cut`: a stop string ended the choice while its sequence runs on: abort it. `served`: what really ran, where that is
+    not the model that was asked for.
     """
 
     choice: int
@@ -84,7 +87,9 @@ class AnswerChoice:
             error = event.error
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
-        return TextPiece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served)
+        return TextPiece(
+            self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served
+        )
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """The prompt as it was given; of token ids what is final, since the answer may complete a character."""
@@ -151,7 +156,9 @@ class _Offsets:
         return begin
 
     def settle(self, at: int) -> int:
-        """Go on at character `at`; how far that is from where the tokens led (a decoder may drop a space at the start)."""
+        """Go on at character `at`; how far that is from where the tokens led (a decoder may drop a space at the
+        start).
+        """
         shift, self._at = at - self._at, at
         return shift
 

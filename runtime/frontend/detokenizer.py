@@ -1,16 +1,18 @@
 """Text of a growing sequence, piece by piece. The pieces joined are exactly the text of all tokens decoded at once.
 
-Why a window: a tokenizer decodes in context (a SentencePiece decoder drops the space before the first token, a character may
-need several tokens), so the last tokens are decoded together with a few before them, and what was given out already is skipped.
-vLLM and tokenizers' DecodeStream do the same with two offsets; here the number of characters given out takes their place, so that
-bytes which never become a character are given out too, and the window stays short whatever comes.
+Why a window: a tokenizer decodes in context (a SentencePiece decoder drops the space before the first token, a
+character may need several tokens), so the last tokens are decoded together with a few before them, and what was given
+out already is skipped. vLLM and tokenizers' DecodeStream do the same with two offsets; here the number of characters
+given out takes their place, so that bytes which never become a character are given out too, and the window stays short
+whatever comes.
 
-Held back: (1) one U+FFFD at the end, which is how an unfinished UTF-8 character looks in a byte-level tokenizer (all before it is
-final: replacement works on maximal subparts); (2) a run of byte-fallback tokens (`<0xE4>`) until it ends, because their decoder turns
-the whole run into text or, when any of it is no UTF-8, each byte into U+FFFD.
+Held back: (1) one U+FFFD at the end, which is how an unfinished UTF-8 character looks in a byte-level tokenizer (all
+before it is
+final: replacement works on maximal subparts); (2) a run of byte-fallback tokens (`<0xE4>`) until it ends, because their
+decoder turns the whole run into text or, when any of it is no UTF-8, each byte into U+FFFD.
 
-Where the text is the tokens' bytes and nothing else (byte-level: GPT-2's, Llama 3's, Qwen's) no window is needed: a decoder of UTF-8
-goes on from byte to byte.
+Where the text is the tokens' bytes and nothing else (byte-level: GPT-2's, Llama 3's, Qwen's) no window is needed: a
+decoder of UTF-8 goes on from byte to byte.
 
 Knows nothing of stop strings, requests or logprobs.
 """

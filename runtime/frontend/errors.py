@@ -12,7 +12,9 @@ BAD_REQUEST = "invalid_request_error"
 
 
 class RequestError(InputError):
-    """`{"error": {"message", "type", "param", "code"}}` with an HTTP status; `retry_after` in seconds where waiting helps."""
+    """`{"error": {"message", "type", "param", "code"}}` with an HTTP status; `retry_after` in seconds where waiting
+    helps.
+    """
 
     def __init__(
         self,

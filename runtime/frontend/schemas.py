@@ -1,8 +1,9 @@
 """The bodies of OpenAI's two generating endpoints, as far as this server reads them: shapes, types and plain bounds.
 
-Unknown fields are ignored, since clients send new ones before servers know them; fields that are known and cannot be honoured
-exactly are refused with the reason; wrong types are never bent (`"5"` is no number). Parsing is one pass over the bytes,
-bounded in depth, with NaN and infinity refused. Knows no model: what depends on one is checked in `requests`.
+Unknown fields are ignored, since clients send new ones before servers know them; fields that are known and cannot be
+honoured exactly are refused with the reason; wrong types are never bent (`"5"` is no number). Parsing is one pass over
+the bytes, bounded in depth, with NaN and infinity refused. Knows no model: what depends on one is checked in
+`requests`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class _Generation(_Body):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(default=None, max_length=MAX_BIASES)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
+        default=None, max_length=MAX_BIASES
+    )
     # Beyond OpenAI, named as vLLM names them.
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None

@@ -32,7 +32,8 @@ class SamplingDefaults:
 class ServedModel:
     """One name that requests may ask for.
 
-    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for, or is
+    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one
+    stands in for, or is
     an exit of. `profile`: what its chain was measured to cost on this device, None where it was not.
     `chain`: which components it runs; `exits`: by number of layers, those of an exit behind them (`zoo.views.exits`).
     """
@@ -55,8 +56,8 @@ class ServedModel:
 def defaults_from(generation_config: Mapping[str, Any] | None) -> SamplingDefaults:
     """The sampling values of a model's generation_config.json: exactly those five that vLLM takes from it too.
 
-    `do_sample` is ignored there and here: a request is greedy when its temperature is 0. Values that are missing, null or no
-    sensible number count as not given. `max_new_tokens` is not taken: an answer's length is the client's affair.
+    `do_sample` is ignored there and here: a request is greedy when its temperature is 0. Values that are missing, null
+    or no sensible number count as not given. `max_new_tokens` is not taken: an answer's length is the client's affair.
     """
     given = generation_config or {}
     standard = SamplingDefaults()
@@ -76,7 +77,9 @@ def _number(value: Any, default: float, low: float, high: float) -> float:
 
 
 class ServedModels:
-    """The served models by name. Changed only from the thread of the event loop; lookups from any thread see one state."""
+    """The served models by name. Changed only from the thread of the event loop; lookups from any thread see one
+    state.
+    """
 
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}

@@ -1,7 +1,7 @@
 """Stop strings in text that arrives in pieces: nothing of a match is ever given out, wherever the pieces are cut.
 
-The stop string that is complete first ends the text (of those complete at the same character, the longest), so the result does
-not depend on how the text was cut into pieces. Knows nothing of tokens.
+The stop string that is complete first ends the text (of those complete at the same character, the longest), so the
+result does not depend on how the text was cut into pieces. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str, counts: bool = True) -> str:
-        """Text that cannot be part of a match any more. `counts` False: a match that lies wholly in text pushed so far is none."""
+        """Text that cannot be part of a match any more. `counts` False: a match that lies wholly in text pushed so far
+        is none.
+        """
         if not self._stops:
             return text
         buffer, fresh = self._held + text, len(self._held)

@@ -1,7 +1,8 @@
 """What the frontend needs of a tokenizer, and an adapter for the ones that transformers loads.
 
-Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function of the ids alone.
-Imports neither transformers nor tokenizers: the adapter is given a loaded tokenizer. Safe to call from several threads.
+Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function of
+the ids alone. Imports neither transformers nor tokenizers: the adapter is given a loaded tokenizer. Safe to call from
+several threads.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class NoTokenizer:
         return ""
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        raise RequestError("this model has no tokenizer, so no chat: give token ids to /v1/completions", param="messages")
+        raise RequestError(
+            "this model has no tokenizer, so no chat: give token ids to /v1/completions", param="messages"
+        )
 
     def silent(self, token: int) -> bool:
         return True
@@ -99,11 +102,17 @@ class TransformersTokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         if not getattr(self._outer, "chat_template", None):
-            raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_chat_template")
+            raise RequestError(
+                "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
+            )
         try:
-            text = self._outer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+            text = self._outer.apply_chat_template(
+                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # a template is a program of the model's author and may raise anything
-            raise RequestError(f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages") from error
+            raise RequestError(
+                f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages"
+            ) from error
         # A template writes its own special tokens, so none are added.
         return self.encode(str(text), add_special=False)
 
@@ -139,7 +148,9 @@ class TransformersTokenizer:
 
 
 def adapt(tokenizer: Any | None) -> Tokenizer:
-    """The adapter for what transformers loaded. Raises InputError for tokenizers without a Rust core, or without a vocabulary."""
+    """The adapter for what transformers loaded. Raises InputError for tokenizers without a Rust core, or without a
+    vocabulary.
+    """
     if tokenizer is None:
         return NoTokenizer()
     inner = getattr(tokenizer, "backend_tokenizer", None)
@@ -167,7 +178,9 @@ def _decoder_types(decoder: Any) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters, inverted: the printable ones stand for themselves, the rest follow 255."""
+    """GPT-2's map of bytes to printable characters, inverted: the printable ones stand for themselves, the rest follow
+    255.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in visible]
     return {chr(value): value for value in visible} | {chr(256 + i): value for i, value in enumerate(hidden)}

@@ -1,13 +1,15 @@
-"""Columns of a left-padded cache (Baton): how long it is, how far each row reaches, where a column lies, and what can be cut.
+"""Columns of a left-padded cache (Baton): how long it is, how far each row reaches, where a column lies, and what
+can be cut.
 
     logical     begin ................ end          every row is aligned to the end; a row's *span* reaches from its first token to there
     row 0       . . . . k k k k k k k k             span 8: real tokens, or placeholders behind its first one where a window was wider
     row 1       . . k k k k k . . . k k             than what the row had to run (vector shaping, BA-03)
     physical    logical modulo capacity             the store is a ring: cutting on the left and growing on the right move nothing
 
-Contract: rows are numbered from 0 without gaps. A row that leaves is replaced by the last one. Columns that are padding for every row
-are cut by `release` (BA-06); `enter` may make the cache longer, on the left (BA-10); `advance` makes it longer on the right.
-Which tokens stand where, and what memory that is, others know. Pure bookkeeping: no torch.
+Contract: rows are numbered from 0 without gaps. A row that leaves is replaced by the last one. Columns that are
+padding for every row are cut by `release` (BA-06); `enter` may make the cache longer, on the left (BA-10);
+`advance` makes it longer on the right. Which tokens stand where, and what memory that is, others know. Pure
+bookkeeping: no torch.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class Columns:
         return len(self._spans) - 1
 
     def leave(self, row: int) -> int:
-        """A row goes; the last one takes its number. Returns the number that the mover had (`row` itself if it was the last)."""
+        """A row goes; the last one takes its number. Returns the number that the mover had (`row` itself if it was the
+        last).
+        """
         last = len(self._spans) - 1
         self._spans[row] = self._spans[last]
         self._spans.pop()
@@ -92,7 +96,9 @@ class Columns:
         return cut
 
     def move(self, capacity: int) -> None:
-        """The store has `capacity` columns now, and the cache begins at the first of them. Raises NoRoom if it is longer."""
+        """The store has `capacity` columns now, and the cache begins at the first of them. Raises NoRoom if it is
+        longer.
+        """
         if self.length > capacity:
             raise NoRoom(f"{self.length} columns do not fit {capacity}")
         self._capacity = capacity

@@ -3,7 +3,8 @@
 Contract: a *page* holds K and V of one layer for `page_tokens` tokens; a *group* is one page per attention layer of a
 model, so that a sequence's table is a list of groups in token order. The map is
 
-    (sequence, token position, layer) -> table[sequence].groups[position // page_tokens][layer], slot position % page_tokens
+    (sequence, token position, layer) -> table[sequence].groups[position // page_tokens][layer], slot position %
+    page_tokens
 
 A page goes free -> reserved (given to a sequence, nothing written) -> filling -> resident (full, never written again)
 -> free. Lending and moving join as further states: a row in `_NEXT` and a field in `_COUNTED_AS` (mechanisms 6.2).
@@ -42,7 +43,8 @@ _NEXT: Mapping[int, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
     PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
     PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
-    # Filling again, or as if nothing were written: the last tokens were written by a row that did not come through, and are forgotten.
+    # Filling again, or as if nothing were written: the last tokens were written by a row that did not come through, and
+    # are forgotten.
     PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
 }
 
@@ -83,7 +85,9 @@ class _Table:
 
 
 class PageBook:
-    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rewind`, `release`; each is complete or changes nothing."""
+    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rewind`, `release`; each is complete or
+    changes nothing.
+    """
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: pages of the device, numbered from 0. Raises ValueError unless positive."""
@@ -127,9 +131,11 @@ class PageBook:
         self._tables[seq] = _Table(spec)
 
     def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
-        """Begin the empty table of `seq` with the first `tokens` tokens of another's, whole groups that are full (BL-32). Returns them.
+        """Begin the empty table of `seq` with the first `tokens` tokens of another's, whole groups that are full
+        (BL-32). Returns them.
 
-        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds some; KeyError for no table.
+        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds some;
+        KeyError for no table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
@@ -143,15 +149,19 @@ class PageBook:
         mine.tokens = tokens
         return tuple(groups)
 
-    def recut(self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Sequence[str], tokens: int) -> None:
+    def recut(
+        self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Sequence[str], tokens: int
+    ) -> None:
         """Turn tables of one sequence into others, layer by layer: no page moves.
 
         Args:
-            new: by name the spec of each new table, and which layers [first, last) of which old ones it is made of, in order.
+            new: by name the spec of each new table, and which layers [first, last) of which old ones it is made of, in
+                order.
             old: tables that end here; pages of theirs that no new one takes are given back.
             tokens: that the new ones have written; an old one may have more, which are forgotten.
 
-        Raises ValueError, and changes nothing, if a name is taken, layers do not add up, or an old table has fewer. KeyError: no table.
+        Raises ValueError, and changes nothing, if a name is taken, layers do not add up, or an old table has fewer.
+        KeyError: no table.
         """
         tables = {name: self._tables[name] for name in old}
         self._check_recut(new, tables, tokens)
@@ -161,24 +171,38 @@ class PageBook:
             count = groups_for(spec, tokens)
             parts = [[group[first:last] for group in tables[source].groups[:count]] for source, first, last in sources]
             groups: list[Group] = (
-                [tuple(page for part in row for page in part) for row in zip(*parts, strict=True)] if parts else [()] * count
+                [tuple(page for part in row for page in part) for row in zip(*parts, strict=True)]
+                if parts
+                else [()] * count
             )
             made[name] = _Table(spec, groups, tokens)
             taken.update((source, layer) for source, first, last in sources for layer in range(first, last))
         for name, table in tables.items():
             count = groups_for(table.spec, tokens)
             for index, group in enumerate(table.groups):
-                self._give_back(tuple(page for layer, page in enumerate(group) if index >= count or (name, layer) not in taken))
+                self._give_back(
+                    tuple(page for layer, page in enumerate(group) if index >= count or (name, layer) not in taken)
+                )
             del self._tables[name]
         self._tables.update(made)
         for table in made.values():
             for page in table.groups[-1] if tokens % table.spec.page_tokens and table.groups else ():
-                self._move((page,), PageState.FILLING)  # one by one: of one old table more may have been written than of another
+                self._move(
+                    (page,), PageState.FILLING
+                )  # one by one: of one old table more may have been written than of another
 
     def _check_recut(
-        self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Mapping[str, _Table], tokens: int
+        self,
+        new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]],
+        old: Mapping[str, _Table],
+        tokens: int,
     ) -> None:
-        used = [(source, layer) for _, sources in new.values() for source, first, last in sources for layer in range(first, last)]
+        used = [
+            (source, layer)
+            for _, sources in new.values()
+            for source, first, last in sources
+            for layer in range(first, last)
+        ]
         if len(used) != len(set(used)) or any(layer >= old[source].spec.kv_layers for source, layer in used):
             raise ValueError("a layer has one table to go to, and must be there")
         for name, (spec, sources) in new.items():
@@ -219,7 +243,8 @@ class PageBook:
         table.tokens = after
 
     def rewind(self, seq: str, tokens: int) -> None:
-        """Forget what lies behind the first `tokens` tokens: it will be written again. The groups stay (UN-13's roll-back).
+        """Forget what lies behind the first `tokens` tokens: it will be written again. The groups stay (UN-13's
+        roll-back).
 
         Raises ValueError, and changes nothing, if fewer are written, or another table has pages of these, too.
         """
@@ -252,7 +277,9 @@ class PageBook:
         fields: Counter[str] = Counter()
         for state, name in _COUNTED_AS.items():
             fields[name] += self._in_state[state]
-        return PageCounts(capacity=self.capacity, free=fields["free"], local=fields["local"], reserved=fields["reserved"])
+        return PageCounts(
+            capacity=self.capacity, free=fields["free"], local=fields["local"], reserved=fields["reserved"]
+        )
 
     def check(self) -> None:
         """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged with the first that fails."""
@@ -284,7 +311,9 @@ class PageBook:
                 expected = PageState.RESERVED
             else:
                 expected = PageState.RESIDENT if written == width else PageState.FILLING
-            if any(self._state[page] != expected for page in group):  # a shared group is full in every table that has it
+            if any(
+                self._state[page] != expected for page in group
+            ):  # a shared group is full in every table that has it
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _take(self, layers: int) -> Group:

@@ -4,12 +4,12 @@ A page is a fixed number of bytes for K and as many for V, of one attention laye
 
     geometry (kv_heads, head_dim, dtype)  ->  k, v: [pages, page_tokens, kv_heads, head_dim]
 
-so a narrow model gets more tokens into a page than a wide one. All layers of a model put as many tokens into a page (its tables have one
-shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused. Who owns which page is the bookkeeping's
-affair (`kv.pages`).
-A page is zeroed when it is handed out, unless it is filled at once: what lies behind a sequence's end must be finite under every dtype
-(masked NaN is still NaN), and no sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and
-pads the tables, the other takes what nobody reads (rows that only fill a batch up).
+so a narrow model gets more tokens into a page than a wide one. All layers of a model put as many tokens into a page
+(its tables have one shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused.
+Who owns which page is the bookkeeping's affair (`kv.pages`). A page is zeroed when it is handed out, unless it is
+filled at once: what lies behind a sequence's end must be finite under every dtype (masked NaN is still NaN), and no
+sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and pads the
+tables, the other takes what nobody reads (rows that only fill a batch up).
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class PageView:
         self.v[pages, offsets] = v
 
     def gather(self, pages: Tensor, pool: PagePool) -> tuple[Tensor, Tensor]:
-        """K and V of `pages` [n], copied into the pool's scratch; [n * page_tokens, kv_heads, head_dim] each, valid until the next call."""
+        """K and V of `pages` [n], copied into the pool's scratch; [n * page_tokens, kv_heads, head_dim] each, valid
+        until the next call.
+        """
         geometry = self.geometry
         count, width = pages.numel(), self.page_tokens * geometry.kv_heads * geometry.head_dim
         out = []
@@ -109,7 +111,9 @@ class PageSizes:
         tokens = self.half_bytes // geometry.token_bytes
         if tokens < 1:
             need, have = geometry.token_bytes, self.half_bytes
-            raise NotServable(f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)")
+            raise NotServable(
+                f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)"
+            )
         return tokens
 
 
@@ -161,7 +165,9 @@ class PagePool:
             half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
 
     def read(self, pages: Sequence[int]) -> Tensor:
-        """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for others' pages."""
+        """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for
+        others' pages.
+        """
         return self.held(pages).cpu()
 
     def held(self, pages: Sequence[int]) -> Tensor:
@@ -175,7 +181,9 @@ class PagePool:
     def write(self, pages: Sequence[int], data: Tensor) -> None:
         """Put there what `read` gives. Raises ValueError for others' pages and for data of another shape."""
         if data.dtype != torch.uint8 or data.shape != (len(pages), 2 * self.half_bytes):
-            raise ValueError(f"{len(pages)} pages of {2 * self.half_bytes} bytes are not {data.dtype} {tuple(data.shape)}")
+            raise ValueError(
+                f"{len(pages)} pages of {2 * self.half_bytes} bytes are not {data.dtype} {tuple(data.shape)}"
+            )
         index, words = self._index(pages), data.to(self._k.device).view(torch.int64)  # eight bytes at a time
         for half, given in zip((self._k, self._v), words.chunk(2, dim=1), strict=True):
             half.view(torch.int64)[index] = given
@@ -194,7 +202,9 @@ class PagePool:
         key = (geometry, page_tokens)
         if key not in self._views:
             if page_tokens > self.page_tokens(geometry):
-                raise NotServable(f"{page_tokens} tokens of {geometry.token_bytes} bytes do not fit a page of {self.half_bytes} bytes")
+                raise NotServable(
+                    f"{page_tokens} tokens of {geometry.token_bytes} bytes do not fit a page of {self.half_bytes} bytes"
+                )
             used = page_tokens * geometry.token_bytes // geometry.dtype.itemsize
             shape = (self.pages + 2, page_tokens, geometry.kv_heads, geometry.head_dim)
             k, v = (half.view(geometry.dtype)[:, :used].view(shape) for half in (self._k, self._v))
@@ -203,7 +213,9 @@ class PagePool:
 
     @property
     def scratches(self) -> tuple[Tensor, ...]:
-        """The buffers there are now: whoever has their addresses must hold them, since larger ones may take their place."""
+        """The buffers there are now: whoever has their addresses must hold them, since larger ones may take their
+        place.
+        """
         return tuple(self._scratch.values())
 
     def scratch(self, name: str, nbytes: int) -> Tensor:
@@ -216,8 +228,8 @@ class PagePool:
 
 
 def _room(pages: int, half_bytes: int, device: torch.device) -> Tensor:
-    """[pages, bytes]. On a CPU in the system's large pages, where it has any: rows read their pages from all over the pool, and finding out
-    where each lies costs a good part of that (measured: a tenth).
+    """[pages, bytes]. On a CPU in the system's large pages, where it has any: rows read their pages from all over the
+    pool, and finding out where each lies costs a good part of that (measured: a tenth).
     """
     if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system that has none, or not so much memory: torch says so better

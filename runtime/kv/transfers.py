@@ -1,7 +1,7 @@
 """Between the host and a device without either waiting for the other: what goes there, and what comes from there.
 
-A plain copy from the host to a GPU waits for all that was launched before it; one from pinned memory is done in its turn. torch keeps
-such memory until it has been read. On a CPU host and device are one, and nothing is copied.
+A plain copy from the host to a GPU waits for all that was launched before it; one from pinned memory is done in its
+turn. torch keeps such memory until it has been read. On a CPU host and device are one, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def put(values: Sequence[int] | Sequence[float], device: torch.device, dtype: to
 
 
 class Fetch:
-    """A tensor on its way to the host. On a GPU that begins at once, behind what was launched; nothing may write to it on a CPU."""
+    """A tensor on its way to the host. On a GPU that begins at once, behind what was launched; nothing may write to it
+    on a CPU.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._arrived: torch.cuda.Event | None = None

@@ -6,7 +6,8 @@ from runtime.messages.base import Message
 
 
 class PageRequest(Message, frozen=True, tag=True, array_like=True):
-    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one PageData.
+    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one
+    PageData.
 
     `before`: instead of pages, the hidden states of these tokens before that component; 0 for pages.
     """
@@ -22,10 +23,11 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
 
 
 class PageData(Message, frozen=True, tag=True, array_like=True):
-    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes; of an
-    array that comes directly, a checksum that was taken on its device.
+    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of
+    the bytes; of an array that comes directly, a checksum that was taken on its device.
 
-    `before`: as in PageRequest; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the source has any.
+    `before`: as in PageRequest; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the
+    source has any.
     """
 
     move: int
@@ -40,8 +42,8 @@ class PageData(Message, frozen=True, tag=True, array_like=True):
 
 
 class ForwardRows(Message, frozen=True, tag=True, array_like=True):
-    """Rows for the next hop (`hops[i]` of their paths), their hidden states beside it: [tokens, width], rows back to back, each array of
-    one row or of several.
+    """Rows for the next hop (`hops[i]` of their paths), their hidden states beside it: [tokens, width], rows back to
+    back, each array of one row or of several.
 
     `turns`, `ahead`: as in Go. An odd turn is a prediction of the row whose turn is the next number: it is tentative.
     """
@@ -58,7 +60,9 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):
-    """`device` has rows of so many tokens (`counts`) for these hops of their paths, and asks several who would take them."""
+    """`device` has rows of so many tokens (`counts`) for these hops of their paths, and asks several who would take
+    them.
+    """
 
     device: str
     seqs: tuple[str, ...]

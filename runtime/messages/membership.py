@@ -20,7 +20,9 @@ class Shutdown(Message, frozen=True, tag=True, array_like=True):
 
 
 class Heartbeat(Message, frozen=True, tag=True, array_like=True):
-    """Agent to scheduler, from a thread of its own: its process lives, and its loop has been at one thing for `stalled_ms`."""
+    """Agent to scheduler, from a thread of its own: its process lives, and its loop has been at one thing for
+    `stalled_ms`.
+    """
 
     stalled_ms: int
 
@@ -40,7 +42,9 @@ class Rejected(Message, frozen=True, tag=True, array_like=True):
 
 
 class RendezvousKey(Message, frozen=True, tag=True, array_like=True):
-    """Agent to agent, while a direct link is made: a key of its rendezvous. `outgoing`: of the link on which whoever says this sends."""
+    """Agent to agent, while a direct link is made: a key of its rendezvous. `outgoing`: of the link on which whoever
+    says this sends.
+    """
 
     outgoing: bool
     key: str

@@ -8,9 +8,12 @@ from runtime.types import ModelSpec, PromptLogprobs, Sampled
 
 
 class AgentHello(Message, frozen=True, tag=True, array_like=True):
-    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown;
-    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0 for none.
-    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's memory only.
+    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on,
+    empty if unknown;
+    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0
+    for none.
+    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's memory
+    only.
     """
 
     device: str
@@ -44,7 +47,8 @@ class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
 class RowsDone(Message, frozen=True, tag=True, array_like=True):
     """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
 
-    `sampled`: in the order of `seqs`, None where none was asked for; behind a stride the last token stands for all of them.
+    `sampled`: in the order of `seqs`, None where none was asked for; behind a stride the last token stands for all of
+    them.
     `turns`: as in Pass; what comes of an odd one is worth something only together with its SpeculationResult.
     """
 
@@ -58,7 +62,8 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
 
 
 class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
-    """Rows that were predicted and have run: whether the prediction stands, and its least cosine with what it was to be.
+    """Rows that were predicted and have run: whether the prediction stands, and its least cosine with what it was to
+    be.
 
     If it does not, the row itself is on its way now, under the same (even) turn.
     """
@@ -72,8 +77,8 @@ class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
 
 
 class RowsLost(Message, frozen=True, tag=True, array_like=True):
-    """Rows that will not come through. `retry`: the sequences are well, but their K and V here are not (no pages, a hop that was cut off);
-    else a step failed on them."""
+    """Rows that will not come through. `retry`: the sequences are well, but their K and V here are not (no pages, a hop
+    that was cut off); else a step failed on them."""
 
     device: str
     seqs: tuple[str, ...]
@@ -83,7 +88,9 @@ class RowsLost(Message, frozen=True, tag=True, array_like=True):
 
 
 class HopAssigned(Message, frozen=True, tag=True, array_like=True):
-    """Hops that `device` has offered, and who runs them from now on (`devices`), beginning with rows of `counts` tokens at `starts`."""
+    """Hops that `device` has offered, and who runs them from now on (`devices`), beginning with rows of `counts` tokens
+    at `starts`.
+    """
 
     device: str
     seqs: tuple[str, ...]
@@ -95,9 +102,11 @@ class HopAssigned(Message, frozen=True, tag=True, array_like=True):
 
 
 class MigrationReady(Message, frozen=True, tag=True, array_like=True):
-    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all of it.
+    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all
+    of it.
 
-    `nbytes`: that came, of K and V; `inputs`: of hidden states. `reason`: why the front has not worked as it was to, empty if it has.
+    `nbytes`: that came, of K and V; `inputs`: of hidden states. `reason`: why the front has not worked as it was to,
+    empty if it has.
     """
 
     device: str
@@ -120,9 +129,11 @@ class MigrationFailed(Message, frozen=True, tag=True, array_like=True):
 
 
 class AgentStats(Message, frozen=True, tag=True, array_like=True):
-    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns).
+    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it
+    began (`busy`: ns).
 
-    `links`: other agents that tensors go to directly, and how that stands: `direct`, `making`, or why they go by the host's memory.
+    `links`: other agents that tensors go to directly, and how that stands: `direct`, `making`, or why they go by the
+    host's memory.
     """
 
     device: str

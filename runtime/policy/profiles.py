@@ -4,9 +4,9 @@
     profile.block(digest).decode.at(batch=6, context=300)     -> seconds
     profile.link("host", "device").seconds(nbytes)
 
-Between measured points values are interpolated, linearly in the logarithm of the batch and linearly in the context; beyond the last one
-they go on along the last slope; below the first they stay. More work never costs less: noise that says so is raised to what is before it.
-Knows no clock, no device and no torch.
+Between measured points values are interpolated, linearly in the logarithm of the batch and linearly in the context;
+beyond the last one they go on along the last slope; below the first they stay. More work never costs less: noise that
+says so is raised to what is before it. Knows no clock, no device and no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any
 
 
 def _between(xs: Sequence[float], ys: Sequence[float], x: float, scale: Sequence[float], at: float) -> float:
-    """y at x: inside by `scale` (xs in the measure that is interpolated in, `at` being x's), outside as the top of the file says."""
+    """y at x: inside by `scale` (xs in the measure that is interpolated in, `at` being x's), outside as the top of the
+    file says.
+    """
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     if x >= xs[-1]:
@@ -48,7 +50,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Seconds over batch and context. `seconds[i][j]`: at `batches[i]` rows that each attend to `contexts[j]` tokens."""
+    """Seconds over batch and context. `seconds[i][j]`: at `batches[i]` rows that each attend to `contexts[j]`
+    tokens.
+    """
 
     batches: tuple[float, ...]
     contexts: tuple[float, ...]
@@ -74,8 +78,9 @@ class Grid:
         return tuple(accumulate((Line(self.contexts, row).at(context) for row in self.seconds), max))
 
     def _last_slope(self, context: float) -> float:
-        """Seconds per row beyond the last batch. It is known where contexts were measured, and never falls with them (as no Line does), or
-        a longer context could cost less there; between them it is not a column's own, which may be steepest in the middle."""
+        """Seconds per row beyond the last batch. It is known where contexts were measured, and never falls with them
+        (as no Line does), or a longer context could cost less there; between them it is not a column's own, which may
+        be steepest in the middle."""
         if len(self.batches) == 1:
             return 0.0
         columns = [self._column(known) for known in self.contexts]
@@ -85,7 +90,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class BlockProfile:
-    """One block. `decode`: a token for each of some rows; `prefill`: one prompt's tokens; `load_seconds`: from disk, cold, to the device.
+    """One block. `decode`: a token for each of some rows; `prefill`: one prompt's tokens; `load_seconds`: from disk,
+    cold, to the device.
 
     `stands_for`: the block that it is a surrogate of, None for a block of the chain itself.
     """
@@ -145,16 +151,24 @@ def chain_of(profile: DeviceProfile, name: str, blocks: Sequence[str]) -> BlockP
     batches, contexts, chunks = next(iter(axes))
     rows = zip(*(each.decode.seconds for each in found), strict=True)
     seconds = tuple(tuple(math.fsum(values) for values in zip(*row, strict=True)) for row in rows)
-    prefill = Line(chunks, tuple(math.fsum(values) for values in zip(*(each.prefill.seconds for each in found), strict=True)))
+    prefill = Line(
+        chunks, tuple(math.fsum(values) for values in zip(*(each.prefill.seconds for each in found), strict=True))
+    )
     load = math.fsum(each.load_seconds for each in found)
     return BlockProfile(name, sum(each.nbytes for each in found), Grid(batches, contexts, seconds), prefill, load)
 
 
 def part_of(whole: BlockProfile, name: str, time: float, loaded: float) -> BlockProfile:
     """A piece of a block that has a share `time` of what it computes, and a share `loaded` of its bytes."""
-    decode = Grid(whole.decode.batches, whole.decode.contexts, tuple(tuple(time * each for each in row) for row in whole.decode.seconds))
+    decode = Grid(
+        whole.decode.batches,
+        whole.decode.contexts,
+        tuple(tuple(time * each for each in row) for row in whole.decode.seconds),
+    )
     prefill = Line(whole.prefill.xs, tuple(time * each for each in whole.prefill.seconds))
-    return BlockProfile(name, round(loaded * whole.nbytes), decode, prefill, loaded * whole.load_seconds, whole.stands_for)
+    return BlockProfile(
+        name, round(loaded * whole.nbytes), decode, prefill, loaded * whole.load_seconds, whole.stands_for
+    )
 
 
 def alike(blocks: Sequence[BlockProfile]) -> tuple[BlockProfile, ...]:
@@ -164,7 +178,9 @@ def alike(blocks: Sequence[BlockProfile]) -> tuple[BlockProfile, ...]:
     chunks = _union(each.prefill.xs for each in blocks)
 
     def at_all(each: BlockProfile) -> BlockProfile:
-        decode = Grid(batches, contexts, tuple(tuple(each.decode.at(batch, context) for context in contexts) for batch in batches))
+        decode = Grid(
+            batches, contexts, tuple(tuple(each.decode.at(batch, context) for context in contexts) for batch in batches)
+        )
         return replace(each, decode=decode, prefill=Line(chunks, tuple(each.prefill.at(chunk) for chunk in chunks)))
 
     return tuple(at_all(each) for each in blocks)
@@ -187,7 +203,9 @@ def _block(value: Mapping[str, Any]) -> BlockProfile:
     decode = value["decode"]
     grid = Grid(tuple(decode["batches"]), tuple(decode["contexts"]), tuple(tuple(row) for row in decode["seconds"]))
     stands_for = value.get("surrogate_of")
-    return BlockProfile(value["block"], int(value["bytes"]), grid, _line(value["prefill"]), float(value["load_seconds"]), stands_for)
+    return BlockProfile(
+        value["block"], int(value["bytes"]), grid, _line(value["prefill"]), float(value["load_seconds"]), stands_for
+    )
 
 
 def _line(seconds: Mapping[str, float]) -> Line:

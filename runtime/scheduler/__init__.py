@@ -1,1 +1,3 @@
-"""Chains, cells and the directory of who holds what, over several devices. Reserved in the layout; one device needs none of it."""
+"""Chains, cells and the directory of who holds what, over several devices. Reserved in the layout; one device needs
+none of it.
+"""

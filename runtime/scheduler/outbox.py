@@ -1,6 +1,8 @@
-"""What a scheduler has to say after an event, gathered: in the order in which it was decided, neighbours of one kind in one message.
+"""What a scheduler has to say after an event, gathered: in the order in which it was decided, neighbours of one kind in
+one message.
 
-Contract: each call is what holds at that moment; `flush` gives commands whose order is, for each device, that of the calls.
+Contract: each call is what holds at that moment; `flush` gives commands whose order is, for each device, that of the
+calls.
 """
 
 from __future__ import annotations
@@ -53,9 +55,16 @@ class _Opens:
 
     def message(self) -> OpenSequences:
         return OpenSequences(
-            tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.computed),
-            tuple(self.shared), tuple(self.ahead) if any(self.ahead) else (), tuple(self.offers) if any(self.offers) else (),
-        )  # fmt: skip
+            tuple(self.epochs),
+            tuple(self.requests),
+            tuple(self.outputs),
+            tuple(self.paths),
+            tuple(self.keep),
+            tuple(self.computed),
+            tuple(self.shared),
+            tuple(self.ahead) if any(self.ahead) else (),
+            tuple(self.offers) if any(self.offers) else (),
+        )
 
 
 @dataclass(slots=True)
@@ -89,7 +98,12 @@ class CommandOutbox:
         """Stages, each with its blocks."""
         blocks = tuple(blocks for _, blocks in stages)
         limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
-        self.say(device, LoadStages(tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)))
+        self.say(
+            device,
+            LoadStages(
+                tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)
+            ),
+        )
 
     def drop(self, device: str, stages: Sequence[Stage]) -> None:
         self.say(device, UnloadStages(tuple(stages)))
@@ -104,7 +118,9 @@ class CommandOutbox:
         last.seqs.append(seq)
         last.epochs.append(epoch)
 
-    def open(self, device: str, member: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
+    def open(
+        self, device: str, member: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None
+    ) -> None:
         """`shared`: another sequence, and how many of its tokens are this one's too."""
         self._open(
             device,
@@ -123,9 +139,16 @@ class CommandOutbox:
         """A sequence that will run no row: it holds what it shares."""
         self._open(device, 1, request, (), path, False, shared[1], shared)
 
-    def go(self, member: ScheduledSequence, tokens: tuple[int, ...], steps: int, sample: bool, one: InFlightRow | None = None) -> None:
-        """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is the row behind the
-        next one."""
+    def go(
+        self,
+        member: ScheduledSequence,
+        tokens: tuple[int, ...],
+        steps: int,
+        sample: bool,
+        one: InFlightRow | None = None,
+    ) -> None:
+        """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is
+        the row behind the next one."""
         seq, start, made = member.request.seq, member.computed, len(member.output)
         rows = self.rows(member.path[0].device)
         if one is None:
@@ -153,7 +176,9 @@ class CommandOutbox:
 
     def flush(self) -> list[SchedulerCommand]:
         """Everything; the box is empty then."""
-        out: list[SchedulerCommand] = [Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches]
+        out: list[SchedulerCommand] = [
+            Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches
+        ]
         out.extend(ReplaceAgent(device) for device in self._replaced)
         out.extend(self._updated)
         if self.events:
@@ -169,9 +194,18 @@ class CommandOutbox:
         self._devices.pop(device, None)
 
     def _open(
-        self, device: str, epoch: int, request: SequenceRequest, output: tuple[int, ...], path: Path, keep: bool, computed: int,
-        shared: tuple[str, int] | None, ahead: RunAhead | None = None, offers: tuple[tuple[int, tuple[str, ...]], ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        device: str,
+        epoch: int,
+        request: SequenceRequest,
+        output: tuple[int, ...],
+        path: Path,
+        keep: bool,
+        computed: int,
+        shared: tuple[str, int] | None,
+        ahead: RunAhead | None = None,
+        offers: tuple[tuple[int, tuple[str, ...]], ...] = (),
+    ) -> None:
         last = self._last(device)
         if not isinstance(last, _Opens):
             self._devices[device].append(last := _Opens())

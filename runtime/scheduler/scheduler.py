@@ -1,15 +1,18 @@
-"""The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next. Per step, not per token.
+"""The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next.
+Per step, not per token.
 
     Arrive -> waiting --path, pages--> Open, Go -> … RowsDone -> Go -> … RowsDone -> Emit, Close      one row of a sequence is under way at a time
 
-Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what it returns, in order.
-A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a device, a row, pages), it runs again from
-them on another path, under a new epoch, and nobody sees a token twice. Every sequence gets exactly one event with `finish`, its last.
-Pages are taken here before a row is sent, on all devices of its path, so that no row waits for pages behind another.
+Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what
+it returns, in order. A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a
+device, a row, pages), it runs again from them on another path, under a new epoch, and nobody sees a token twice.
+Every sequence gets exactly one event with `finish`, its last. Pages are taken here before a row is sent, on all
+devices of its path, so that no row waits for pages behind another.
 
-It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next), `seating` (coming and
-going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where blocks are), `ledger` (whose pages are whose),
-`prefixes` (who has which beginning), `donors` (ended ones that stay for it), `control` (what is due by time).
+It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next),
+`seating` (coming and going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where
+blocks are), `ledger` (whose pages are whose), `prefixes` (who has which beginning), `donors` (ended ones that stay
+for it), `control` (what is due by time).
 """
 
 from __future__ import annotations
@@ -81,8 +84,8 @@ class Scheduler:
         config: see there.
         trace: where events go.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
-        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`. Its profiles say what
-            rows take on devices; without them paths are chosen by loads.
+        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`. Its
+            profiles say what rows take on devices; without them paths are chosen by loads.
     """
 
     def __init__(
@@ -104,9 +107,13 @@ class Scheduler:
         self.offers = BroadcastDispatch(self._state, self._seating)
         self._seating.offer = self.offers.of
         self._rows = DecodeLoop(self._state, self._seating, self.speculation)
-        self._admission = Admission(self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates))
+        self._admission = Admission(
+            self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates)
+        )
         self.handovers = Migrations(self._state, self._seating)
-        self._fleet = DeviceEvents(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
+        self._fleet = DeviceEvents(
+            self._state, self._seating, self._admission, self.handovers, self._updates, self.offers
+        )
         self._seating.on_leaving = self.handovers.cancel
         self._rows.on_rest = self.handovers.at_rest
         self.control = Controller(self._state, self.handovers, self._donors)
@@ -246,13 +253,17 @@ class Scheduler:
         return chain is not None and self._state.provision.up(chain)
 
     def uses(self, model: str) -> bool:
-        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer gets."""
+        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer
+        gets.
+        """
         return any(chain.model == model for chain in self._state.leaving.values())
 
     def state(self) -> AgentState:
         """All devices together, in the shape of one device's picture."""
         state = self._state
-        models = model_loads(self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting))
+        models = model_loads(
+            self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting)
+        )
         instances = block_loads(self.models(), models, state.config.max_running)
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
@@ -305,6 +316,8 @@ class Scheduler:
 
 
 def _estimates(adaptation: VariantChoice, config: ClusterConfig) -> LatencyEstimates:
-    """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between two of them."""
+    """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between
+    two of them.
+    """
     blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
     return LatencyEstimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

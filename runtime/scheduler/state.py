@@ -1,7 +1,7 @@
 """What all parts of a cluster's scheduler share: who is alive, where things are, and the box in which commands gather.
 
-Contract: data only. `ready` are sequences whose next row may be issued when the event is over; `starved` those that wait for pages;
-`changed` says that somebody who waits might fit now.
+Contract: data only. `ready` are sequences whose next row may be issued when the event is over; `starved` those that
+wait for pages; `changed` says that somebody who waits might fit now.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 class ClusterState:
     """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices.
 
-    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands in for. `coming`: chains
-    that are made ready, by model, each with its variants; `leaving`: those that no newcomer gets, by `loaded_as`, as long as anything of
-    them is there.
+    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands in
+    for. `coming`: chains that are made ready, by model, each with its variants; `leaving`: those that no newcomer gets,
+    by `loaded_as`, as long as anything of them is there.
     """
 
     config: ClusterConfig
@@ -53,7 +53,9 @@ class ClusterState:
     placed: bool = False
 
     def in_use(self) -> list[Chain]:
-        """Every chain that newcomers or somebody alive may need, variants and those that are on their way in or out among them."""
+        """Every chain that newcomers or somebody alive may need, variants and those that are on their way in or out
+        among them.
+        """
         served = [*self.chains.values(), *(chain for some in self.coming.values() for chain in some)]
         variants = [variant.chain for some in self.variants.values() for variant in some]
         return [*served, *variants, *(chain for name, chain in self.leaving.items() if self.users[name] > 0)]

@@ -1,6 +1,7 @@
 """The application: one explicit table of routes, errors in OpenAI's shape, the key before everything.
 
-Pages that describe the interface (/docs, /openapi.json) are off: they would be routes beside the key, and the interface is OpenAI's.
+Pages that describe the interface (/docs, /openapi.json) are off: they would be routes beside the key, and the interface
+is OpenAI's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from zoo.errors import ZooError
 def build_app(
     driver: Driver, models: Iterable[ServedModel], source: ModelSource, config: ServerConfig, trace: Trace | None = None
 ) -> FastAPI:
-    """The server over a driver that runs already. `app.state.service` is what its routes share; the driver stays the caller's."""
+    """The server over a driver that runs already. `app.state.service` is what its routes share; the driver stays the
+    caller's.
+    """
     service = make_service(driver, ServedModels(models), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.service = service

@@ -1,7 +1,7 @@
 """The outermost layer: the key, a name for each request, one log line when it is over.
 
-Plain ASGI, so that nothing stands between a route and its client's leaving. The log says who asked for which route and how it
-ended; never what was in it.
+Plain ASGI, so that nothing stands between a route and its client's leaving. The log says who asked for which route and
+how it ended; never what was in it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Guard:
             else:
                 await error_reply(_no_key())(scope, receive, named_send)
         finally:
-            _log.info("%s %.200r %d %.3fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name)
+            _log.info(
+                "%s %.200r %d %.3fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name
+            )
 
     def _knows(self, scope: Scope) -> bool:
         if self._key is None:

@@ -1,7 +1,7 @@
 """How much is in the server at once, and whether it takes more.
 
-Counts places: a request takes one while it is read and tokenised, then one per sequence. Lives on the event loop's thread only.
-Knows nothing of what the requests are.
+Counts places: a request takes one while it is read and tokenised, then one per sequence. Lives on the event loop's
+thread only. Knows nothing of what the requests are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two generating routes: read, prepare, run, answer whole or as server-sent events.
 
-The client's leaving ends everything at any point: its sequences are aborted and its places given back. An error before the
-first token has its status; one in mid-stream becomes an error event, and the stream ends.
+The client's leaving ends everything at any point: its sequences are aborted and its places given back. An error before
+the first token has its status; one in mid-stream becomes an error event, and the stream ends.
 """
 
 from __future__ import annotations

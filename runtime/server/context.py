@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Service:
-    """`workers`: few threads for tokenising and wording, so that a flood of long prompts queues there and not on the event loop."""
+    """`workers`: few threads for tokenising and wording, so that a flood of long prompts queues there and not on the
+    event loop.
+    """
 
     driver: Driver
     models: ServedModels
@@ -38,7 +40,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
 
 
-def make_service(driver: Driver, models: ServedModels, source: ModelSource, config: ServerConfig, trace: Trace | None) -> Service:
+def make_service(
+    driver: Driver, models: ServedModels, source: ModelSource, config: ServerConfig, trace: Trace | None
+) -> Service:
     return Service(
         driver=driver,
         models=models,

@@ -1,4 +1,6 @@
-"""HTTP as uvicorn reads it with llhttp, with an end to what is neither body nor message: uvicorn bounds that for its slower parser only."""
+"""HTTP as uvicorn reads it with llhttp, with an end to what is neither body nor message: uvicorn bounds that for its
+slower parser only.
+"""
 
 from __future__ import annotations
 

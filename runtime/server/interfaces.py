@@ -1,5 +1,5 @@
-"""What the server needs of whoever runs sequences, and of whoever knows models. Drivers live in `runtime.cluster`; the zoo is wired in
-by the command line. Nothing here is implemented.
+"""What the server needs of whoever runs sequences, and of whoever knows models. Drivers live in `runtime.cluster`; the
+zoo is wired in by the command line. Nothing here is implemented.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class EventStream(Protocol):
 
 
 class Driver(Protocol):
-    """Runs sequences. `open_stream` and `abort` are quick and called on the event loop; `load`, `unload` and `drain` wait."""
+    """Runs sequences. `open_stream` and `abort` are quick and called on the event loop; `load`, `unload` and `drain`
+    wait.
+    """
 
     @property
     def alive(self) -> bool: ...
@@ -43,7 +45,9 @@ class Driver(Protocol):
     def abort(self, seqs: Iterable[str]) -> None: ...
 
     def pause(self, request: str, expected: int | None = None) -> int:
-        """Sequences of a request that get no tokens until `resume`, 0 for none of that name; `expected`: for so many ns. Waits."""
+        """Sequences of a request that get no tokens until `resume`, 0 for none of that name; `expected`: for so many
+        ns. Waits.
+        """
         ...
 
     def resume(self, request: str) -> int: ...

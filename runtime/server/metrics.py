@@ -1,7 +1,7 @@
 """Prometheus metrics of one server: vLLM's names where the meaning is the same, `blockzoo:` for what only a zoo has.
 
-Two kinds: what the frontend sees happen (latencies, tokens by model), counted as it happens; and what the driver knows (queues,
-pages, weights), asked for when a scraper comes. One registry per server, so several may live in one process.
+Two kinds: what the frontend sees happen (latencies, tokens by model), counted as it happens; and what the driver knows
+(queues, pages, weights), asked for when a scraper comes. One registry per server, so several may live in one process.
 The page pool belongs to the device and not to a model; its usage is repeated under every model's name, so that
 dashboards made for vLLM, which filter by `model_name`, show it. Preemptions are counted per device, without that label.
 """
@@ -20,10 +20,72 @@ from runtime.control.counters import AgentState
 from runtime.server.interfaces import Driver
 from runtime.types import FinishReason
 
-# Bounds in seconds. Decode steps lie between 1 ms and 1 s; a first token, or a whole answer, may wait minutes in a queue.
-_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
-_FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
-_WHOLE_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+# Bounds in seconds. Decode steps lie between 1 ms and 1 s; a first token, or a whole answer, may wait minutes in a
+# queue.
+_STEP_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+_FIRST_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+_WHOLE_SECONDS = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+)
 _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
@@ -51,15 +113,25 @@ class Metrics:
     def __init__(self, driver: Driver) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         label = ["model_name"]
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts whose first answer token came.", label)
-        self.finished = self._counter("vllm:request_success", "Sequences that ended, by reason.", [*label, "finished_reason"])
-        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_SECONDS)
+        self.prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Tokens of prompts whose first answer token came.", label
+        )
+        self.finished = self._counter(
+            "vllm:request_success", "Sequences that ended, by reason.", [*label, "finished_reason"]
+        )
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_SECONDS
+        )
         self.per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean time between a sequence's tokens.", _STEP_SECONDS
         )
-        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_SECONDS)
+        self.whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_SECONDS
+        )
         self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
-        self.request_generated = self._histogram("vllm:request_generation_tokens", "Generated tokens per sequence.", _TOKENS)
+        self.request_generated = self._histogram(
+            "vllm:request_generation_tokens", "Generated tokens per sequence.", _TOKENS
+        )
         self.steps = _StepCollector()
         for collector in (self.steps, _DriverCollector(driver)):
             self.registry.register(collector)
@@ -83,9 +155,11 @@ class Metrics:
 
 
 class StepTally:
-    """What is counted for every token of one model. On the event loop's thread only; a scraper in another may miss what comes meanwhile.
+    """What is counted for every token of one model. On the event loop's thread only; a scraper in another may miss what
+    comes meanwhile.
 
-    The library's instruments lock and look up at every call, which at one call per token is a tenth of what a token costs here.
+    The library's instruments lock and look up at every call, which at one call per token is a tenth of what a token
+    costs here.
     """
 
     def __init__(self) -> None:
@@ -113,7 +187,9 @@ class _StepCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=["model_name"])
-        between = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", labels=["model_name"])
+        between = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", labels=["model_name"]
+        )
         for model, tally in list(self._tallies.items()):
             tokens.add_metric([model], tally.tokens)
             between.add_metric([model], tally.buckets(), tally.seconds)
@@ -141,9 +217,15 @@ class _DriverCollector(Collector):
         yield from self._agents()
 
     def _queues(self, state: AgentState) -> Iterator[Metric]:
-        running = GaugeMetricFamily("vllm:num_requests_running", "Sequences in the running batch.", labels=["model_name"])
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a place.", labels=["model_name"])
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the device's pages in use, 0 to 1.", labels=["model_name"])
+        running = GaugeMetricFamily(
+            "vllm:num_requests_running", "Sequences in the running batch.", labels=["model_name"]
+        )
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Sequences that wait for a place.", labels=["model_name"]
+        )
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc", "Share of the device's pages in use, 0 to 1.", labels=["model_name"]
+        )
         pages = state.pages
         for load in state.models:
             running.add_metric([load.model], load.running)
@@ -160,20 +242,34 @@ class _DriverCollector(Collector):
 
     def _work(self, state: AgentState) -> Iterator[Metric]:
         counters = state.counters
-        yield CounterMetricFamily("vllm:num_preemptions", "Sequences preempted, to be recomputed.", value=counters.preemptions)
-        yield CounterMetricFamily("blockzoo:resumed_tokens", "Tokens run again after preemptions.", value=counters.resumed_tokens)
+        yield CounterMetricFamily(
+            "vllm:num_preemptions", "Sequences preempted, to be recomputed.", value=counters.preemptions
+        )
+        yield CounterMetricFamily(
+            "blockzoo:resumed_tokens", "Tokens run again after preemptions.", value=counters.resumed_tokens
+        )
         yield CounterMetricFamily("blockzoo:steps", "Steps that the engine ran.", value=counters.steps)
-        yield CounterMetricFamily("blockzoo:failed_steps", "Steps in which the engine failed.", value=counters.failed_steps)
-        yield CounterMetricFamily("blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments)
+        yield CounterMetricFamily(
+            "blockzoo:failed_steps", "Steps in which the engine failed.", value=counters.failed_steps
+        )
+        yield CounterMetricFamily(
+            "blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments
+        )
         yield CounterMetricFamily(
             "blockzoo:idle_tokens", "Tokens computed for nobody: padding of dense batches.", value=counters.idle_tokens
         )
         yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
         yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
-        yield CounterMetricFamily("blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits)
-        yield CounterMetricFamily("blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses)
         yield CounterMetricFamily(
-            "blockzoo:speculations_ended", "Block instances that were predicted wrongly too often.", value=counters.speculations_ended
+            "blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits
+        )
+        yield CounterMetricFamily(
+            "blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses
+        )
+        yield CounterMetricFamily(
+            "blockzoo:speculations_ended",
+            "Block instances that were predicted wrongly too often.",
+            value=counters.speculations_ended,
         )
 
     def _cluster(self, state: AgentState) -> Iterator[Metric]:
@@ -184,7 +280,11 @@ class _DriverCollector(Collector):
             ("blockzoo:moves_aborted", "Moves of sequences that were given up.", counters.moves_aborted),
             ("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.", counters.hops_won),
             ("blockzoo:moved_copied_tokens", "Tokens whose K and V were copied for moves.", counters.copied),
-            ("blockzoo:moved_recomputed_tokens", "Tokens whose K and V were computed again for moves.", counters.recomputed),
+            (
+                "blockzoo:moved_recomputed_tokens",
+                "Tokens whose K and V were computed again for moves.",
+                counters.recomputed,
+            ),
             ("blockzoo:moved_bytes", "Bytes of K and V that travelled for moves.", counters.moved_bytes),
             ("blockzoo:shared_sequences", "Sequences that began with pages of others.", counters.shared),
             ("blockzoo:shared_tokens", "Tokens that were not computed for that.", counters.shared_tokens),
@@ -192,8 +292,12 @@ class _DriverCollector(Collector):
             yield CounterMetricFamily(name, documentation, value=value)
 
     def _blocks(self, state: AgentState) -> Iterator[Metric]:
-        batch = GaugeMetricFamily("blockzoo:block_batch_size", "Sequences of all models in a block's batch.", labels=["block"])
-        queue = GaugeMetricFamily("blockzoo:block_queue_length", "Sequences of all models that wait for a block.", labels=["block"])
+        batch = GaugeMetricFamily(
+            "blockzoo:block_batch_size", "Sequences of all models in a block's batch.", labels=["block"]
+        )
+        queue = GaugeMetricFamily(
+            "blockzoo:block_queue_length", "Sequences of all models that wait for a block.", labels=["block"]
+        )
         for load in state.instances:
             batch.add_metric([load.block], load.batch)
             queue.add_metric([load.block], load.queue)
@@ -202,7 +306,9 @@ class _DriverCollector(Collector):
     def _agents(self) -> Iterator[Metric]:
         """Of a cluster, one value per device."""
         up = GaugeMetricFamily("blockzoo:agent_up", "Whether a device's agent is there.", labels=["device"])
-        deaths = CounterMetricFamily("blockzoo:agent_deaths", "Agents of a device that died unasked.", labels=["device"])
+        deaths = CounterMetricFamily(
+            "blockzoo:agent_deaths", "Agents of a device that died unasked.", labels=["device"]
+        )
         agents = self._driver.health().get("agents", ())
         for each in agents:
             up.add_metric([each["device"]], float(each["phase"] == "up"))
@@ -213,7 +319,11 @@ class _DriverCollector(Collector):
         memory, device = self._driver.memory(), self._driver.device
         for name, documentation, value in (
             ("blockzoo:weight_bytes", "Resident weights, each distinct tensor once.", memory.weights),
-            ("blockzoo:weight_bytes_unshared", "What the same models would take without sharing.", memory.weights_unshared),
+            (
+                "blockzoo:weight_bytes_unshared",
+                "What the same models would take without sharing.",
+                memory.weights_unshared,
+            ),
             ("blockzoo:kv_pool_bytes", "The page pool.", memory.kv_pool),
         ):
             metric = GaugeMetricFamily(name, documentation, labels=["device"])

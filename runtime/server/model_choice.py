@@ -1,8 +1,11 @@
-"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve --deltas`); or that
-model left behind so many of its layers, where the request asks for that (`zoo serve --early-exit`, BL-30).
+"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve
+--deltas`); or that model left behind so many of its layers, where the request asks for that (`zoo serve --early-exit`,
+BL-30).
 
-With the profiles of both chains stored the policy decides by the load of the moment; without, the rewriting is taken wherever it is
-served. Either way the trace tells: `dispatch.candidates` with the terms of both, `dispatch.choose` with the outcome (BL-21).
+With the profiles of both chains stored the policy decides by the load of the moment; without, the rewriting is taken
+wherever it is
+served. Either way the trace tells: `dispatch.candidates` with the terms of both, `dispatch.choose` with the outcome
+(BL-21).
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ _BYTES_PER_TOKEN = 4
 
 
 def model_for(service: Service, body: CompletionBody | ChatBody, nbytes: int, receipt: Receipt) -> ServedModel:
-    """The model that a request gets. `nbytes`: of its body. Raises RequestError: 404 for a name that is not served, 400 for an exit that is
-    not."""
+    """The model that a request gets. `nbytes`: of its body. Raises RequestError: 404 for a name that is not served, 400
+    for an exit that is not."""
     model = service.models.find(body.model)
     if body.early_exit is not None:
         return _exit(service, model, body.early_exit)
@@ -39,7 +42,9 @@ def _exit(service: Service, model: ServedModel, layers: int) -> ServedModel:
     found = service.models.exit_of(model, layers)
     if found is None:
         known = ", ".join(map(str, service.models.exits_of(model))) or "none"
-        raise unsupported("early_exit", f"{model.name} is not served up to layer {layers} only; its exits here: {known}")
+        raise unsupported(
+            "early_exit", f"{model.name} is not served up to layer {layers} only; its exits here: {known}"
+        )
     return found
 
 
@@ -74,4 +79,6 @@ def _tell(service: Service, receipt: Receipt, names: tuple[str, str], taken: str
     if choice is not None:
         terms = [{"model": name, **asdict(latency)} for name, latency in zip(names, choice.latencies, strict=True)]
         service.trace.emit(TraceEvent(now, "dispatch.candidates", receipt.id, cause=cause, extra={"candidates": terms}))
-    service.trace.emit(TraceEvent(now, "dispatch.choose", receipt.id, cause=cause, extra={"asked": names[0], "model": taken}))
+    service.trace.emit(
+        TraceEvent(now, "dispatch.choose", receipt.id, cause=cause, extra={"asked": names[0], "model": taken})
+    )

@@ -16,7 +16,8 @@ from runtime.frontend.errors import RequestError
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of at most `limit` bytes: checked against Content-Length first, then while reading, for it may be missing or wrong.
+    """The body, of at most `limit` bytes: checked against Content-Length first, then while reading, for it may be
+    missing or wrong.
 
     Raises RequestError 413, starlette's ClientDisconnect.
     """

@@ -1,7 +1,7 @@
 """Runs one request: events in from the driver, pieces out for whoever words them; measures on the way.
 
-One pass per step over the choices that got something. A choice that a stop string has ended is aborted in the driver at once, and
-whatever is left when the consumer goes is aborted too, so its pages come back. Knows nothing of HTTP.
+One pass per step over the choices that got something. A choice that a stop string has ended is aborted in the driver at
+once, and whatever is left when the consumer goes is aborted too, so its pages come back. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
     async with aclosing(service.driver.open_stream(generation.sequences)) as stream:
         try:
             async for events in stream:
-                pieces = await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)  # type: ignore[misc]
+                pieces = (
+                    await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)
+                )  # type: ignore[misc]
                 meter.step(pieces)
                 if ended := [piece for piece in pieces if piece.finish is not None]:
                     if cut := [prepared.choices[piece.choice].seq for piece in ended if piece.cut]:
@@ -132,4 +134,6 @@ def _raise_failure(service: Service, pieces: Iterable[TextPiece]) -> None:
     for piece in pieces:
         if piece.finish in ("error", "abort"):
             message = piece.error or "the sequence was aborted"
-            raise RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)
+            raise (
+                RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)
+            )

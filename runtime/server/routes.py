@@ -1,4 +1,6 @@
-"""The routes beside generation: models, health, metrics, and the zoo's own under /zoo. Each is one small function of the service."""
+"""The routes beside generation: models, health, metrics, and the zoo's own under /zoo. Each is one small function of
+the service.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ class ZooRoutes:
             return reply(_card(self._service.models.find(name)))
 
     async def unload(self, request: Request) -> Response:
-        """Stop serving a model and free what only it used. Waits for its running requests; 409 when they take too long."""
+        """Stop serving a model and free what only it used. Waits for its running requests; 409 when they take too
+        long.
+        """
         async with self._service.changing:
             model = self._service.models.find(request.path_params["name"])
             self._service.models.remove(model.name)
@@ -99,7 +103,9 @@ class ZooRoutes:
             return reply({"unloaded": model.name})
 
     async def pause(self, request: Request) -> Response:
-        """A request waits for somebody else, a tool or a person: no tokens until it goes on. `?expected_ms=`: for how long, if known."""
+        """A request waits for somebody else, a tool or a person: no tokens until it goes on. `?expected_ms=`: for how
+        long, if known.
+        """
         expected = _whole(request, "expected_ms")
         nanoseconds = None if expected is None else expected * 1_000_000
         return await self._held(request, True, lambda name: self._service.driver.pause(name, nanoseconds))
@@ -111,7 +117,9 @@ class ZooRoutes:
         name = request.path_params["id"]
         count = await run_in_threadpool(act, name)
         if not count:
-            raise RequestError("No request of that id is running or waiting.", status=404, param="id", code="request_not_found")
+            raise RequestError(
+                "No request of that id is running or waiting.", status=404, param="id", code="request_not_found"
+            )
         return reply({"id": name, "paused": paused, "sequences": count})
 
     def _load(self, name: str) -> ServedModel:

@@ -1,7 +1,7 @@
 """Runs an application on uvicorn: the address on standard output once ready, a drain on SIGTERM, exit code 0 after it.
 
-On the first SIGTERM or SIGINT the server stops listening, answers new requests on open connections with 503, and lets running ones
-finish for up to `drain_seconds`; a second SIGINT ends it at once.
+On the first SIGTERM or SIGINT the server stops listening, answers new requests on open connections with 503, and lets
+running ones finish for up to `drain_seconds`; a second SIGINT ends it at once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from zoo.errors import InputError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet, so that a taken port is known before any model is loaded. Raises InputError."""
+    """A bound socket that does not listen yet, so that a taken port is known before any model is loaded. Raises
+    InputError.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -81,8 +85,8 @@ def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Calla
 
 @contextmanager
 def _outlived_signals(server: HttpServer) -> Iterator[None]:
-    """uvicorn raises the signals that ended it once more when it is done, for the handlers from before. Those would end the process
-    with the signal's code: a drained server ends with 0."""
+    """uvicorn raises the signals that ended it once more when it is done, for the handlers from before. Those would end
+    the process with the signal's code: a drained server ends with 0."""
     before = {sig: signal.signal(sig, server.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -1,7 +1,9 @@
-"""What `/zoo/state` says: the agents with their block instances and pages, the models, and what is running and waiting, in numbers.
+"""What `/zoo/state` says: the agents with their block instances and pages, the models, and what is running and waiting,
+in numbers.
 
-One device without agents is one agent. A cluster has one for each device, and under `cluster` all that its scheduler knows; `counters` and
-`memory` are of all together. Reads only; may wait for the driver's lock, so it is for worker threads.
+One device without agents is one agent. A cluster has one for each device, and under `cluster` all that its scheduler
+knows; `counters` and `memory` are of all together. Reads only; may wait for the driver's lock, so it is for worker
+threads.
 """
 
 from __future__ import annotations
@@ -45,10 +47,17 @@ def _alone(service: Service, state: AgentState) -> dict[str, Any]:
 
 
 def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By device. `pid`: null while no agent is there. `totals`: of all together, which are the only one's where there is one."""
+    """By device. `pid`: null while no agent is there. `totals`: of all together, which are the only one's where there
+    is one.
+    """
     by_device: dict[str, list[dict[str, Any]]] = {}
     for each in cluster["instances"]:
-        load = {"block": each["block"], "queue": each["queue"], "batch": each["sequences"], "batch_limit": each["batch_limit"]}
+        load = {
+            "block": each["block"],
+            "queue": each["queue"],
+            "batch": each["sequences"],
+            "batch_limit": each["batch_limit"],
+        }
         by_device.setdefault(each["device"], []).append(load)
     only = totals if len(cluster["devices"]) == 1 else {}
     return [
@@ -67,5 +76,9 @@ def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[
 
 
 def _model(load: Mapping[str, Any], spec: Any) -> dict[str, Any]:
-    known = {} if spec is None else {"kind": spec.kind, "base": spec.base, "blocks": list(spec.blocks), "max_model_len": spec.max_model_len}
+    known = (
+        {}
+        if spec is None
+        else {"kind": spec.kind, "base": spec.base, "blocks": list(spec.blocks), "max_model_len": spec.max_model_len}
+    )
     return {"name": load["model"], "running": load["running"], "waiting": load["waiting"], **known}

@@ -1,10 +1,11 @@
-"""Requests as OpenTelemetry spans, made of the trace's events: one per sequence, and within it one per row with the devices it passes.
+"""Requests as OpenTelemetry spans, made of the trace's events: one per sequence, and within it one per row with the
+devices it passes.
 
     arrive -> span `sequence` … block.hop -> span `row` … token -> its end … finish | abort -> the end
 
-Contract: a TraceSink that hands every event on to another. Needs the extra `otel`; whoever makes it brings the provider, whose exporter has
-a thread of its own. Events' clock is monotonic; spans are on the wall clock as it was when this was made. A sequence that never ends
-is never told of.
+Contract: a TraceSink that hands every event on to another. Needs the extra `otel`; whoever makes it brings the
+provider, whose exporter has a thread of its own. Events' clock is monotonic; spans are on the wall clock as it was when
+this was made. A sequence that never ends is never told of.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 #: What happens to a sequence and is worth a mark on its span.
-_MARKS = frozenset(["batch.insert", "batch.resume", "batch.preempt", "prefill.chunk", "kv.move.start", "kv.meet", "kv.move.abort"])
+_MARKS = frozenset(
+    ["batch.insert", "batch.resume", "batch.preempt", "prefill.chunk", "kv.move.start", "kv.meet", "kv.move.abort"]
+)
 
 
 class OtelSpans:
@@ -54,7 +57,9 @@ class OtelSpans:
         if event.ev == "block.hop":
             self._hop(event, seq, span, now)
         elif event.ev in _MARKS:
-            span.add_event(event.ev, {key: str(value) for key, value in event.extra.items()} | {"n": event.n or 0}, timestamp=now)
+            span.add_event(
+                event.ev, {key: str(value) for key, value in event.extra.items()} | {"n": event.n or 0}, timestamp=now
+            )
         elif event.ev == "token":
             self._end_row(seq, now)
         elif event.ev in ("finish", "abort"):
@@ -72,7 +77,10 @@ class OtelSpans:
             self._end_row(seq, now)
             context = set_span_in_context(parent)
             self._rows[seq] = self._tracer.start_span(
-                "row", context=context, start_time=now, attributes={"zoo.start": extra["start"], "zoo.tokens": event.n or 0}
+                "row",
+                context=context,
+                start_time=now,
+                attributes={"zoo.start": extra["start"], "zoo.tokens": event.n or 0},
             )
         attributes = {"zoo.device": str(extra["to"]), "zoo.lo": extra["lo"], "zoo.hi": extra["hi"]}
         self._rows[seq].add_event("block.hop", attributes, timestamp=now)
@@ -84,7 +92,9 @@ class OtelSpans:
 
 
 def exporting(endpoint: str) -> TracerProvider:
-    """A provider whose spans go to a collector by OTLP over HTTP, in batches. Raises InputError without the packages for it."""
+    """A provider whose spans go to a collector by OTLP over HTTP, in batches. Raises InputError without the packages
+    for it.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -1,9 +1,9 @@
 """The trace: what happened, one record per event, as JSON lines (mechanisms 0.3).
 
-Contract: `TraceSink` is what the control plane speaks to. `Trace` keeps the latest events in a ring for `/zoo/trace` and, if
-given a path, writes all of them to a file from a thread of its own, so that emitting never waits for a disk. A file
-that cannot keep up loses events beyond `backlog` and says so with a `trace.lost` record; a full disk ends the file, not the service.
-The same events give the same bytes. It does not know what the events mean, nor any clock.
+Contract: `TraceSink` is what the control plane speaks to. `Trace` keeps the latest events in a ring for `/zoo/trace`
+and, if given a path, writes all of them to a file from a thread of its own, so that emitting never waits for a disk. A
+file that cannot keep up loses events beyond `backlog` and says so with a `trace.lost` record; a full disk ends the
+file, not the service. The same events give the same bytes. It does not know what the events mean, nor any clock.
 """
 
 from __future__ import annotations

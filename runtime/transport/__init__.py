@@ -1,1 +1,3 @@
-"""Messages and tensors between processes: peers that prove themselves, numbered messages in order, bytes over channels."""
+"""Messages and tensors between processes: peers that prove themselves, numbered messages in order, bytes over
+channels.
+"""

@@ -13,7 +13,9 @@ class ArrayChecksums:
     """Arrays that move from device to device, each with a digest of its bytes: BLAKE3, in the host's memory."""
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
-        """What goes to `to`, and its digest: an array, or rows [first, last) of arrays below each other (`joined_rows`)."""
+        """What goes to `to`, and its digest: an array, or rows [first, last) of arrays below each other
+        (`joined_rows`).
+        """
         array = pieces if isinstance(pieces, Array) else joined_rows(pieces)
         return array, digest_of(array)
 
@@ -23,7 +25,9 @@ class ArrayChecksums:
 
 
 def joined_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
-    """Rows [first, last) of arrays [tokens, width] below each other; there is at least one. All are of one dtype and width."""
+    """Rows [first, last) of arrays [tokens, width] below each other; there is at least one. All are of one dtype and
+    width.
+    """
     parts = []
     for array, first, last in pieces:
         whole = memoryview(array.data).cast("B")

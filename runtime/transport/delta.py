@@ -1,12 +1,14 @@
-"""Decode steps said in short on a link: a message whose rows are those of the last one of its kind, one token on, says no more than that.
+"""Decode steps said in short on a link: a message whose rows are those of the last one of its kind, one token on, says
+no more than that.
 
     Pass  ->  ForwardRowsDelta          RunRows  ->  RunRowsDelta(tokens)          RowsDone  ->  RowsDoneDelta(tokens)
 
-Names, epochs and numbers of some dozens of rows cost a message more than its 64 KB of hidden states do. Whoever gets it has the last one,
-because a link's messages come in order and are numbered (`register`): one that is missing ends the link.
+Names, epochs and numbers of some dozens of rows cost a message more than its 64 KB of hidden states do. Whoever gets it
+has the last one, because a link's messages come in order and are numbered (`register`): one that is missing ends the
+link.
 
-Contract: `DeltaEncoder` is the sender's end of a link, `DeltaDecoder` the receiver's; state machines never see these messages. `prepare` may be called
-at any time, and only makes what follows sooner. Pure bookkeeping.
+Contract: `DeltaEncoder` is the sender's end of a link, `DeltaDecoder` the receiver's; state machines never see these
+messages. `prepare` may be called at any time, and only makes what follows sooner. Pure bookkeeping.
 """
 
 from __future__ import annotations
@@ -81,7 +83,16 @@ class DeltaEncoder:
         last = self._go
         if last is None or last.turns or len(tokens) != len(last.tokens):
             return None
-        return RunRows(last.seqs, last.epochs, _more(last.starts), last.counts, tokens, last.sample, _more(last.generated), last.steps)
+        return RunRows(
+            last.seqs,
+            last.epochs,
+            _more(last.starts),
+            last.counts,
+            tokens,
+            last.sample,
+            _more(last.generated),
+            last.steps,
+        )
 
     def next_done(self, tokens: tuple[int, ...]) -> RowsDone | None:
         last = self._done
@@ -124,4 +135,6 @@ def _more(numbers: Sequence[int]) -> tuple[int, ...]:
 def _next_pass(last: ForwardRows) -> ForwardRows | None:
     if last.turns:
         return None
-    return ForwardRows(last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated))
+    return ForwardRows(
+        last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated)
+    )

@@ -1,13 +1,15 @@
-"""What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo (`engine.tensors.links`).
+"""What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo
+(`engine.tensors.links`).
 
     A.offer(B)      A begins a link to B: groups of two for each ordered pair, one only ever sends, the other only ever receives
     said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed messages
     A.send(B, n)    B.expect(A, n) … B.came()      a message's arrays under a ticket; the message itself travels as ever (`directed`)
 
-Contract of a TensorTransport: one thread calls it, and nothing here waits: work that takes time is done on threads of its own, which call `wake`
-when there is something to be looked at. Every wait of theirs has a limit. What is expected comes, or is told not to come; a link that
-failed once is over for both ends, until either is another life, and whoever holds this goes on by other means. Arrays that go out must
-not change any more. What is carried is neither encrypted nor authenticated. Knows no messages, and not who may speak with whom.
+Contract of a TensorTransport: one thread calls it, and nothing here waits: work that takes time is done on threads
+of its own, which call `wake` when there is something to be looked at. Every wait of theirs has a limit. What is
+expected comes, or is told not to come; a link that failed once is over for both ends, until either is another life,
+and whoever holds this goes on by other means. Arrays that go out must not change any more. What is carried is
+neither encrypted nor authenticated. Knows no messages, and not who may speak with whom.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ CHECKSUM = "sum:"
 
 @dataclass(frozen=True, slots=True)
 class PeerNotice:
-    """To be told to a peer, of the link on which this end sends (`outgoing`), or of the other one: a key of the rendezvous, or that the
-    link is over (`key` is empty), and why."""
+    """To be told to a peer, of the link on which this end sends (`outgoing`), or of the other one: a key of the
+    rendezvous, or that the link is over (`key` is empty), and why."""
 
     peer: str
     outgoing: bool
@@ -62,7 +64,9 @@ class TensorTransport(Protocol):
         ...
 
     def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
-        """What a peer says of the link on which this end sends, or (`outgoing` is false) of the other one, which begins by that."""
+        """What a peer says of the link on which this end sends, or (`outgoing` is false) of the other one, which begins
+        by that.
+        """
         ...
 
     def over(self, peer: str, outgoing: bool, reason: str) -> None:
@@ -86,7 +90,9 @@ class TensorTransport(Protocol):
         ...
 
     def expect(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
-        """A peer has announced arrays of these kinds, whose `data` is nothing: they will be in `came`, or why not. Tickets grow."""
+        """A peer has announced arrays of these kinds, whose `data` is nothing: they will be in `came`, or why not.
+        Tickets grow.
+        """
         ...
 
     def came(self) -> list[ArrivedTensor]:
@@ -103,14 +109,16 @@ class TensorTransport(Protocol):
 
     def close(self) -> None: ...
 
-    # -- arrays wherever they lie ----------------------------------------------------------------------------------------
+    # -- arrays wherever they lie ------------------------------------------------------------------------------------
 
     def hosted(self, array: Array) -> Array:
         """The same in the host's memory. May wait for the device."""
         ...
 
     def joined(self, pieces: Sequence[tuple[Array, int, int]]) -> Array:
-        """Rows [first, last) of arrays [tokens, width] below each other; at least one. All are of one dtype and width."""
+        """Rows [first, last) of arrays [tokens, width] below each other; at least one. All are of one dtype and
+        width.
+        """
         ...
 
     def digest(self, array: Array) -> str:

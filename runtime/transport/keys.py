@@ -1,7 +1,9 @@
-"""Who may speak in a cluster over the network: whoever has its CURVE pair. Made once per cluster, handed on through pipes, never written.
+"""Who may speak in a cluster over the network: whoever has its CURVE pair. Made once per cluster, handed on through
+pipes, never written.
 
-One pair serves all of a cluster: servers prove that they have it, clients are let in only with it, every byte between is encrypted under
-keys of the connection's own. Sockets of one host need none: their files lie in a folder that only their owner can enter.
+One pair serves all of a cluster: servers prove that they have it, clients are let in only with it, every byte between
+is encrypted under keys of the connection's own. Sockets of one host need none: their files lie in a folder that only
+their owner can enter.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ class Keys:
     secret: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.public) != 40 or len(self.secret) != 40 or zmq.curve_public(self.secret.encode()) != self.public.encode():
+        if (
+            len(self.public) != 40
+            or len(self.secret) != 40
+            or zmq.curve_public(self.secret.encode()) != self.public.encode()
+        ):
             raise ValueError("these are not the two keys of one pair")
 
     @classmethod
@@ -36,7 +42,9 @@ class Keys:
         socket.curve_server = True
         socket.curve_secretkey = self.secret.encode()
         socket.zap_domain = _DOMAIN.encode()
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a doorkeeper nobody comes in; else everybody would who knows the public key
+        socket.setsockopt(
+            zmq.ZAP_ENFORCE_DOMAIN, 1
+        )  # without a doorkeeper nobody comes in; else everybody would who knows the public key
 
     def introduce(self, socket: zmq.Socket[bytes]) -> None:
         """Before it connects."""
@@ -45,7 +53,9 @@ class Keys:
 
 
 class Authenticator:
-    """Answers the transport's questions who may come in, for all sockets of a context, in a thread of its own, until `close`."""
+    """Answers the transport's questions who may come in, for all sockets of a context, in a thread of its own, until
+    `close`.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
         self._public = keys.public
@@ -54,7 +64,9 @@ class Authenticator:
         self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Of zmq.auth. `key`: in Z85. Keys that were asked for are public ones: a comparison has nothing to give away."""
+        """Of zmq.auth. `key`: in Z85. Keys that were asked for are public ones: a comparison has nothing to give
+        away.
+        """
         return key.decode("ascii", "replace") == self._public
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What an agent's loop needs of whoever carries its messages, and the one that carries them nowhere: the scheduler is on the same thread.
+"""What an agent's loop needs of whoever carries its messages, and the one that carries them nowhere: the scheduler is
+on the same thread.
 
 Contract of a Link: as `transport.messenger.Post`, which is one.
 """
@@ -33,7 +34,9 @@ class Link(Protocol):
 
 
 class InlineLink:
-    """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from another."""
+    """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from
+    another.
+    """
 
     address = "inproc://here"
 
@@ -42,7 +45,7 @@ class InlineLink:
         self._out: list[Message] = []
         self._woken = threading.Event()
 
-    # -- the scheduler's side --------------------------------------------------------------------------------------------
+    # -- the scheduler's side ----------------------------------------------------------------------------------------
 
     def tell(self, message: Message) -> None:
         self._in.append(Envelope(SCHEDULER, 0, message))
@@ -52,7 +55,7 @@ class InlineLink:
         out, self._out = self._out, []
         return out
 
-    # -- the agent's side ------------------------------------------------------------------------------------------------
+    # -- the agent's side --------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
         """There is nobody but the scheduler, who takes no arrays."""

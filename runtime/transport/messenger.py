@@ -1,4 +1,5 @@
-"""One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a word why not.
+"""One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a
+word why not.
 
     inbox      everyone who has something for this process connects to it and says who it is (`name/incarnation/purpose`)
     links      one per peer that this one has something for, connected when it first has; peers without an address are answered through
@@ -6,11 +7,12 @@
 
 Both are `carriers`; what they are made of is `sockets`'.
 
-Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer than it is told to.
-A peer that sends what is no message, leaves one out, does not read, or speaks another protocol is *cut*: it is told why, what else comes
-from it is dropped, and whoever uses the post hears of it once. An incarnation that was forgotten, or was followed by a later one, is not
-heard any more. Nobody takes another's place by saying so: whoever was learnt is who was learnt, a later life of it waits until that is
-learnt, and where lives are `admitted` all others are denied. Knows neither relays nor schedulers.
+Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer
+than it is told to. A peer that sends what is no message, leaves one out, does not read, or speaks another protocol
+is *cut*: it is told why, what else comes from it is dropped, and whoever uses the post hears of it once. An
+incarnation that was forgotten, or was followed by a later one, is not heard any more. Nobody takes another's place
+by saying so: whoever was learnt is who was learnt, a later life of it waits until that is learnt, and where lives
+are `admitted` all others are denied. Knows neither relays nor schedulers.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _LINGER_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly, without `data` here;
-    None where they are here."""
+    """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly,
+    without `data` here; None where they are here."""
 
     sender: str
     incarnation: int
@@ -64,7 +66,9 @@ class PeerCut:
 
 @dataclass(frozen=True, slots=True)
 class MessengerSettings:
-    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water` messages on each side."""
+    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water`
+    messages on each side.
+    """
 
     backlog: int = 256 << 20
     high_water: int = 1000
@@ -72,7 +76,9 @@ class MessengerSettings:
 
 @dataclass(slots=True)
 class _Peer:
-    """How a peer is reached in one incarnation. `line`: None where its own connection is used. `calls`: it may connect to this one."""
+    """How a peer is reached in one incarnation. `line`: None where its own connection is used. `calls`: it may connect
+    to this one.
+    """
 
     incarnation: int
     address: str | None
@@ -103,7 +109,9 @@ class Messenger:
         purpose: str = "main",
         settings: MessengerSettings | None = None,
     ) -> None:
-        """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot bind."""
+        """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot
+        bind.
+        """
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a process of a cluster")
         self._who = link(name, incarnation, purpose)
@@ -127,7 +135,7 @@ class Messenger:
             self._inbox, self.address = self._sockets.bound(bind)
             self._attend(self._inbox)
 
-    # -- who is where ----------------------------------------------------------------------------------------------------
+    # -- who is where ------------------------------------------------------------------------------------------------
 
     def admit(self, admits: Callable[[str, int], bool]) -> None:
         """From now on only these lives, by name and incarnation, are heard over the inbox; all others are denied."""
@@ -136,7 +144,8 @@ class Messenger:
     def learn(self, name: str, incarnation: int, address: str, *, calls: bool = True) -> None:
         """Where a peer is; it is connected when something is to go there. What is known already is nothing to do.
 
-        `calls`: it may connect to this one, too; else whoever does in its name is not heard. Raises ValueError for addresses that are none.
+        `calls`: it may connect to this one, too; else whoever does in its name is not heard. Raises ValueError for
+        addresses that are none.
         """
         if not NAME.fullmatch(name) or not ADDRESS.fullmatch(address):
             raise ValueError("a peer's name or address is none")
@@ -153,7 +162,9 @@ class Messenger:
                 self._notices.append(item)
 
     def forget(self, name: str) -> None:
-        """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is another."""
+        """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is
+        another.
+        """
         known = self._peers.get(name)
         self._drop(name)
         self._register.gone(name, None if known is None else known.incarnation)
@@ -162,10 +173,11 @@ class Messenger:
     def knows(self, name: str) -> bool:
         return name in self._peers
 
-    # -- sending ---------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> bool:
-        """Hand a message over, in order behind those before; arrays must not change any more. `ticket`: under which they go otherwise.
+        """Hand a message over, in order behind those before; arrays must not change any more. `ticket`: under which
+        they go otherwise.
 
         False if nothing goes to that peer any more: it is gone, or is cut now, and `receive` tells of that.
         """
@@ -203,7 +215,7 @@ class Messenger:
         """End a `receive` that waits. From any thread."""
         self._bell.ring()
 
-    # -- receiving -------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Envelope | PeerCut]:
         """All that is there; waits for the first up to `timeout` seconds."""
@@ -257,7 +269,7 @@ class Messenger:
                     self._give_up(name, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
         return done
 
-    # -- inside: what comes ------------------------------------------------------------------------------------------------
+    # -- inside: what comes ------------------------------------------------------------------------------------------
 
     def _take(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
         out: list[Envelope | PeerCut] = []
@@ -281,7 +293,9 @@ class Messenger:
         known = self._peers.get(name)
         if known is not None and not known.calls:
             return None
-        unknown = name in self._early if known is None else known.address is not None and incarnation > known.incarnation
+        unknown = (
+            name in self._early if known is None else known.address is not None and incarnation > known.incarnation
+        )
         if unknown:
             early = self._early.setdefault(name, [])
             if len(early) < _EARLY:  # what is left out is missed, and cut, when that life is learnt

@@ -1,6 +1,8 @@
-"""Who may be heard on a post: lives of peers by number, how many messages came of each link, who was cut off. Pure bookkeeping.
+"""Who may be heard on a post: lives of peers by number, how many messages came of each link, who was cut off. Pure
+bookkeeping.
 
-A link is known by the name that whoever connects gives itself, `name/incarnation/purpose`; a process that is connected to, as `…/link`.
+A link is known by the name that whoever connects gives itself, `name/incarnation/purpose`; a process that is connected
+to, as `…/link`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Peers:
         return known
 
     def count(self, who: bytes, number: int) -> None:
-        """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost some."""
+        """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost
+        some.
+        """
         links = self._of(who)
         expected = links.get(who, 0)
         if number != expected:

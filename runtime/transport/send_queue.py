@@ -1,4 +1,5 @@
-"""What goes to one peer: numbered, in order, never lost in silence. What the transport does not take at once waits, within a limit.
+"""What goes to one peer: numbered, in order, never lost in silence. What the transport does not take at once waits,
+within a limit.
 
 Knows no sockets: `put` is whatever takes a message's frames, or says that it has no room.
 """
@@ -38,8 +39,8 @@ class SendQueue:
         return self._bytes
 
     def send(self, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> None:
-        """Never blocks. `ticket`: as in `wire.encode`. Raises Choked, and WireError for a message that cannot be sent; then nothing has
-        gone out."""
+        """Never blocks. `ticket`: as in `wire.encode`. Raises Choked, and WireError for a message that cannot be sent;
+        then nothing has gone out."""
         short = self._said.short(message)
         frames = encode(self._number, message, arrays, short, ticket)
         self._said.went(message)

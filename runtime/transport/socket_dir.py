@@ -1,7 +1,8 @@
-"""The folder that a cluster's sockets lie in: only its user can enter it, and it goes with the cluster, or when the next one begins.
+"""The folder that a cluster's sockets lie in: only its user can enter it, and it goes with the cluster, or when the
+next one begins.
 
-Who is killed cannot tidy up. So a folder holds a file that its process has locked for as long as it lives, and whoever begins later
-removes those of this user whose lock is free. Knows no sockets.
+Who is killed cannot tidy up. So a folder holds a file that its process has locked for as long as it lives, and whoever
+begins later removes those of this user whose lock is free. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ class SocketFolder:
     """See the top of the file. `path`: of mode 0700."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """In `parent`, by default where temporary files are. Raises InputError if its path is too long, or it cannot be made."""
+        """In `parent`, by default where temporary files are. Raises InputError if its path is too long, or it cannot be
+        made.
+        """
         parent = parent or Path(tempfile.gettempdir())
         if len(os.fsencode(parent / _PREFIX)) + 8 > _MOST_BYTES:
-            raise InputError(f"sockets cannot lie in {parent}, whose path is too long for them: set TMPDIR to a shorter one")
+            raise InputError(
+                f"sockets cannot lie in {parent}, whose path is too long for them: set TMPDIR to a shorter one"
+            )
         _sweep(parent)
         try:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

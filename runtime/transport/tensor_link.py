@@ -1,13 +1,15 @@
-"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a TensorTransport beside it.
+"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a TensorTransport beside
+it.
 
     send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays themselves
     receive    such a message waits until its arrays are there, and what came behind it from the same peer waits with it
 
-Contract: a `Link` (`transport.link`): messages of a peer come in order, each once, with their arrays or not at all. Links to peers are begun
-when there is first something for them, and until one stands, where there can be none, and once it has failed, arrays go over the post as
-ever. What was announced and does not come costs its rows, no more: the scheduler hears that they are lost and runs them again; pages are
-told to be missing. Who announces what no link was begun for, or counts wrong, is cut off as one who sends what is no message. Nothing
-waits here but `receive`. Knows no tensors.
+Contract: a `Link` (`transport.link`): messages of a peer come in order, each once, with their arrays or not at all.
+Links to peers are begun when there is first something for them, and until one stands, where there can be none, and
+once it has failed, arrays go over the post as ever. What was announced and does not come costs its rows, no more:
+the scheduler hears that they are lost and runs them again; pages are told to be missing. Who announces what no link
+was begun for, or counts wrong, is cut off as one who sends what is no message. Nothing waits here but `receive`.
+Knows no tensors.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ _log = logging.getLogger(__name__)
 
 #: What is kept of what a peer says of links before it is known how it can be reached.
 _EARLY = 16
-#: Bytes announced by one peer that have not come: its own limit is far below (`DirectConfig.backlog`), but for what is not free yet.
+#: Bytes announced by one peer that have not come: its own limit is far below (`DirectConfig.backlog`), but for what is
+#: not free yet.
 _MOST_ANNOUNCED = 2 << 30
 
 
 @dataclass(slots=True)
 class _Pair:
-    """A peer in one life. `rail`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the last tickets, to it
-    and from it. `held`: what came of it and is not through yet, in order; `missing`: bytes of that which are announced."""
+    """A peer in one life. `rail`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the
+    last tickets, to it
+    and from it. `held`: what came of it and is not through yet, in order; `missing`: bytes of that which are announced.
+    """
 
     incarnation: int
     rail: str | None = None
@@ -68,7 +73,7 @@ class TensorLink(ArrayChecksums):
         """For `messages.Report`."""
         return tuple(sorted(self._direct.state().items()))
 
-    # -- who is where ----------------------------------------------------------------------------------------------------
+    # -- who is where ------------------------------------------------------------------------------------------------
 
     def learn(self, name: str, incarnation: int, address: str) -> None:
         known = self._pairs.get(name)
@@ -103,7 +108,7 @@ class TensorLink(ArrayChecksums):
         """The post is closed by whoever made it."""
         self._direct.close()
 
-    # -- sending ---------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
         """As `Messenger.send`; arrays go directly where they can."""
@@ -111,7 +116,9 @@ class TensorLink(ArrayChecksums):
         if pair is None or not self._carries(to, pair, arrays):
             return self._post.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
         pair.sent += 1
-        sent = self._post.send(to, message, arrays, pair.sent)  # first: it is on its way while the arrays are handed over
+        sent = self._post.send(
+            to, message, arrays, pair.sent
+        )  # first: it is on its way while the arrays are handed over
         if sent:
             self._direct.send(to, pair.sent, arrays)
         self._tell()
@@ -133,7 +140,7 @@ class TensorLink(ArrayChecksums):
         for said in self._direct.said():
             self._post.send(said.peer, _message_of(said))
 
-    # -- what moves: sealed and verified where it lies ---------------------------------------------------------------------
+    # -- what moves: sealed and verified where it lies ---------------------------------------------------------------
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
         array = pieces if isinstance(pieces, Array) else self._direct.joined(pieces)
@@ -147,7 +154,7 @@ class TensorLink(ArrayChecksums):
             return digest == self._direct.digest(array)
         return super().verified(self._direct.hosted(array), digest)
 
-    # -- receiving -------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Envelope | PeerCut]:
         """As `Messenger.receive`."""
@@ -238,7 +245,9 @@ class TensorLink(ArrayChecksums):
                 self._through.append(pair.held.popleft())
 
     def _complete(self, mail: Envelope, pair: _Pair, came: ArrivedTensor) -> Envelope | None:
-        """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler hears of its rows."""
+        """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler
+        hears of its rows.
+        """
         pair.missing -= nbytes_of(mail.arrays)
         if not came.error:
             return Envelope(mail.sender, mail.incarnation, mail.message, came.arrays)

@@ -1,5 +1,5 @@
-"""What must hold of a message before anything is taken for what it says it is: columns of one length, numbers in their range, arrays that
-are its own, and nobody in whose name another speaks.
+"""What must hold of a message before anything is taken for what it says it is: columns of one length, numbers in their
+range, arrays that are its own, and nobody in whose name another speaks.
 
 Contract: whatever is wrong is a WireError and nothing else. Knows no bytes and no sockets.
 """
@@ -42,7 +42,8 @@ class WireError(Exception):
     """What came is not a message, or contradicts itself. The text says in what, and holds nothing of what came."""
 
 
-#: Characters of a rail's name, and of a key of a rendezvous; bytes of what stands under it (addresses, mostly: some hundred).
+#: Characters of a rail's name, and of a key of a rendezvous; bytes of what stands under it (addresses, mostly: some
+#: hundred).
 _MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
 
 #: Columns of one length.
@@ -133,7 +134,9 @@ def check(message: Message, arrays: Sequence[Array]) -> None:
 
 
 def check_arrays(message: Message, arrays: Sequence[Array]) -> None:
-    """As `check`, of a message whose columns are known to be right each for itself: they go on from one that was checked."""
+    """As `check`, of a message whose columns are known to be right each for itself: they go on from one that was
+    checked.
+    """
     kind = type(message)
     if not _CHECKS.get(kind, _no_arrays)(message, arrays):
         raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
@@ -148,7 +151,9 @@ def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
 
 
 def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
-    """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the first."""
+    """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the
+    first.
+    """
     ahead = zip(message.ahead, message.paths, strict=False)
     offers = zip(message.offers, message.paths, strict=False)
     return (
@@ -159,7 +164,9 @@ def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
 
 
 def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
-    """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent bytes for."""
+    """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent
+    bytes for.
+    """
     if len(message.turns) != len(message.ahead) or 0 in message.counts:
         return False
     if any(len(each.shape) != 2 or 0 in each.shape for each in arrays):
@@ -177,7 +184,10 @@ def _pages(message: PageData, arrays: Sequence[Array]) -> bool:
         return not arrays
     if message.before:
         return (
-            len(arrays) == 1 and len(arrays[0].shape) == 2 and 0 < arrays[0].shape[0] == message.hi - message.lo and arrays[0].shape[1] > 0
+            len(arrays) == 1
+            and len(arrays[0].shape) == 2
+            and 0 < arrays[0].shape[0] == message.hi - message.lo
+            and arrays[0].shape[1] > 0
         )
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 

@@ -1,4 +1,5 @@
-"""Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in memory.
+"""Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in
+memory.
 
     frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the message)
     frame 1 …   an array each, or all of them back to back in one where they are small; none where arrays come directly (`directed`), which
@@ -6,9 +7,10 @@
 
 What arrays are is said once for all that are alike and neighbours: rows of one step mostly are.
 
-Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked before anything is
-taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out without a copy unless they are small and
-many, and come in as views of the frames, which may begin at any byte. No pickle (see CVE-2025-32444 and its kin). Knows no sockets.
+Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked
+before anything is taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out
+without a copy unless they are small and many, and come in as views of the frames, which may begin at any byte. No
+pickle (see CVE-2025-32444 and its kin). Knows no sockets.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 _MAX_DIMENSIONS = 4
 #: Beside one message.
 _MAX_ARRAYS = 1 << 20
-#: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few kilobytes.
+#: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few
+#: kilobytes.
 _JOINED_BYTES = 1 << 20
 #: As many bytes as a message that says no more than "again" may have.
 _AGAIN_BYTES = 64
@@ -58,8 +61,8 @@ class OtherProtocol(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message and what came beside it. `number`: of the messages of its link, from 0 on. `ticket`: under which its arrays come directly:
-    they have no `data` here; None where they came with it."""
+    """A message and what came beside it. `number`: of the messages of its link, from 0 on. `ticket`: under which its
+    arrays come directly: they have no `data` here; None where they came with it."""
 
     number: int
     message: Message
@@ -88,10 +91,11 @@ _decoder = msgspec.msgpack.Decoder(_Announced)
 def encode(
     number: int, message: Message, arrays: Sequence[Array] = (), short: Message | None = None, ticket: int | None = None
 ) -> list[Frame]:
-    """Frames of a message, in the words of `short` if there are any (`transport.delta`). What arrays hold must not change any more.
+    """Frames of a message, in the words of `short` if there are any (`transport.delta`). What arrays hold must not
+    change any more.
 
-    `ticket`: under which the arrays go directly, at least one: only what they are is in the frames. Raises WireError for what the other
-    side would refuse.
+    `ticket`: under which the arrays go directly, at least one: only what they are is in the frames. Raises WireError
+    for what the other side would refuse.
     """
     if short is None:
         check(message, arrays)
@@ -173,7 +177,11 @@ def decode(frames: Sequence[Frame]) -> Parcel:
         envelope = _envelope(memoryview(frames[0])[_PREAMBLE.size :])
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WireError(f"it cannot be read: {_short(error)}") from None
-    arrays = _arrays(envelope.arrays, frames[1:]) if envelope.ticket is None else _announced(envelope.arrays, envelope.ticket, frames[1:])
+    arrays = (
+        _arrays(envelope.arrays, frames[1:])
+        if envelope.ticket is None
+        else _announced(envelope.arrays, envelope.ticket, frames[1:])
+    )
     if not isinstance(envelope.message, Short):
         check(envelope.message, arrays)
     return Parcel(number, envelope.message, arrays, envelope.ticket)
@@ -202,7 +210,9 @@ def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[
     return tuple(Array(dtype, shape, part) for (dtype, shape), part in zip(said, parts, strict=True))
 
 
-def _announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int, frames: Sequence[Frame]) -> tuple[Array, ...]:
+def _announced(
+    kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int, frames: Sequence[Frame]
+) -> tuple[Array, ...]:
     """Arrays that come directly: what they are."""
     if frames:
         raise WireError("its arrays come directly, and beside it")
@@ -233,7 +243,9 @@ def _cut(kinds: Sequence[tuple[str, tuple[int, ...], int]], whole: memoryview) -
     for dtype, shape, count in kinds:
         size = _nbytes(dtype, shape)
         end = at + size * count
-        out += [Array(dtype, shape, whole[lo : lo + size]) for lo in (range(at, end, size) if size else repeat(at, count))]
+        out += [
+            Array(dtype, shape, whole[lo : lo + size]) for lo in (range(at, end, size) if size else repeat(at, count))
+        ]
         at = end
     return tuple(out)
 

@@ -1,11 +1,12 @@
-"""Bottleneck adapters of the `adapters` library (BL-03), laid over their base's components: Houlsby's, Pfeiffer's, parallel ones.
+"""Bottleneck adapters of the `adapters` library (BL-03), laid over their base's components: Houlsby's, Pfeiffer's,
+parallel ones.
 
     [model.]layers.0.attention_adapters.adapters.<name>.adapter_down.0.weight    behind the attention (mh_adapter)
     [model.]layers.0.output_adapters.adapters.<name>.adapter_up.bias             behind the ffn (output_adapter)
     lm_head.weight                                                               the head that is saved beside them, where it is
 
-Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) in the families that it has itself and that norm before their
-sub-layers; its many switches come down to what `Settings` says. Names and shapes only.
+Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) in the families that it has itself and that
+norm before their sub-layers; its many switches come down to what `Settings` says. Names and shapes only.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 
-#: Families whose layers the library itself extends, and that norm before their sub-layers: nothing else has one clear meaning.
+#: Families whose layers the library itself extends, and that norm before their sub-layers: nothing else has one clear
+#: meaning.
 FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
 
-_KEY = re.compile(r"(?P<layers>(.+\.)?)(?P<layer>\d{1,6})\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)")
+_KEY = re.compile(
+    r"(?P<layers>(.+\.)?)(?P<layer>\d{1,6})\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)"
+)
 _HEAD = "lm_head.weight"
 
 
@@ -36,12 +40,15 @@ class _Site:
     layer: int
 
 
-def place_bottleneck(config: BottleneckConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
+def place_bottleneck(
+    config: BottleneckConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase
+) -> tuple[Placed, ...]:
     """Lay a bottleneck adapter over its base.
 
     Returns:
-        The base's components; those with a bottleneck have an `Adapter(kind="adapter")` with the config of `Settings.document` and tensors
-        `down.weight`, `down.bias`, `up.weight`, `up.bias` and, where there are any, `norm_before.*`, `norm_after.*`, `scaling`.
+        The base's components; those with a bottleneck have an `Adapter(kind="adapter")` with the config of
+        `Settings.document` and tensors `down.weight`, `down.bias`, `up.weight`, `up.bias` and, where there are any,
+        `norm_before.*`, `norm_after.*`, `scaling`.
 
     Raises:
         UnsupportedAdapter: a family in which the library's adapters have no one meaning.
@@ -74,7 +81,9 @@ def _width(over: Overlay, config: BottleneckConfig) -> int:
     if config.family != family:
         raise WrongBase(f"the adapter is for a {config.family} model, {over.base.name} is of family {family}")
     if family not in FAMILIES_SUPPORTED:
-        raise UnsupportedAdapter(f"bottleneck adapters on {family} models are not supported; on {', '.join(FAMILIES_SUPPORTED)} they are")
+        raise UnsupportedAdapter(
+            f"bottleneck adapters on {family} models are not supported; on {', '.join(FAMILIES_SUPPORTED)} they are"
+        )
     table = f"{over.family.prefix}{over.family.embedding[0]}"
     width = over.shape(over.spot(table), table)[1]
     if config.hidden not in (None, width):
@@ -88,7 +97,9 @@ def _read(key: str, config: BottleneckConfig) -> tuple[_Site, str]:
     if match is None or match["name"] != config.name:
         if key.startswith("heads.") or "invertible" in key:
             raise UnsupportedAdapter(f"{key[:200]!r} is of a part beside the bottlenecks, which is not supported")
-        raise MalformedCheckpoint(f"{key[:200]!r} is not a key that the adapters library writes for the adapter {config.name!r}")
+        raise MalformedCheckpoint(
+            f"{key[:200]!r} is not a key that the adapters library writes for the adapter {config.name!r}"
+        )
     part = config.settings.parts.get(match["part"])
     if part is None:
         raise MalformedCheckpoint(f"{key[:200]!r} is no part of an adapter with this config")
@@ -122,7 +133,12 @@ def _check_complete(wanted: set[_Site], found: set[_Site], base: AdapterBase) ->
 def _wanted(config: BottleneckConfig, hidden: int, layer: int) -> dict[str, Shape]:
     """Every part of a bottleneck, and its shape."""
     settings, rank = config.settings, config.rank(hidden, layer)
-    shapes: dict[str, Shape] = {"down.weight": (rank, hidden), "down.bias": (rank,), "up.weight": (hidden, rank), "up.bias": (hidden,)}
+    shapes: dict[str, Shape] = {
+        "down.weight": (rank, hidden),
+        "down.bias": (rank,),
+        "up.weight": (hidden, rank),
+        "up.bias": (hidden,),
+    }
     for name, there in (("norm_before", settings.norm_before), ("norm_after", settings.norm_after)):
         if there:
             shapes.update({f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)})
@@ -137,4 +153,7 @@ def _check_parts(parts: Mapping[str, OfferedTensor], wanted: Mapping[str, Shape]
         if part not in parts:
             raise MalformedCheckpoint(f"the adapter holds no {part} {where}")
         if parts[part].shape != shape:
-            raise WrongBase(f"{part} {where} has shape {list(parts[part].shape)}; for {base} and this config it must be {list(shape)}")
+            raise WrongBase(
+                f"{part} {where} has shape {list(parts[part].shape)}; for {base} and this config it must be "
+                f"{list(shape)}"
+            )

@@ -1,7 +1,7 @@
 """What the `adapters` library's `adapter_config.json` says of a bottleneck adapter, and the variants that are refused.
 
-Follows adapters 1.3 (`BnConfig`, `Adapter.pre_forward`, `.forward`, `.post_forward`) where no norm stands behind the sub-layer. With y a
-sub-layer's output and r what its half began with, a half gives r + out, and out is
+Follows adapters 1.3 (`BnConfig`, `Adapter.pre_forward`, `.forward`, `.post_forward`) where no norm stands behind the
+sub-layer. With y a sub-layer's output and r what its half began with, a half gives r + out, and out is
 
     up(act(down(norm_before(x)))) * scaling, then norm_after, then + skip            or + skip before norm_after
 
@@ -20,7 +20,19 @@ from zoo.errors import MalformedCheckpoint, UnsupportedAdapter
 #: Activations as the library names them -> as transformers does.
 _ACTIVATIONS: Mapping[str, str] = {
     **{
-        name: name for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "linear", "quick_gelu", "relu", "relu6", "sigmoid", "silu", "tanh")
+        name: name
+        for name in (
+            "gelu",
+            "gelu_new",
+            "gelu_pytorch_tanh",
+            "linear",
+            "quick_gelu",
+            "relu",
+            "relu6",
+            "sigmoid",
+            "silu",
+            "tanh",
+        )
     },
     "swish": "silu",
     "leakyrelu": "leaky_relu",
@@ -62,7 +74,9 @@ class BottleneckSettings:
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """Name of a tensor below `adapters.<name>` -> name of the part. A norm before stands in two places of the file."""
+        """Name of a tensor below `adapters.<name>` -> name of the part. A norm before stands in two places of the
+        file.
+        """
         down = 1 if self.norm_before else 0
         names = {f"adapter_down.{down}": "down", "adapter_up": "up"}
         if self.norm_before:
@@ -96,15 +110,21 @@ class BottleneckConfig:
         """
         config = document.get("config")
         if not isinstance(config, dict):
-            raise UnsupportedAdapter(f"adapter_config.json gives config as {str(config)[:40]!r} instead of spelling it out")
+            raise UnsupportedAdapter(
+                f"adapter_config.json gives config as {str(config)[:40]!r} instead of spelling it out"
+            )
         if config.get("architecture") is not None:
-            raise UnsupportedAdapter(f"adapters of architecture {str(config['architecture'])[:40]!r} are not supported; bottlenecks are")
+            raise UnsupportedAdapter(
+                f"adapters of architecture {str(config['architecture'])[:40]!r} are not supported; bottlenecks are"
+            )
         for field in _REFUSED_FIELDS:
             if config.get(field):
                 raise UnsupportedAdapter(f"this bottleneck adapter uses {field}, which is not supported")
         name, family, hidden = document.get("name"), document.get("model_type"), document.get("hidden_size")
         if not isinstance(name, str) or not isinstance(family, str) or not isinstance(hidden, int | None):
-            raise MalformedCheckpoint("adapter_config.json does not say name, model_type and hidden_size as the adapters library does")
+            raise MalformedCheckpoint(
+                "adapter_config.json does not say name, model_type and hidden_size as the adapters library does"
+            )
         return cls(
             name=name,
             family=family,
@@ -148,7 +168,9 @@ def _sequential(config: Mapping[str, Any]) -> tuple[_Read, _Skip, bool]:
     summed, inside = _flag(config, "original_ln_before"), _flag(config, "adapter_residual_before_ln")
     outer = config.get("residual_before_ln", True)
     if not isinstance(outer, bool):
-        raise UnsupportedAdapter(f"this bottleneck adapter's residual_before_ln is {str(outer)[:40]!r}, which is not supported")
+        raise UnsupportedAdapter(
+            f"this bottleneck adapter's residual_before_ln is {str(outer)[:40]!r}, which is not supported"
+        )
     skips_sum = summed and not outer
     reads: _Read = "sum" if summed else "output"
     if _flag(config, "original_ln_after", default=True):
@@ -160,13 +182,19 @@ def _sequential(config: Mapping[str, Any]) -> tuple[_Read, _Skip, bool]:
 
 
 def _residual_lost() -> UnsupportedAdapter:
-    return UnsupportedAdapter("this bottleneck adapter's original_ln_after is false, which takes the residual connection out of the layer")
+    return UnsupportedAdapter(
+        "this bottleneck adapter's original_ln_after is false, which takes the residual connection out of the layer"
+    )
 
 
 def _activation(name: Any, old: bool) -> str:
-    known = _ACTIVATIONS.get((_OLD_ACTIVATIONS.get(name, name) if old else name).lower()) if isinstance(name, str) else None
+    known = (
+        _ACTIVATIONS.get((_OLD_ACTIVATIONS.get(name, name) if old else name).lower()) if isinstance(name, str) else None
+    )
     if known is None:
-        raise UnsupportedAdapter(f"this bottleneck adapter's non_linearity is {str(name)[:40]!r}; known: {', '.join(_ACTIVATIONS)}")
+        raise UnsupportedAdapter(
+            f"this bottleneck adapter's non_linearity is {str(name)[:40]!r}; known: {', '.join(_ACTIVATIONS)}"
+        )
     return known
 
 
@@ -182,7 +210,9 @@ def _scaling(config: Mapping[str, Any]) -> float | Literal["learned", "channel"]
 def _flag(config: Mapping[str, Any], field: str, default: bool = False) -> bool:
     value = config.get(field, default)
     if not isinstance(value, bool):
-        raise MalformedCheckpoint(f"adapter_config.json: {field} holds {str(value)[:40]!r}, which is neither true nor false")
+        raise MalformedCheckpoint(
+            f"adapter_config.json: {field} holds {str(value)[:40]!r}, which is neither true nor false"
+        )
     return value
 
 
@@ -196,7 +226,9 @@ def _factors(value: Any) -> Mapping[int | None, float]:
     table = value if isinstance(value, dict) else {"default": value}
     if any(key != "default" and not (key.isdecimal() and len(key) <= _DIGITS) for key in table):
         raise MalformedCheckpoint("adapter_config.json: reduction_factor is not by layer")
-    factors = {None if key == "default" else int(key): number(factor, "reduction_factor") for key, factor in table.items()}
+    factors = {
+        None if key == "default" else int(key): number(factor, "reduction_factor") for key, factor in table.items()
+    }
     if not all(1e-3 <= factor <= 1e6 for factor in factors.values()):
         raise MalformedCheckpoint("adapter_config.json: reduction_factor holds a factor that is too small or too large")
     return factors

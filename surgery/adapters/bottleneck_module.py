@@ -1,6 +1,8 @@
-"""A bottleneck adapter as a torch module, and as hooks on a transformers model: the one computation of both loading and serving.
+"""A bottleneck adapter as a torch module, and as hooks on a transformers model: the one computation of both loading and
+serving.
 
-Knows what `surgery.adapters.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows use which adapter.
+Knows what `surgery.adapters.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows
+use which adapter.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class BottleneckModule(nn.Module):
         self.activation: Callable[[Tensor], Tensor] = ACT2FN[self.activation_name]
         self.reads, self.skips, self.skips_before_norm = how["reads"], how["skips"], how["skips_before_norm"]
         self.factor: float | None = how["scaling"]
-        self.tensors = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(tensor, False) for name, tensor in tensors.items()})
+        self.tensors = nn.ParameterDict(
+            {name.replace(".", "_"): nn.Parameter(tensor, False) for name, tensor in tensors.items()}
+        )
         self.norms = (how["norm_before"], how["norm_after"])
 
     @property
@@ -46,7 +50,9 @@ class BottleneckModule(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def forward(self, output: Tensor, residual: Tensor) -> Tensor:
-        """output: the sub-layer's, [.., width]; residual: what the half began with. Returns what is to be added to the residual."""
+        """output: the sub-layer's, [.., width]; residual: what the half began with. Returns what is to be added to the
+        residual.
+        """
         x = self._up(self.read(output, residual))
         skip = output if self.skips == "output" else output + residual
         if self.skips_before_norm:
@@ -55,7 +61,9 @@ class BottleneckModule(nn.Module):
 
     @property
     def form(self) -> tuple[str, str] | None:
-        """Equal for those that compute alike, so that they can run as one; None for one with norms, or that skips more than `output`."""
+        """Equal for those that compute alike, so that they can run as one; None for one with norms, or that skips more
+        than `output`.
+        """
         return None if any(self.norms) or self.skips != "output" else (self.activation_name, self.reads)
 
     @property

@@ -13,7 +13,8 @@ from typing import Any
 
 from zoo.errors import MalformedCheckpoint
 
-#: Expressions come from strangers and are matched by backtracking: what a table of them may cost on one module's name is bounded.
+#: Expressions come from strangers and are matched by backtracking: what a table of them may cost on one module's name
+#: is bounded.
 _PATTERN_LENGTH = 200
 _PATTERNS_LIMIT = 5_000
 _PATHS_LIMIT = 500_000
@@ -39,12 +40,16 @@ def saved_modules(config: Mapping[str, Any]) -> SavedModules:
     saved = names(config.get("modules_to_save"), "modules_to_save")
     for name in saved:
         if not _PLAIN.fullmatch(name):
-            raise MalformedCheckpoint(f"adapter_config.json: modules_to_save holds {name[:60]!r}, which is no module's name")
+            raise MalformedCheckpoint(
+                f"adapter_config.json: modules_to_save holds {name[:60]!r}, which is no module's name"
+            )
     return SavedModules(saved, bool(config.get("ensure_weight_tying")))
 
 
 def names_module(wanted: tuple[str, ...] | None, module: str) -> bool:
-    """Whether a list of module names has the module, as far as plain names tell; an expression (None) names anything."""
+    """Whether a list of module names has the module, as far as plain names tell; an expression (None) names
+    anything.
+    """
     return wanted is None or any(module == name or module.endswith("." + name) for name in wanted)
 
 
@@ -71,16 +76,20 @@ def _check_paths(expressions: Iterable[str], field: str) -> None:
         left -= _paths(expression)
         if left < 0:
             raise MalformedCheckpoint(
-                f"adapter_config.json: {field} holds the expression {expression[:60]!r}, which is too complex to run safely"
+                f"adapter_config.json: {field} holds the expression {expression[:60]!r}, which is too complex to run "
+                "safely"
             )
         try:
             re.compile(expression)
         except (re.error, OverflowError, RecursionError):
-            raise MalformedCheckpoint(f"adapter_config.json: {field} holds {expression[:60]!r}, which is no regular expression") from None
+            raise MalformedCheckpoint(
+                f"adapter_config.json: {field} holds {expression[:60]!r}, which is no regular expression"
+            ) from None
 
 
 def _paths(expression: str) -> int:
-    """Ways in which an expression could be matched to a name of some 40 characters, at most: what trying them all in vain costs.
+    """Ways in which an expression could be matched to a name of some 40 characters, at most: what trying them all in
+    vain costs.
 
     Groups that repeat, flags and assertions are out of the question: of them there is no such bound.
     """
@@ -96,7 +105,9 @@ def _paths(expression: str) -> int:
 
 
 def targets(value: Any) -> tuple[str, ...] | None:
-    """`target_modules`: a list of names, sorted, or None for an expression or the architecture's defaults. Raises MalformedCheckpoint."""
+    """`target_modules`: a list of names, sorted, or None for an expression or the architecture's defaults. Raises
+    MalformedCheckpoint.
+    """
     if value is None or isinstance(value, str):
         return None
     return names(value, "target_modules")

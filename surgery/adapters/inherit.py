@@ -1,4 +1,5 @@
-"""Which of its base's side files an adapter's model uses: config, generation config and tokenizer, unless it brings its own.
+"""Which of its base's side files an adapter's model uses: config, generation config and tokenizer, unless it brings its
+own.
 
 A tokenizer is one thing in several files: an adapter that brings any of it brings all of it. It knows paths only.
 """
@@ -14,15 +15,31 @@ _TOKENIZER_MARKS = frozenset({"tokenizer.json", "tokenizer_config.json", "tokeni
 _SINGLE = frozenset({"config.json", "generation_config.json"})
 _TOKENIZER_FILES = frozenset(
     [
-        *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
-        *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", "sentencepiece.bpe.model"),
+        *(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "tokenizer.model",
+            "vocab.json",
+            "vocab.txt",
+            "merges.txt",
+            "spiece.model",
+        ),
+        *(
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "chat_template.json",
+            "sentencepiece.bpe.model",
+        ),
     ]
 )
 _TOKENIZER_FOLDER = "additional_chat_templates/"
 
 
 def inherited(base: Iterable[SideFile], own: Iterable[str]) -> tuple[SideFile, ...]:
-    """The base's side files that the adapter's model uses, marked as inherited. `own`: paths that the adapter brings."""
+    """The base's side files that the adapter's model uses, marked as inherited. `own`: paths that the adapter
+    brings.
+    """
     mine = set(own)
     brings_tokenizer = not mine.isdisjoint(_TOKENIZER_MARKS)
 

@@ -1,6 +1,7 @@
 """A PEFT LoRA on its base's components (BL-03): which are touched, by whole tensors or by a low-rank part.
 
-Names and shapes only; it never sees a tensor's bytes, a file or the catalogue. What peft 0.21 does with the same folder is the oracle.
+Names and shapes only; it never sees a tensor's bytes, a file or the catalogue. What peft 0.21 does with the same folder
+is the oracle.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ def place_lora(config: LoraConfig, offered: Mapping[str, OfferedTensor], base: A
         offered: every key of its weight file.
 
     Returns:
-        The base's components, in order; those that the adapter touches with whole tensors replaced and, where it is of low
-        rank, an `Adapter(kind="lora")`. Its config is `{"modules": {<path in the component>: {"r", "scaling",
-        "fan_in_fan_out", "embedding" (when it is one), "dora" (when it is)}}}`, its tensors `<path>.lora_A.weight` and so on.
+        The base's components, in order; those that the adapter touches with whole tensors replaced and, where it is of
+        low rank, an `Adapter(kind="lora")`. Its config is `{"modules": {<path in the component>: {"r", "scaling",
+        "fan_in_fan_out", "embedding" (when it is one), "dora" (when it is)}}}`, its tensors `<path>.lora_A.weight` and
+        so on.
 
     Raises:
         WrongBase: a module or tensor that the base does not have, or a shape that does not fit; names the first.
@@ -61,7 +63,9 @@ class _Placing:
             if isinstance(part, LoraKey):
                 tensors = found.setdefault(part.module, {})
                 if part.name in tensors:
-                    raise MalformedCheckpoint(f"two tensors stand for {part.name} of {part.module} ({key!r} is the second)")
+                    raise MalformedCheckpoint(
+                        f"two tensors stand for {part.name} of {part.module} ({key!r} is the second)"
+                    )
                 tensors[part.name] = self._offered[key]
         return found
 
@@ -90,7 +94,9 @@ class _Placing:
         if not any(self._config.targeted(each) for each in self._over.tied_together(module)):
             raise MalformedCheckpoint(f"the adapter holds a LoRA for {module}, which its target_modules do not name")
         if self._over.family.name == "mixtral" and spot.kind == "ffn":
-            raise UnsupportedAdapter(f"a LoRA on the experts or the router of a mixtral model is not supported ({module})")
+            raise UnsupportedAdapter(
+                f"a LoRA on the experts or the router of a mixtral model is not supported ({module})"
+            )
         if self._config.dora and "lora_embedding_A" in tensors:
             raise UnsupportedAdapter(f"DoRA on an embedding is not supported ({module})")
 
@@ -122,4 +128,7 @@ def _check_shapes(module: str, tensors: Mapping[str, OfferedTensor], wanted: Map
         if tensor is None:
             raise MalformedCheckpoint(f"the adapter holds no {name} for {module}")
         if tensor.shape != shape:
-            raise WrongBase(f"{name} of {module} has shape {list(tensor.shape)}; for {base} and this config it must be {list(shape)}")
+            raise WrongBase(
+                f"{name} of {module} has shape {list(tensor.shape)}; for {base} and this config it must be "
+                f"{list(shape)}"
+            )

@@ -1,6 +1,7 @@
 """What PEFT's `adapter_config.json` says of a LoRA: rank and scaling of each module, and the variants that are refused.
 
-Follows peft 0.21 (`LoraConfig`, `LoraLayer.update_layer`, `get_pattern_key`). It sees the config alone: no keys, no shapes, no base.
+Follows peft 0.21 (`LoraConfig`, `LoraLayer.update_layer`, `get_pattern_key`). It sees the config alone: no keys, no
+shapes, no base.
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from typing import Any, TypeVar
 from surgery.adapters.fields import SavedModules, count, names_module, number, patterns, saved_modules, targets
 from zoo.errors import UnsupportedAdapter
 
-#: Variants that change what a module computes, or the base's weights, in ways that a plain low-rank product does not show.
+#: Variants that change what a module computes, or the base's weights, in ways that a plain low-rank product does not
+#: show.
 _REFUSED_FIELDS = (
-    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "megatron_config", "monteclora_config"),
+    *(
+        "alora_invocation_tokens",
+        "arrow_config",
+        "kasa_config",
+        "layer_replication",
+        "megatron_config",
+        "monteclora_config",
+    ),
     *("target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config"),
 )
 #: Initialisations that peft repeats on loading, and that change the base's weights while they run.

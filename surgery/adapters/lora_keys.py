@@ -34,7 +34,9 @@ class LoraKey:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedKey:
-    """A tensor that stands in place of the base's. `wrapped`: the module has a LoRA around it; `copied`: surely by modules_to_save."""
+    """A tensor that stands in place of the base's. `wrapped`: the module has a LoRA around it; `copied`: surely by
+    modules_to_save.
+    """
 
     module: str
     leaf: str
@@ -55,4 +57,6 @@ def read_key(key: str) -> LoraKey | ReplacedKey:
     if found is None or "lora_" in path or "original_module" in path:
         raise MalformedCheckpoint(f"{key[:200]!r} is not a key that PEFT writes for a LoRA")
     wrap = found["wrap"] or ""
-    return ReplacedKey(found["module"], found["leaf"], wrapped=wrap == ".base_layer", copied=wrap.startswith(".modules_to_save"))
+    return ReplacedKey(
+        found["module"], found["leaf"], wrapped=wrap == ".base_layer", copied=wrap.startswith(".modules_to_save")
+    )

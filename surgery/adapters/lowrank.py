@@ -1,6 +1,8 @@
-"""Low-rank adapters on the modules of a built component, computed as peft computes them: outside the engine, where peft is not at hand.
+"""Low-rank adapters on the modules of a built component, computed as peft computes them: outside the engine, where peft
+is not at hand.
 
-peft injects adapters into whole models; a chain whose blocks come from several models has none to inject into. Knows one component.
+peft injects adapters into whole models; a chain whose blocks come from several models has none to inject into. Knows
+one component.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class LowRankLinear(nn.Module):
         return (out + added * self.scaling).to(out.dtype)
 
 
-def adapt_(module: nn.Module, owner: nn.Module, head: nn.Module, adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
+def adapt_(
+    module: nn.Module, owner: nn.Module, head: nn.Module, adapter: Adapter, tensors: Mapping[str, Tensor]
+) -> None:
     """Put an adapter on a component's modules, in place.
 
     Args:
@@ -50,7 +54,10 @@ def adapt_(module: nn.Module, owner: nn.Module, head: nn.Module, adapter: Adapte
     named = {name: tensors[digest] for name, digest in adapter.tensors}
     for path, how in json.loads(adapter.config)["modules"].items():
         if how.get("dora") or how.get("embedding"):
-            raise NotServable(f"the adapter on {path} cannot be part of a chain of several models: only plain LoRA on linear layers can")
+            raise NotServable(
+                f"the adapter on {path} cannot be part of a chain of several models: only plain LoRA on linear layers "
+                "can"
+            )
         old = head if path == "lm_head" else owner.get_submodule(path)
         a, b = (named[f"{path}.lora_{side}.weight"] for side in "AB")
         _replace_(module, old, LowRankLinear(old, a, b, named.get(f"{path}.lora_B.bias"), float(how["scaling"])))

@@ -1,12 +1,13 @@
-"""PEFT's adapters that scale or replace whole modules (BL-03): IA3 and LN tuning, laid over their base's components.
+"""PEFT's adapters that scale or replace whole modules (BL-03): IA3 and LN tuning, laid over their base's
+components.
 
     base_model.model.<module>.ia3_l                          [out, 1]: scales the output; [1, in]: the input of a feedforward module
     base_model.model.<module>.ln_tuning_layers.weight        a norm's own copy of a tensor (or of any module's that is targeted)
     base_model.model.<module>.weight                         a whole tensor, by `modules_to_save`
     base_model.model.<module>.base_layer.weight              the head's, which peft saves too when an IA3 lies on it
 
-An IA3 is an `Adapter(kind="ia3")`; LN tuning only replaces tensors, so its components are plain ones with other norms. Names and shapes
-only; what peft 0.21 does with the same folder is the oracle.
+An IA3 is an `Adapter(kind="ia3")`; LN tuning only replaces tensors, so its components are plain ones with other
+norms. Names and shapes only; what peft 0.21 does with the same folder is the oracle.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from zoo.manifest import Placed
 
 _SCALE = re.compile(r"(?P<module>.+)\.ia3_l(\.default)?")
 _NORM = re.compile(r"(?P<module>.+)\.ln_tuning_layers(\.default)?\.(?P<leaf>[^.]+)")
-_WHOLE = re.compile(r"(?P<module>.+?)((?P<copied>\.modules_to_save(\.default)?)|(?P<wrapped>\.base_layer))?\.(?P<leaf>[^.]+)")
+_WHOLE = re.compile(
+    r"(?P<module>.+?)((?P<copied>\.modules_to_save(\.default)?)|(?P<wrapped>\.base_layer))?\.(?P<leaf>[^.]+)"
+)
 #: Parts of names that only other adapters, or wrappers that stay with the base, have.
 _STRANGERS = ("lora_", "ia3_", "ln_tuning_", "original_module")
 
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """What inference needs of an IA3's or an LN tuning's config. `feedforward`: modules whose input is scaled; None: as shapes say."""
+    """What inference needs of an IA3's or an LN tuning's config. `feedforward`: modules whose input is scaled; None: as
+    shapes say.
+    """
 
     targets: tuple[str, ...] | None
     feedforward: tuple[str, ...] | str | None
@@ -47,7 +52,9 @@ class ModuleConfig:
         return cls(targets(config.get("target_modules")), feedforward, saved_modules(config))
 
     def scales_input(self, module: str) -> bool | None:
-        """Whether the config calls a module a feedforward one; None when it leaves that to the architecture's defaults."""
+        """Whether the config calls a module a feedforward one; None when it leaves that to the architecture's
+        defaults.
+        """
         if self.feedforward is None:
             return None
         if isinstance(self.feedforward, str):
@@ -59,8 +66,8 @@ def place_ia3(config: ModuleConfig, offered: Mapping[str, OfferedTensor], base: 
     """Lay an IA3 over its base.
 
     Returns:
-        The base's components; those with scaled modules have an `Adapter(kind="ia3")` with the config `{"modules": {<path in the
-        component>: {"input": whether the input is scaled}}}` and tensors `<path>.ia3_l`.
+        The base's components; those with scaled modules have an `Adapter(kind="ia3")` with the config `{"modules":
+        {<path in the component>: {"input": whether the input is scaled}}}` and tensors `<path>.ia3_l`.
 
     Raises:
         WrongBase: a module or tensor that the base does not have, or a shape that does not fit; names the first.
@@ -95,13 +102,18 @@ def _scale(over: Overlay, config: ModuleConfig, module: str, tensor: OfferedTens
         inputs = tensor.shape == (1, inner)
     wanted = (1, inner) if inputs else (outer, 1)
     if tensor.shape != wanted:
-        raise WrongBase(f"ia3_l of {module} has shape {list(tensor.shape)}; for {over.base.name} and this config it must be {list(wanted)}")
+        raise WrongBase(
+            f"ia3_l of {module} has shape {list(tensor.shape)}; for {over.base.name} and this config it must be "
+            f"{list(wanted)}"
+        )
     inside = spot.name.removesuffix(".weight")
     over.add((spot.kind, spot.layer), {f"{inside}.ia3_l": tensor.digest}, {"modules": {inside: {"input": inputs}}})
 
 
 def place_ln(config: ModuleConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay an LN tuning over its base: the components whose norms were tuned, with other tensors. Raises as `place_ia3`."""
+    """Lay an LN tuning over its base: the components whose norms were tuned, with other tensors. Raises as
+    `place_ia3`.
+    """
     over = Overlay(base, config.saved)
     rest = {}
     for key, tensor in sorted(offered.items()):

@@ -1,8 +1,10 @@
-"""Laying an adapter over its base's components (BL-03): where each of its tensors belongs, and what the components become.
+"""Laying an adapter over its base's components (BL-03): where each of its tensors belongs, and what the components
+become.
 
-Knows names, shapes and digests; nothing of what an adapter's parts mean, of files, of bytes, or of the catalogue. What peft 0.21 does with
-the same folder is the oracle: `modules_to_save` gives a module its own copy and leaves a tied partner alone, while a tensor that is trained
-in place (`bias`, embedding layers below a LoRA) changes every module that shares it.
+Knows names, shapes and digests; nothing of what an adapter's parts mean, of files, of bytes, or of the catalogue. What
+peft 0.21 does with
+the same folder is the oracle: `modules_to_save` gives a module its own copy and leaves a tied partner alone, while a
+tensor that is trained in place (`bias`, embedding layers below a LoRA) changes every module that shares it.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class OfferedTensor:
 
 @dataclass(frozen=True)
 class AdapterBase:
-    """What must be known of the base. `config`: its `config.json`; `shapes`: tensor digest -> shape; `tied`: head and embedding are one
-    parameter.
+    """What must be known of the base. `config`: its `config.json`; `shapes`: tensor digest -> shape; `tied`: head and
+    embedding are one parameter.
     """
 
     name: str
@@ -92,7 +94,9 @@ class Overlay:
         return (shape[1], shape[0]) if self.transposed(spot) else (shape[0], shape[1])
 
     def add(self, at: _At, tensors: Mapping[str, str], settings: Mapping[str, Any]) -> None:
-        """Part of an adapter on one component: tensors by name, and settings; `modules` in it are joined with those that are there."""
+        """Part of an adapter on one component: tensors by name, and settings; `modules` in it are joined with those
+        that are there.
+        """
         touched = self._touched.setdefault(at, _Touched())
         touched.parts.update(tensors)
         modules = {**touched.settings.get("modules", {}), **settings.get("modules", {})}
@@ -114,16 +118,22 @@ class Overlay:
         return any(self._saved.covers(each) for each in self.tied_together(module))
 
     def tied_together(self, module: str) -> tuple[str, ...]:
-        """The modules that count as one in peft's lists: with `ensure_weight_tying`, head and embedding of a tied base."""
+        """The modules that count as one in peft's lists: with `ensure_weight_tying`, head and embedding of a tied
+        base.
+        """
         pair = ("lm_head", self.family.prefix + self.family.embedding[0])
         return pair if self._saved.keeps_ties and self.base.tied and module in pair else (module,)
 
     def check_saved(self, modules: Iterable[str]) -> None:
-        """Raises MalformedCheckpoint when `modules_to_save` promises a module that is not among those with whole tensors."""
+        """Raises MalformedCheckpoint when `modules_to_save` promises a module that is not among those with whole
+        tensors.
+        """
         present = list(modules)
         for name in self._saved.names:
             if not any(module.endswith(name) or f"{name}." in module for module in present):
-                raise MalformedCheckpoint(f"adapter_config.json says that {name!r} is saved as a whole, but the file does not hold it")
+                raise MalformedCheckpoint(
+                    f"adapter_config.json says that {name!r} is saved as a whole, but the file does not hold it"
+                )
 
     def finished(self, kind: str) -> tuple[Placed, ...]:
         """The base's components in order, those that were touched replaced; `kind` names the adapter parts."""

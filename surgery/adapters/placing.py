@@ -1,4 +1,5 @@
-"""The kinds of adapter that are read (BL-03), by what their `adapter_config.json` says; what is none of them is refused by name.
+"""The kinds of adapter that are read (BL-03), by what their `adapter_config.json` says; what is none of them is refused
+by name.
 
 Knows which module reads which kind; nothing of tensors, files or bases.
 """
@@ -25,13 +26,17 @@ _Place = Callable[[Mapping[str, OfferedTensor], AdapterBase], tuple[Placed, ...]
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """A config that was read. `place` lays the adapter's tensors over a base; it raises InputErrors that name what does not fit."""
+    """A config that was read. `place` lays the adapter's tensors over a base; it raises InputErrors that name what does
+    not fit.
+    """
 
     kind: ModelKind
     lay: _Place
 
     def place(self, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-        """The base's components with the adapter on them. Raises MalformedCheckpoint when there are no tensors, else as each kind does."""
+        """The base's components with the adapter on them. Raises MalformedCheckpoint when there are no tensors, else as
+        each kind does.
+        """
         if not offered:
             raise MalformedCheckpoint("the adapter holds no tensors")
         return self.lay(offered, base)
@@ -83,7 +88,9 @@ def plan_adapter(config: Mapping[str, Any]) -> AdapterPlan:
     if kind is None and "config" in config and "model_type" in config:
         return _bottleneck(config)
     if kind is None:
-        raise UnsupportedAdapter("adapter_config.json is neither PEFT's, which names a peft_type, nor the adapters library's")
+        raise UnsupportedAdapter(
+            "adapter_config.json is neither PEFT's, which names a peft_type, nor the adapters library's"
+        )
     if not isinstance(kind, str) or kind not in _PEFT:
         raise UnsupportedAdapter(f"adapters of kind {str(kind)[:40]!r} are not supported; {', '.join(_PEFT)} are")
     return _PEFT[kind](config)

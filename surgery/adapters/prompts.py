@@ -1,11 +1,12 @@
-"""PEFT's adapters of virtual tokens (BL-03): prompt tuning, p-tuning and prefix tuning, laid over their base's components.
+"""PEFT's adapters of virtual tokens (BL-03): prompt tuning, p-tuning and prefix tuning, laid over their base's
+components.
 
     prompt_embeddings [virtual, width]                   prompt, p-tuning: embeddings of tokens that stand before every prompt
     prompt_embeddings [virtual, 2 * layers * kv width]   prefix: their K and V of each layer, as they lie in a cache, rotated already
 
-A sequence of such a model begins with so many positions that are no tokens of its prompt; its own begin behind them. peft saves what its
-encoders make (a projection or an LSTM is of no matter any more). Names and shapes only; the oracle is what peft 0.21 does with the same
-folder.
+A sequence of such a model begins with so many positions that are no tokens of its prompt; its own begin behind
+them. peft saves what its encoders make (a projection or an LSTM is of no matter any more). Names and shapes only;
+the oracle is what peft 0.21 does with the same folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _KEY = "prompt_embeddings"
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """What inference needs of the config. `layers`, `width` and `heads` (of K and V, a prefix's only): None where the base decides."""
+    """What inference needs of the config. `layers`, `width` and `heads` (of K and V, a prefix's only): None where the
+    base decides.
+    """
 
     virtual: int
     layers: int | None
@@ -38,13 +41,18 @@ class PromptConfig:
         """Read an `adapter_config.json`.
 
         Raises:
-            UnsupportedAdapter: for another task than causal language modelling, or with whole modules beside the virtual tokens.
+            UnsupportedAdapter: for another task than causal language modelling, or with whole modules beside the
+                virtual tokens.
             MalformedCheckpoint: values of the wrong type.
         """
         if config.get("task_type") != "CAUSAL_LM":
-            raise UnsupportedAdapter(f"this adapter's task_type is {str(config.get('task_type'))[:40]!r}; only CAUSAL_LM is supported")
+            raise UnsupportedAdapter(
+                f"this adapter's task_type is {str(config.get('task_type'))[:40]!r}; only CAUSAL_LM is supported"
+            )
         if config.get("num_transformer_submodules") not in (None, 1):
-            raise UnsupportedAdapter("this adapter's num_transformer_submodules is not 1, which only encoder-decoders have")
+            raise UnsupportedAdapter(
+                "this adapter's num_transformer_submodules is not 1, which only encoder-decoders have"
+            )
         if config.get("modules_to_save"):
             raise UnsupportedAdapter("virtual tokens together with modules_to_save are not supported")
         sizes = {name: config.get(name) for name in ("num_layers", "token_dim", "num_attention_heads")}
@@ -53,7 +61,8 @@ class PromptConfig:
 
 
 def place_prompt(config: PromptConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay prompt embeddings over a base: its embedding gets an `Adapter(kind="prompt")` with the config `{"virtual": tokens}`.
+    """Lay prompt embeddings over a base: its embedding gets an `Adapter(kind="prompt")` with the config `{"virtual":
+    tokens}`.
 
     Raises:
         WrongBase: the embeddings do not have the base's width.
@@ -64,14 +73,16 @@ def place_prompt(config: PromptConfig, offered: Mapping[str, OfferedTensor], bas
     width = over.shape(over.spot(table), table)[1]
     tensor = _only(config, offered)
     if tensor.shape != (config.virtual, width):
-        raise WrongBase(f"{_KEY} have shape {list(tensor.shape)}; for {base.name} they must be {[config.virtual, width]}")
+        raise WrongBase(
+            f"{_KEY} have shape {list(tensor.shape)}; for {base.name} they must be {[config.virtual, width]}"
+        )
     over.add(("embedding", None), {_KEY: tensor.digest}, {"virtual": config.virtual})
     return over.finished("prompt")
 
 
 def place_prefix(config: PromptConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay a prefix over a base: every attention gets an `Adapter(kind="prefix")` with the same tensor and the config `{"virtual": tokens,
-    "layer": which, "layers": of how many}`. Raises as `place_prompt`.
+    """Lay a prefix over a base: every attention gets an `Adapter(kind="prefix")` with the same tensor and the config
+    `{"virtual": tokens, "layer": which, "layers": of how many}`. Raises as `place_prompt`.
     """
     over = Overlay(base)
     tensor = _only(config, offered)
@@ -90,11 +101,15 @@ def _check_geometry(config: PromptConfig, tensor: OfferedTensor, over: Overlay, 
     dims = dims_of(over.base.config, over.family)
     if dims is not None and not over.family.masked:
         if heads not in (None, dims.kv_heads) or width not in (None, dims.kv):
-            raise WrongBase(f"the prefix has {heads} heads, {width} wide together; {over.base.name} has {dims.kv_heads}, {dims.kv} wide")
+            raise WrongBase(
+                f"the prefix has {heads} heads, {width} wide together; {over.base.name} has {dims.kv_heads}, "
+                f"{dims.kv} wide"
+            )
         width = dims.kv
     if width is None or tensor.shape != (config.virtual, 2 * layers * width):
         raise WrongBase(
-            f"{_KEY} have shape {list(tensor.shape)}; for {over.base.name} and {config.virtual} virtual tokens they must be "
+            f"{_KEY} have shape {list(tensor.shape)}; for {over.base.name} and {config.virtual} virtual tokens they "
+            "must be "
             f"{[config.virtual, 2 * layers * (width or 0)]}"
         )
 
@@ -103,10 +118,14 @@ def _only(config: PromptConfig, offered: Mapping[str, OfferedTensor]) -> Offered
     """The one tensor that there must be."""
     for key in sorted(offered):
         if key != _KEY:
-            raise MalformedCheckpoint(f"{key[:200]!r} is not a key that PEFT writes for virtual tokens: {_KEY} is the only one")
+            raise MalformedCheckpoint(
+                f"{key[:200]!r} is not a key that PEFT writes for virtual tokens: {_KEY} is the only one"
+            )
     tensor = offered[_KEY]
     if len(tensor.shape) != 2 or tensor.shape[0] != config.virtual:
-        raise MalformedCheckpoint(f"{_KEY} have shape {list(tensor.shape)}, but the config says num_virtual_tokens {config.virtual}")
+        raise MalformedCheckpoint(
+            f"{_KEY} have shape {list(tensor.shape)}, but the config says num_virtual_tokens {config.virtual}"
+        )
     return tensor
 
 

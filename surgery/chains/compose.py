@@ -1,8 +1,9 @@
-"""Composing a chain from slices of models in the zoo (`surgery.chains.composition`). It costs no bytes: components are named, not copied.
+"""Composing a chain from slices of models in the zoo (`surgery.chains.composition`). It costs no bytes: components are
+named, not copied.
 
-Where widths differ a stitch of the two models is put between (`zoo stitch`), for the position that the slices meet at (BL-09); where both
-come from one model that has a stitch there, that one.
-Reads and writes the catalogue. Knows nothing of training or scoring.
+Where widths differ a stitch of the two models is put between (`zoo stitch`), for the position that the slices meet at
+(BL-09); where both come from one model that has a stitch there, that one. Reads and writes the catalogue. Knows nothing
+of training or scoring.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class _Parent:
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A component on its way into the chain: from which model, at which place and in which layer there, and how it is built there.
+    """A component on its way into the chain: from which model, at which place and in which layer there, and how it is
+    built there.
 
     A stitch from the zoo stands at no place of a model.
     """
@@ -132,7 +134,9 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
 
 
 def _check_tokenizers(store: Store, first: ModelManifest, parents: Sequence[ModelManifest]) -> None:
-    """Layers that were trained on other token ids cannot read the first model's. Raises Incomparable with the reason."""
+    """Layers that were trained on other token ids cannot read the first model's. Raises Incomparable with the
+    reason.
+    """
     from zoo.api import ModelHandle
 
     for other in parents:
@@ -156,12 +160,16 @@ def _end(parent: _Parent, kind: str) -> _Piece:
 def _layers(parent: _Parent, wanted: ModelSlice) -> list[_Piece]:
     count = 1 + max((piece.layer for piece in parent.pieces if piece.layer is not None), default=-1)
     if wanted.hi > count:
-        raise InputError(f"{parent.name} has {count} layers; layer_range [{wanted.lo}, {wanted.hi}] reaches beyond them")
+        raise InputError(
+            f"{parent.name} has {count} layers; layer_range [{wanted.lo}, {wanted.hi}] reaches beyond them"
+        )
     return [piece for piece in parent.pieces if piece.layer is not None and wanted.lo <= piece.layer < wanted.hi]
 
 
 def _plan(pieces: Sequence[_Piece]) -> ChainPlan:
-    """Sources are the parents' own sources, each distinct config once per parent: a place is then used once per source."""
+    """Sources are the parents' own sources, each distinct config once per parent: a place is then used once per
+    source.
+    """
     sources: list[Mapping[str, Any]] = []
     at: dict[tuple[str, str], int] = {}
     links: list[ChainLink] = []
@@ -192,7 +200,9 @@ def _describe(composition: Composition) -> str:
 # -- stitches ----------------------------------------------------------------------------------------------------------
 
 
-def _with_stitches(store: Store, reader: Reader, pieces: Sequence[_Piece]) -> tuple[list[_Piece], dict[str, TensorMeta]]:
+def _with_stitches(
+    store: Store, reader: Reader, pieces: Sequence[_Piece]
+) -> tuple[list[_Piece], dict[str, TensorMeta]]:
     """The pieces with a stitch wherever the width changes, and the tensors of those that come from the zoo."""
     out: list[_Piece] = [pieces[0]]
     tensors: dict[str, TensorMeta] = {}
@@ -208,14 +218,18 @@ def _with_stitches(store: Store, reader: Reader, pieces: Sequence[_Piece]) -> tu
 
 
 def _own_stitch(before: _Piece, after: _Piece) -> _Piece | None:
-    """The stitch that one model has between two of its components, where there is exactly one and nothing else changes the width."""
+    """The stitch that one model has between two of its components, where there is exactly one and nothing else changes
+    the width.
+    """
     if before.parent is not after.parent or before.at is None or after.at is None:
         return None
     between = [piece for piece in before.parent.pieces[before.at + 1 : after.at] if piece.component.kind == "stitch"]
     return between[0] if len(between) == 1 else None
 
 
-def _zoo_stitch(store: Store, reader: Reader, before: _Piece, after: _Piece) -> tuple[_Piece, tuple[TensorMeta, TensorMeta]]:
+def _zoo_stitch(
+    store: Store, reader: Reader, before: _Piece, after: _Piece
+) -> tuple[_Piece, tuple[TensorMeta, TensorMeta]]:
     if after.layer is None:
         raise InputError("a stitch needs a layer behind it: the head must come from the model of the last layer")
     stitch = _stitch_for(store, reader, before.parent.manifest, after.parent.manifest)

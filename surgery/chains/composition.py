@@ -21,7 +21,8 @@ from zoo.errors import InputError
 _FILE_LIMIT = 1 << 20
 _SLICES_LIMIT = 1000
 _LAYERS_LIMIT = 10_000
-#: Beside these, what mergekit's files say that has no meaning here: all tokenizers must be the same, and nothing is merged into a base.
+#: Beside these, what mergekit's files say that has no meaning here: all tokenizers must be the same, and nothing is
+#: merged into a base.
 _KEYS = frozenset({"slices", "embedding", "head", "merge_method", "dtype", "tokenizer_source", "base_model"})
 
 
@@ -85,7 +86,9 @@ def parse(value: Any) -> Composition:
 def _slice(at: int, value: Any) -> ModelSlice:
     sources = value.get("sources") if isinstance(value, Mapping) else None
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], Mapping):
-        raise InputError(f"slice {at} needs exactly one source with model and layer_range (several would have to be mixed)")
+        raise InputError(
+            f"slice {at} needs exactly one source with model and layer_range (several would have to be mixed)"
+        )
     source = sources[0]
     if unknown := sorted(str(key) for key in set(source) - {"model", "layer_range"}):
         raise InputError(f"slice {at}: a source has no field {unknown[0]!r}; it has model, layer_range")

@@ -2,13 +2,15 @@
 
     embedding, layers [0, n), final norm and head        for every n, as `surgery.modules.stack` computes it for hidden states anywhere
 
-An exit is a model of its own, `MODEL@exit-n`, composed of what the model has: it costs no bytes, and where both are served the layers are
-the same ones in memory, run once for the rows of both. It is fixed for a sequence. Leaving token by token, where a token's likeliest
-successor is likely enough, would leave holes in K and V of the layers behind, which later tokens attend to; filling them with what the
-exit's hidden state gives there (CALM) is another model than the exact one for every token that comes after, those that do not leave
-included. What it could leave out at best is measured here, `sure`, not served.
+An exit is a model of its own, `MODEL@exit-n`, composed of what the model has: it costs no bytes, and where both are
+served the layers are the same ones in memory, run once for the rows of both. It is fixed for a sequence. Leaving
+token by token, where a token's likeliest successor is likely enough, would leave holes in K and V of the layers
+behind, which later tokens attend to; filling them with what the exit's hidden state gives there (CALM) is another
+model than the exact one for every token that comes after, those that do not leave included. What it could leave out
+at best is measured here, `sure`, not served.
 
-`measure` reads held-out text through the whole model once and scores every exit beside it. Knows nothing of serving.
+`measure` reads held-out text through the whole model once and scores every exit beside it. Knows nothing of
+serving.
 """
 
 from __future__ import annotations
@@ -59,10 +61,11 @@ class ExitOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChainExit:
-    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's; `perplexity` of the text,
-    None where it is beyond all numbers.
+    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's;
+    `perplexity` of the text, None where it is beyond all numbers.
 
-    `sure`: share of tokens whose likeliest successor is at least as probable as was asked; `sure_agreement` among those, None without any.
+    `sure`: share of tokens whose likeliest successor is at least as probable as was asked; `sure_agreement` among
+    those, None without any.
     """
 
     layers: int
@@ -74,8 +77,8 @@ class ChainExit:
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """`exits`: by layers, the whole model last, without those that no head can read (`measure`). `probe`: digest of the text; `text`: where
-    it is from."""
+    """`exits`: by layers, the whole model last, without those that no head can read (`measure`). `probe`: digest of the
+    text; `text`: where it is from."""
 
     model: str
     text: str
@@ -89,21 +92,30 @@ class Exits:
 
 
 def make_exit(store: Store, model: ModelHandle, layers: int) -> MadeReport:
-    """Put a model's exit behind so many layers into the zoo. Raises InputError for layers that it does not have; as `compose`."""
+    """Put a model's exit behind so many layers into the zoo. Raises InputError for layers that it does not have; as
+    `compose`.
+    """
     depth = len(ends_of(model.manifest)) - 1
     if not 0 < layers < depth:
-        raise InputError(f"{model.name} has {depth} layers: it can be left behind 1 to {depth - 1} of them, not {layers}")
-    return compose(store, Composition((ModelSlice(model.name, 0, layers),), model.name, model.name), exit_name(model.name, layers))
+        raise InputError(
+            f"{model.name} has {depth} layers: it can be left behind 1 to {depth - 1} of them, not {layers}"
+        )
+    return compose(
+        store, Composition((ModelSlice(model.name, 0, layers),), model.name, model.name), exit_name(model.name, layers)
+    )
 
 
 @torch.inference_mode()
 def measure(
-    store: Store, model: ModelHandle, options: ExitOptions | None = None, progress: Callable[[int, int], None] | None = None
+    store: Store,
+    model: ModelHandle,
+    options: ExitOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Exits:
     """Score every exit of a model on held-out text; the result is kept with it, by its text.
 
-    Hidden states that are not as wide as the head reads go through the only stitch behind, as in the exit that `make_exit` makes there;
-    where there are more, there is no exit.
+    Hidden states that are not as wide as the head reads go through the only stitch behind, as in the exit that
+    `make_exit` makes there; where there are more, there is no exit.
 
     Raises:
         InputError: the text cannot be used.
@@ -112,13 +124,17 @@ def measure(
     options = options or ExitOptions()
     stack = open_stack(store, model.manifest, options.device, options.dtype)
     text = read_text(options.text)
-    windows = text.tokens(model.tokenizer(), options.window, -(-options.tokens // options.window), "held_out", options.seed)
+    windows = text.tokens(
+        model.tokenizer(), options.window, -(-options.tokens // options.window), "held_out", options.seed
+    )
     ends, vocabulary = ends_of(model.manifest), vocabulary_size(model.manifest)
     at_once = max(1, _LOGITS // (options.window * vocabulary))
     sums: dict[int, Tensor] = {}
     for first in range(0, len(windows), at_once):
         ids = windows[first : first + at_once].to(stack.device)
-        for layers, row in _scored(stack, ids, ends, [stitch_behind(model.manifest, end) for end in ends], vocabulary, options.sure):
+        for layers, row in _scored(
+            stack, ids, ends, [stitch_behind(model.manifest, end) for end in ends], vocabulary, options.sure
+        ):
             sums[layers] = sums[layers] + row if layers in sums else row
         if progress is not None:
             progress(min(first + at_once, len(windows)), len(windows))
@@ -126,7 +142,9 @@ def measure(
     exits = tuple(_exit(layers, row.tolist(), count) for layers, row in sums.items())
     found = Exits(model.name, text.origin, text.digest, count, exits)
     with store.catalog.writing() as writer:
-        writer.put_document(Document(_KIND, model.name, f"{text.digest[:16]}-{options.window}-{options.sure:g}", found.document()))
+        writer.put_document(
+            Document(_KIND, model.name, f"{text.digest[:16]}-{options.window}-{options.sure:g}", found.document())
+        )
     return found
 
 

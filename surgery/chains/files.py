@@ -1,7 +1,9 @@
-"""The files of a chain of its own kind: tensors keyed `parts.<i>.<name within the component>` beside a `blockzoo_chain` config.
+"""The files of a chain of its own kind: tensors keyed `parts.<i>.<name within the component>` beside a `blockzoo_chain`
+config.
 
-One key format for those that write them (`surgery.models.put`, `surgery.modules.stack`) and those that read them (`surgery.ingest.draft`,
-`surgery.chains.hf_model`). What is read may be anybody's: every claim of the config is held against the tensors' shapes.
+One key format for those that write them (`surgery.models.put`, `surgery.modules.stack`) and those that read them
+(`surgery.ingest.draft`, `surgery.chains.hf_model`). What is read may be anybody's: every claim of the config is held
+against the tensors' shapes.
 Pure: no torch, no store; a tensor is whatever stands for it, a digest or a key.
 """
 
@@ -42,7 +44,8 @@ def place_parts(config: Mapping[str, Any], tensors: Mapping[str, str]) -> tuple[
         tensors: key -> what the components name: a digest.
 
     Raises:
-        MalformedCheckpoint: a broken config, a key without a place, a component without tensors or that its family does not have.
+        MalformedCheckpoint: a broken config, a key without a place, a component without tensors or that its family does
+            not have.
         UnknownFamily: a source of an unknown family.
     """
     plan = parse_chain(config)
@@ -71,7 +74,9 @@ def _component(config: Mapping[str, Any], plan: ChainPlan, at: int, named: Mappi
     source = plan.sources[link.source]
     family = family_of(source)
     if link.kind not in ("embedding", "lm_head", *layer_kinds(family)):
-        raise MalformedCheckpoint(f"component {at} of the chain is a {link.kind}, which {family.name} models do not have")
+        raise MalformedCheckpoint(
+            f"component {at} of the chain is a {link.kind}, which {family.name} models do not have"
+        )
     if not named:
         raise MalformedCheckpoint(f"the files hold nothing of component {at} of the chain, a {link.kind}")
     spec = canonical_json(spec_of(source, family, link.kind, link.layer))
@@ -91,7 +96,9 @@ def check_parts(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
             continue
         spec = stitch_spec(each.component)
         if (named[at]["weight"], named[at]["bias"]) != ((spec.width_out, spec.width_in + 1), (spec.width_out,)):
-            raise MalformedCheckpoint(f"{where}, a stitch from {spec.width_in} to {spec.width_out} values a token, has other shapes")
+            raise MalformedCheckpoint(
+                f"{where}, a stitch from {spec.width_in} to {spec.width_out} values a token, has other shapes"
+            )
 
 
 def _check_widths(plan: ChainPlan, placed: Sequence[Placed]) -> None:
@@ -104,7 +111,9 @@ def _check_widths(plan: ChainPlan, placed: Sequence[Placed]) -> None:
     for at, (link, each) in enumerate(zip(plan.links, placed, strict=True)):
         reads, gives = _widths(link, each.component, widths)
         if given is not None and reads is not None and given != reads:
-            raise MalformedCheckpoint(f"component {at} of the chain is for {reads} values a token, it would be given {given}")
+            raise MalformedCheckpoint(
+                f"component {at} of the chain is for {reads} values a token, it would be given {given}"
+            )
         given = gives
 
 

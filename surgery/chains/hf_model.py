@@ -1,9 +1,11 @@
-"""A chain of its own kind as a `PreTrainedModel`: generate, Trainer, peft and lm-eval work on it, and its exports load again.
+"""A chain of its own kind as a `PreTrainedModel`: generate, Trainer, peft and lm-eval work on it, and its exports load
+again.
 
     import zoo.integrations                                  # makes the architecture known to transformers
     AutoModelForCausalLM.from_pretrained("exported-chain")
 
-The weights on disk are keyed `parts.<i>.<name within the component>`, as `surgery.models.put` writes them. Knows nothing of the store.
+The weights on disk are keyed `parts.<i>.<name within the component>`, as `surgery.models.put` writes them. Knows
+nothing of the store.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ from surgery.tensors.pool import dtype_of
 from zoo.errors import InputError, MalformedCheckpoint
 
 #: Options of `from_pretrained` that would change what is loaded, and are not offered.
-_NOT_OFFERED = ("quantization_config", "load_in_8bit", "load_in_4bit", "gguf_file", "state_dict", "output_loading_info", "subfolder")
+_NOT_OFFERED = (
+    "quantization_config",
+    "load_in_8bit",
+    "load_in_4bit",
+    "gguf_file",
+    "state_dict",
+    "output_loading_info",
+    "subfolder",
+)
 
 
 class BlockZooChainConfig(PretrainedConfig):  # type: ignore[misc]
@@ -45,7 +55,9 @@ class BlockZooChainConfig(PretrainedConfig):  # type: ignore[misc]
 
     model_type = CHAIN
 
-    def __init__(self, sources: list[dict[str, Any]] | None = None, chain: list[dict[str, Any]] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, sources: list[dict[str, Any]] | None = None, chain: list[dict[str, Any]] | None = None, **kwargs: Any
+    ) -> None:
         self.sources = sources or []
         self.chain = chain or []
         self.vocab_size = kwargs.pop("vocab_size", None)
@@ -69,7 +81,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         self.stack = stack
 
     @classmethod
-    def from_stack(cls, config: Mapping[str, Any], stack: Stack, generation: dict[str, Any] | None = None) -> BlockZooChainForCausalLM:
+    def from_stack(
+        cls, config: Mapping[str, Any], stack: Stack, generation: dict[str, Any] | None = None
+    ) -> BlockZooChainForCausalLM:
         """Wrap a stack. `config`: the chain's `config.json`; `generation`: its `generation_config.json`."""
         made = cls(BlockZooChainConfig.from_dict(dict(config)), stack)
         if generation is not None:
@@ -81,7 +95,8 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> BlockZooChainForCausalLM:
         """Load an exported chain from a local folder, ready to be trained or asked.
 
-        `dtype` (or `torch_dtype`) casts, `device_map` names one device; other options that would change what is loaded are refused.
+        `dtype` (or `torch_dtype`) casts, `device_map` names one device; other options that would change what is loaded
+        are refused.
 
         Raises:
             MalformedCheckpoint: the folder holds no chain, or its weights do not fit it.
@@ -102,12 +117,17 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         # What components name are the keys themselves: each place has weights of its own.
         stack = assemble(parse_chain(config), place_parts(config, {key: key for key in weights}), weights)
         generation = source.side("generation_config.json")
-        made = cls.from_stack(config, stack, None if generation is None else parse_object(generation, "generation_config.json"))
+        made = cls.from_stack(
+            config, stack, None if generation is None else parse_object(generation, "generation_config.json")
+        )
         made.requires_grad_(True).to(_device(kwargs.get("device_map")))
         return made
 
-    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
-        """Write `config.json`, `generation_config.json` and one safetensors file in the form that `from_pretrained` reads.
+    def save_pretrained(
+        self, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        """Write `config.json`, `generation_config.json` and one safetensors file in the form that `from_pretrained`
+        reads.
 
         Args:
             state_dict: this module's, where a trainer gathered it.
@@ -130,7 +150,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As every module; keys as in a chain's files are taken too, which is how Trainer resumes from them."""
         paths = self._paths() if any(key.startswith("parts.") for key in state_dict) else {}
-        return super().load_state_dict({paths.get(key, key): value for key, value in state_dict.items()}, *args, **kwargs)
+        return super().load_state_dict(
+            {paths.get(key, key): value for key, value in state_dict.items()}, *args, **kwargs
+        )
 
     def _paths(self) -> dict[str, str]:
         """Key in a chain's files -> key in this module's state dict."""
@@ -156,7 +178,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As every causal language model of transformers: ids [B, T] -> logits [B, T, vocabulary], loss where labels are given."""
+        """As every causal language model of transformers: ids [B, T] -> logits [B, T, vocabulary], loss where labels
+        are given.
+        """
         if input_ids is None:
             raise ValueError("a chain runs on input_ids")
         if use_cache and past_key_values is None:
@@ -174,7 +198,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **_loss_kwargs(kwargs))
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=tuple(states) or None)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values, hidden_states=tuple(states) or None
+        )
 
 
 def _loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -198,8 +224,13 @@ def _read_weights(source: Source, dtype: torch.dtype | None) -> dict[str, Tensor
     """Key -> tensor over all files, whose headers were checked."""
     from safetensors.torch import load_file
 
-    weights = {key: tensor for file in source.weights for key, tensor in load_file(Path(source.origin, file.path)).items()}
-    return {key: tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+    weights = {
+        key: tensor for file in source.weights for key, tensor in load_file(Path(source.origin, file.path)).items()
+    }
+    return {
+        key: tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        for key, tensor in weights.items()
+    }
 
 
 def register() -> None:

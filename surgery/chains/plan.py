@@ -1,7 +1,7 @@
 """A chain as data: which configs its components were cut from, and where in those models each one lay.
 
-A checkpoint's chain has one source, its own `config.json`. A chain that was made here (composed, pruned, stitched) and fits no
-architecture of transformers has a `config.json` of its own kind, which names its sources whole:
+A checkpoint's chain has one source, its own `config.json`. A chain that was made here (composed, pruned, stitched) and
+fits no architecture of transformers has a `config.json` of its own kind, which names its sources whole:
 
     {"model_type": "blockzoo_chain", "sources": [{…config.json…}, …],
      "chain": [{"kind": "embedding", "source": 0}, {"kind": "attention", "source": 0, "layer": 3}, …,
@@ -28,7 +28,8 @@ CHAIN = "blockzoo_chain"
 #: The family of stitching blocks.
 STITCH = "stitch"
 
-#: What a chain may have, so that its config.json stays readable and its models can be built: far above any chain of use.
+#: What a chain may have, so that its config.json stays readable and its models can be built: far above any chain of
+#: use.
 _SOURCES_LIMIT = 64
 _LINKS_LIMIT = 25_000
 _SOURCE_LAYERS_LIMIT = 10_000
@@ -37,7 +38,9 @@ _WIDTH_LIMIT = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """Where one component of a chain gets its modules: those of `layer` in the model of config number `source`. A stitch has no source."""
+    """Where one component of a chain gets its modules: those of `layer` in the model of config number `source`. A
+    stitch has no source.
+    """
 
     kind: ComponentKind
     source: int | None
@@ -80,14 +83,20 @@ def plan_of(config: Mapping[str, Any], components: Sequence[Placed]) -> ChainPla
 def parse_chain(config: Mapping[str, Any]) -> ChainPlan:
     """Read a chain's own config. Raises MalformedCheckpoint, UnknownFamily."""
     sources, links = config.get("sources"), config.get("chain")
-    if not isinstance(sources, list) or not 0 < len(sources) <= _SOURCES_LIMIT or not all(isinstance(each, dict) for each in sources):
+    if (
+        not isinstance(sources, list)
+        or not 0 < len(sources) <= _SOURCES_LIMIT
+        or not all(isinstance(each, dict) for each in sources)
+    ):
         raise MalformedCheckpoint("config.json of a chain names no usable list of sources")
     if not isinstance(links, list) or not 0 < len(links) <= _LINKS_LIMIT:
         raise MalformedCheckpoint("config.json of a chain names no usable list of components")
     for each in sources:
         family_of(each)
         if layer_count(each) > _SOURCE_LAYERS_LIMIT:
-            raise MalformedCheckpoint(f"a source of the chain in config.json has more than {_SOURCE_LAYERS_LIMIT:,} layers")
+            raise MalformedCheckpoint(
+                f"a source of the chain in config.json has more than {_SOURCE_LAYERS_LIMIT:,} layers"
+            )
     return ChainPlan(tuple(sources), tuple(_link(at, link, sources) for at, link in enumerate(links)))
 
 
@@ -117,7 +126,8 @@ def config_for(plan: ChainPlan, components: Sequence[Placed], extra: Mapping[str
     """
     if len(plan.sources) > _SOURCES_LIMIT or len(plan.links) > _LINKS_LIMIT:
         raise InputError(
-            f"a chain that fits no architecture of transformers holds at most {_LINKS_LIMIT:,} components of {_SOURCES_LIMIT} configs; "
+            f"a chain that fits no architecture of transformers holds at most {_LINKS_LIMIT:,} components of "
+            f"{_SOURCES_LIMIT} configs; "
             f"this one has {len(plan.links):,} of {len(plan.sources)}"
         )
     links = [_link_entry(link, placed.component) for link, placed in zip(plan.links, components, strict=True)]
@@ -180,7 +190,8 @@ def stitch_spec(component: Component) -> StitchSpec:
 def renumbered(components: Iterable[Component]) -> tuple[Placed, ...]:
     """Components in order with layers counted along the chain.
 
-    An ffn or a whole layer ends one. An attention whose ffn is missing ends its layer too: the next attention begins another.
+    An ffn or a whole layer ends one. An attention whose ffn is missing ends its layer too: the next attention begins
+    another.
     """
     placed: list[Placed] = []
     layer = -1

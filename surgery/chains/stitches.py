@@ -1,8 +1,10 @@
-"""Stitching blocks as they are stored: a model of kind `stitch`, with one component, its tensors, and `stitch.json` (BL-09).
+"""Stitching blocks as they are stored: a model of kind `stitch`, with one component, its tensors, and `stitch.json`
+(BL-09).
 
     stitch.json   {"a": name, "b": name, "dims": [width_a, width_b], …}      from which foundation to which; training's own facts beside it
 
-One stitch per ordered pair of foundations serves every place; the place comes in as a position. Knows nothing of training.
+One stitch per ordered pair of foundations serves every place; the place comes in as a position. Knows nothing of
+training.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ STITCH_FILE = "stitch.json"
 
 
 def stitch_position(head_layer: int | None, tail_layer: int) -> float:
-    """The extra input of a stitch (BL-09): the head block's layer in its foundation plus the tail block's in its own, counted from 0.
+    """The extra input of a stitch (BL-09): the head block's layer in its foundation plus the tail block's in its own,
+    counted from 0.
 
     `head_layer` None: the embedding alone stands before the stitch, at -1.
     """
@@ -57,4 +60,6 @@ def _stored_stitch(store: Store, manifest: ModelManifest) -> StoredStitch:
     metas = {tensor.digest: tensor for tensor in manifest.tensors}
     named = {name: metas[digest] for name, digest in manifest.components[0].component.tensors}
     width_a, width_b = settings["dims"]
-    return StoredStitch(manifest.name, settings["a"], settings["b"], int(width_a), int(width_b), named["weight"], named["bias"])
+    return StoredStitch(
+        manifest.name, settings["a"], settings["b"], int(width_a), int(width_b), named["weight"], named["bias"]
+    )

@@ -1,7 +1,8 @@
 """The rewriting's quality against its size: any ranks scored on held-out text against the exact fine-tune.
 
-A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` puts them where they gain most. A budget of
-bytes is spent the same way. What was scored is kept with the study, so that no ranks are scored twice.
+A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` puts them where they gain
+most. A budget of bytes is spent the same way. What was scored is kept with the study, so that no ranks are scored
+twice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _POINTS = "points"
 
 @dataclass(frozen=True)
 class Ranks:
-    """`each`: of every matrix of the plan. `rank`: the budget that they come from, or the largest whose cost they cover."""
+    """`each`: of every matrix of the plan. `rank`: the budget that they come from, or the largest whose cost they
+    cover.
+    """
 
     rank: int
     each: tuple[int, ...]
@@ -41,7 +44,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One rank. `bytes`: tensors that the rewriting adds to its base; `score` against the exact fine-tune at the head."""
+    """One rank. `bytes`: tensors that the rewriting adds to its base; `score` against the exact fine-tune at the
+    head.
+    """
 
     rank: int
     bytes: int
@@ -62,7 +67,8 @@ def sizes_of(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan) -> Curv
     metas = {tensor.digest: tensor for tensor in exact.tensors}
     whole = {each.digest for each in plan.wholes} - known
     return CurveSizes(
-        sum(meta.nbytes for digest, meta in metas.items() if digest not in known), sum(metas[digest].nbytes for digest in whole)
+        sum(meta.nbytes for digest, meta in metas.items() if digest not in known),
+        sum(metas[digest].nbytes for digest in whole),
     )
 
 
@@ -96,10 +102,14 @@ class Curve:
     def by_rank(self, rank: int) -> Ranks:
         """Each matrix's rank at this budget."""
         level = even(rank, self._studied.gains)
-        return Ranks(rank, level if self._allocation == "even" else spread(self._cost(level), self._studied.gains, self._costs))
+        return Ranks(
+            rank, level if self._allocation == "even" else spread(self._cost(level), self._studied.gains, self._costs)
+        )
 
     def by_bytes(self, most: int) -> Ranks:
-        """The ranks that gain most in at most so many bytes. Raises InputError when what is carried whole leaves none for any."""
+        """The ranks that gain most in at most so many bytes. Raises InputError when what is carried whole leaves none
+        for any.
+        """
         rank = largest(lambda each: self.bytes(self.by_rank(each).each) <= most, self._most_ranks)
         if self._allocation == "even":
             ranks = Ranks(rank, self.by_rank(rank).each)
@@ -108,7 +118,8 @@ class Curve:
         if not any(ranks.each):
             raise InputError(
                 f"{most:,} bytes leave nothing for deltas: what is carried whole takes {self._sizes.whole:,} of the "
-                f"{self._sizes.exact:,} bytes of {self._exact.name}" + (" (see --embeddings lowrank)" if self._sizes.whole else "")
+                f"{self._sizes.exact:,} bytes of {self._exact.name}"
+                + (" (see --embeddings lowrank)" if self._sizes.whole else "")
             )
         return ranks
 

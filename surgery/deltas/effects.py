@@ -1,7 +1,8 @@
 """What each delta is worth: how far the predictions move when one matrix alone is the base's again.
 
-To first order these divergences add up, so that a rank's gain is its share of its matrix's error times the matrix's effect: that makes
-gains comparable between a head and a projection in the middle, which errors of outputs are not. Knows one fine-tune on a few windows.
+To first order these divergences add up, so that a rank's gain is its share of its matrix's error times the matrix's
+effect: that makes gains comparable between a head and a projection in the middle, which errors of outputs are not.
+Knows one fine-tune on a few windows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The factors of one matrix: delta ~ B A, best in the outputs on the inputs that the layer really sees.
 
-With C = E[x x^T], the rank-r B A that minimises E|delta x - B A x|^2 is the truncated SVD of delta C^1/2, taken back through C^-1/2.
-Where the outputs are the fewer, its left vectors U are the eigenvectors of delta C delta^T, and B = U, A = U^T delta: no root, no inverse.
-Else they come from the right: B = delta C^1/2 V, A = V^T C^-1/2. With C = 1 both are the plain truncated SVD, the control.
-Knows one matrix; nothing of models.
+With C = E[x x^T], the rank-r B A that minimises E|delta x - B A x|^2 is the truncated SVD of delta C^1/2, taken back
+through C^-1/2. Where the outputs are the fewer, its left vectors U are the eigenvectors of delta C delta^T, and B = U,
+A = U^T delta: no root, no inverse.
+Else they come from the right: B = delta C^1/2 V, A = V^T C^-1/2. With C = 1 both are the plain truncated SVD, the
+control. Knows one matrix; nothing of models.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: How far full moments are drawn to their diagonal, channel by channel: correlations of few tokens are partly chance, and outlier channels
-#: must not set the measure for all others.
+#: How far full moments are drawn to their diagonal, channel by channel: correlations of few tokens are partly chance,
+#: and outlier channels must not set the measure for all others.
 SHRINKAGE = 0.05
 #: Added to the diagonal, as a share of its mean, so that what the text never showed has an inverse.
 FLOOR = 1e-6
@@ -52,10 +53,14 @@ def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
         moment: E[x x^T] [in, in], its diagonal [in], or None for the plain truncated SVD.
 
     Returns:
-        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half. They are computed
-        in float64, a slice of the delta at a time: heads and tables are large.
+        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half.
+        They are computed in float64, a slice of the delta at a time: heads and tables are large.
     """
-    moment = torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device) if moment is None else regular(moment.double())
+    moment = (
+        torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device)
+        if moment is None
+        else regular(moment.double())
+    )
     a, b, values = (_from_the_left if delta.shape[0] <= delta.shape[1] else _from_the_right)(delta, moment, limit)
     _even_(a, b)
     shares = values.flip(0).clamp_min(0) / values.clamp_min(0).sum().clamp_min(1e-300)

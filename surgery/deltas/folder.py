@@ -1,7 +1,8 @@
 """The rewriting as a PEFT folder: what `zoo ingest`, `zoo export` and stock peft read.
 
-Ranks differ by matrix (`rank_pattern`), the scaling is 1 (`alpha_pattern` is equal to it), whole modules are `modules_to_save`, and biases
-that moved stand beside them (`bias`). Knows plans and tensors; nothing of how ranks were chosen.
+Ranks differ by matrix (`rank_pattern`), the scaling is 1 (`alpha_pattern` is equal to it), whole modules are
+`modules_to_save`, and biases that moved stand beside them (`bias`). Knows plans and tensors; nothing of how ranks were
+chosen.
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ _NOT_CARRIED = frozenset({"config.json", "model.safetensors.index.json", "adapte
 
 
 def write_folder(
-    folder: Path, store: Store, exact: ModelManifest, base: str, plan: DeltaPlan, factors: Sequence[Sides], ranks: Sequence[int]
+    folder: Path,
+    store: Store,
+    exact: ModelManifest,
+    base: str,
+    plan: DeltaPlan,
+    factors: Sequence[Sides],
+    ranks: Sequence[int],
 ) -> None:
-    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into a folder that is there."""
+    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into a folder that is
+    there.
+    """
     given = [(matrix, rank) for matrix, rank in zip(plan.matrices, ranks, strict=True) if rank]
     low_rank = {matrix.path for matrix, _ in given}
     tensors: dict[str, Tensor] = {}
@@ -47,7 +56,9 @@ def write_folder(
             path.write_bytes(store.read_blob(side.blob))
 
 
-def adapter_config(base: str, family: str, given: Sequence[tuple[DeltaMatrix, int]], wholes: Sequence[WholeTensor]) -> dict[str, Any]:
+def adapter_config(
+    base: str, family: str, given: Sequence[tuple[DeltaMatrix, int]], wholes: Sequence[WholeTensor]
+) -> dict[str, Any]:
     """What peft reads. `given`: matrices and their ranks, without those of rank 0."""
     usual = Counter(rank for _, rank in given).most_common(1)[0][0]
     pattern = {matrix.path: rank for matrix, rank in given if rank != usual}

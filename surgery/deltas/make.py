@@ -1,7 +1,9 @@
-"""A full fine-tune rewritten as base + low-rank deltas, and put beside the exact one as a model of its own (issue: beyond the papers).
+"""A full fine-tune rewritten as base + low-rank deltas, and put beside the exact one as a model of its own (issue:
+beyond the papers).
 
-The smallest rank that keeps the predictions near enough on held-out text is found, the result is written as a PEFT folder and ingested
-as that, and its scores are kept as a relation of the two. The exact model stays as it is. What takes long lies under `<store>/work/` until
+The smallest rank that keeps the predictions near enough on held-out text is found, the result is written as a PEFT
+folder and ingested as that, and its scores are kept as a relation of the two. The exact model stays as it is. What
+takes long lies under `<store>/work/` until
 the variant is stored: a run that was stopped goes on where it was, also with another rank, target or name.
 """
 
@@ -43,7 +45,9 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Windows:
-    """Token ids [windows, tokens] that weigh the deltas and that score them, and the digest of what they were scored on."""
+    """Token ids [windows, tokens] that weigh the deltas and that score them, and the digest of what they were scored
+    on.
+    """
 
     train: Tensor
     held: Tensor
@@ -52,8 +56,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class DeltaOptions:
-    """`rank`: this one; None: the smallest that reaches `target`. `bytes`: instead of either, what gains most in at most so many; below 1:
-    in this share of what the exact fine-tune adds to its base. `base`: of a fine-tune that shares so little that none is known.
+    """`rank`: this one; None: the smallest that reaches `target`. `bytes`: instead of either, what gains most in at
+    most so many; below 1: in this share of what the exact fine-tune adds to its base. `base`: of a fine-tune that
+    shares so little that none is known.
     `embeddings`, `norms`: see `surgery.deltas.plan`.
 
     `aware`, `diagonal`: see `study.How`; `allocation`: see `Curve`.
@@ -81,9 +86,11 @@ class DeltaOptions:
 
 @dataclass(frozen=True)
 class DeltaReport:
-    """What was made. Bytes are of tensors that the base does not have; `similarity` is the mean over held-out tokens (BL-05).
+    """What was made. Bytes are of tensors that the base does not have; `similarity` is the mean over held-out tokens
+    (BL-05).
 
-    `base_similarity`, `control`: what the base itself and a random-init twin get. `curve`: every rank that was scored, in order.
+    `base_similarity`, `control`: what the base itself and a random-init twin get. `curve`: every rank that was scored,
+    in order.
     """
 
     variant: str
@@ -104,7 +111,12 @@ class DeltaReport:
 
 
 def delta(
-    store: Store, name: str, windows: Windows, options: DeltaOptions, variant: str | None = None, progress: Progress | None = None
+    store: Store,
+    name: str,
+    windows: Windows,
+    options: DeltaOptions,
+    variant: str | None = None,
+    progress: Progress | None = None,
 ) -> DeltaReport:
     """Rewrite a full fine-tune and store the result.
 
@@ -113,7 +125,8 @@ def delta(
         variant: what to call the result; `<model>@delta-r<rank>` when None.
 
     Raises:
-        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or something is not finite.
+        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or something
+            is not finite.
         WrongBase: base and fine-tune are built differently.
         NotFound, AmbiguousName, NameTaken, StoreError: as an ingest does.
     """
@@ -160,8 +173,11 @@ class DeltaWork:
 
 
 @contextmanager
-def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None) -> Iterator[DeltaWork]:
-    """Take a fine-tune apart. The factors live in a folder of the store that goes with the context, unless that ends in an error.
+def opened(
+    store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None
+) -> Iterator[DeltaWork]:
+    """Take a fine-tune apart. The factors live in a folder of the store that goes with the context, unless that ends in
+    an error.
 
     Raises as `delta`; StoreBusy where another process does the very same.
     """
@@ -182,7 +198,9 @@ def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, pro
         task.forget()
 
 
-def _described(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: StudySettings) -> dict[str, Any]:
+def _described(
+    exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: StudySettings
+) -> dict[str, Any]:
     """All that factors and scores depend on: not the rank, target, bytes or name that are asked for."""
     return {
         "version": _VERSION,
@@ -209,14 +227,17 @@ def _label(ranks: Ranks, options: DeltaOptions) -> str:
 
 
 def _found(work: DeltaWork, target: float) -> int:
-    """The smallest rank that reaches the target. Raises InputError when no rewriting smaller than the exact fine-tune does."""
+    """The smallest rank that reaches the target. Raises InputError when no rewriting smaller than the exact fine-tune
+    does.
+    """
     highest = work.curve.highest
     rank = smallest(lambda each: work.curve.at(each).score.similarity >= target, highest)
     if rank is not None:
         return rank
     if highest < 1:
         raise InputError(
-            f"what {work.exact.name} carries whole takes all its bytes: no low-rank delta is smaller (see --embeddings lowrank)"
+            f"what {work.exact.name} carries whole takes all its bytes: no low-rank delta is smaller (see "
+            "--embeddings lowrank)"
         )
     best = work.curve.at(highest)
     raise InputError(
@@ -251,7 +272,12 @@ def _pairs(
 ) -> list[Equivalence]:
     """The whole chain, and each layer of it as far as its output is the chain's so far."""
     name, end = work.exact.name, len(work.exact.components)
-    extra = {"rank": float(point.rank), "bytes": float(point.bytes), "base": of_base.similarity, **_metrics(point.score)}
+    extra = {
+        "rank": float(point.rank),
+        "bytes": float(point.bytes),
+        "base": of_base.similarity,
+        **_metrics(point.score),
+    }
     runs = ScoredRun(name, 0, end), ScoredRun(variant, 0, end)
     pairs = [Equivalence("delta", *runs, probe, point.score.similarity, of_twin[max(of_twin)].similarity, extra)]
     for hi, score in layers.items():

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 #: Inputs of more features than this are measured by their diagonal only: the full moments would take over 128 MiB.
 WIDEST = 4096
-#: Reads of every row of a table that are taken for granted, as a share of the mean: the text shows only some of the vocabulary.
+#: Reads of every row of a table that are taken for granted, as a share of the mean: the text shows only some of the
+#: vocabulary.
 _GRANTED = 0.1
 
 

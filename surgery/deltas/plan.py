@@ -1,4 +1,5 @@
-"""Which tensors a full fine-tune moved, and how its low-rank rewriting carries each: as factors, as a whole, or not at all.
+"""Which tensors a full fine-tune moved, and how its low-rank rewriting carries each: as factors, as a whole, or not at
+all.
 
 A pure function of two manifests: it sees digests and shapes, never bytes. What cannot be rewritten is refused here.
 """
@@ -37,8 +38,10 @@ class DeltaPair:
 class DeltaMatrix:
     """A linear layer or token table that becomes base + B A.
 
-    `at`: its component; `path`: its module in the Hugging Face model. [rows, columns] is [out, in], whichever way it is stored;
-    `turned`: it is stored [in, out] (Conv1D, tables). `norm`: the norm before it whose move it takes over, None without one.
+    `at`: its component; `path`: its module in the Hugging Face model. [rows, columns] is [out, in], whichever way it is
+    stored;
+    `turned`: it is stored [in, out] (Conv1D, tables). `norm`: the norm before it whose move it takes over, None without
+    one.
     """
 
     at: int
@@ -62,7 +65,9 @@ class DeltaMatrix:
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
-    """A tensor that is carried as it is. `saved`: with its whole module (peft's `modules_to_save`); else it is a bias."""
+    """A tensor that is carried as it is. `saved`: with its whole module (peft's `modules_to_save`); else it is a
+    bias.
+    """
 
     at: int
     path: str
@@ -84,21 +89,25 @@ class DeltaPlan:
         return sum(matrix.per_rank for matrix in self.matrices)
 
 
-def plan_deltas(exact: ModelManifest, base: ModelManifest | None, embeddings: Carried = "exact", norms: Norms = "exact") -> DeltaPlan:
+def plan_deltas(
+    exact: ModelManifest, base: ModelManifest | None, embeddings: Carried = "exact", norms: Norms = "exact"
+) -> DeltaPlan:
     """Compare a full fine-tune with its base, tensor by tensor.
 
     Args:
         base: None where none is known, which is refused.
         embeddings: whether the token table and the head are carried whole or as factors.
-        norms: `fold` keeps the base's norms and lets the linear layers behind them take over their move, in families where that
-            is a plain product; components then are the base's own, and their rows run in its batch.
+        norms: `fold` keeps the base's norms and lets the linear layers behind them take over their move, in families
+            where that is a plain product; components then are the base's own, and their rows run in its batch.
 
     Raises:
         InputError: the model is no full fine-tune, moved no matrix, or moved one that no low-rank part can lie on.
         WrongBase: base and fine-tune are built differently.
     """
     if base is None:
-        raise InputError(f"{exact.name} is a foundation: it has no base that deltas could be taken from; --base names one")
+        raise InputError(
+            f"{exact.name} is a foundation: it has no base that deltas could be taken from; --base names one"
+        )
     _check_kind(exact)
     _check_alike(exact, base)
     planning = _Planning(exact, base, embeddings, norms)
@@ -120,11 +129,15 @@ def _check_alike(exact: ModelManifest, base: ModelManifest) -> None:
     mine = [(p.component.kind, p.layer, p.component.family, p.component.spec) for p in exact.components]
     others = [(p.component.kind, p.layer, p.component.family, p.component.spec) for p in base.components]
     if len(mine) != len(others):
-        raise WrongBase(f"{exact.name} has {len(mine)} components and {base.name} has {len(others)}: no deltas between them")
+        raise WrongBase(
+            f"{exact.name} has {len(mine)} components and {base.name} has {len(others)}: no deltas between them"
+        )
     for a, b in zip(mine, others, strict=True):
         if a != b:
             where = a[0] if a[1] is None else f"{a[0]} of layer {a[1]}"
-            raise WrongBase(f"the {where} of {exact.name} has other settings than that of {base.name}: no deltas between them")
+            raise WrongBase(
+                f"the {where} of {exact.name} has other settings than that of {base.name}: no deltas between them"
+            )
 
 
 class _Planning:
@@ -153,7 +166,9 @@ class _Planning:
         for module in modules:
             self._add(at, placed, module, mine, theirs, {r: n for n, readers in folded.items() for r in readers})
 
-    def _folded(self, placed: Placed, mine: Mapping[str, str], theirs: Mapping[str, str], moved: set[str]) -> dict[str, list[str]]:
+    def _folded(
+        self, placed: Placed, mine: Mapping[str, str], theirs: Mapping[str, str], moved: set[str]
+    ) -> dict[str, list[str]]:
         """Norms that the linear layers behind them take over -> those layers' weights."""
         found: dict[str, list[str]] = {}
         for norm, readers in _READERS.items() if self._folds else ():
@@ -164,7 +179,13 @@ class _Planning:
         return found
 
     def _add(
-        self, at: int, placed: Placed, module: str, mine: Mapping[str, str], theirs: Mapping[str, str], norm_of: Mapping[str, str]
+        self,
+        at: int,
+        placed: Placed,
+        module: str,
+        mine: Mapping[str, str],
+        theirs: Mapping[str, str],
+        norm_of: Mapping[str, str],
     ) -> None:
         name, path = f"{module}.weight", self._path(placed, module)
         low_rank = name in mine and self._carried_low_rank(placed, name)
@@ -172,7 +193,11 @@ class _Planning:
             norm = norm_of.get(name)
             self.matrices.append(
                 self._matrix(
-                    at, placed, name, DeltaPair(theirs[name], mine[name]), None if norm is None else DeltaPair(theirs[norm], mine[norm])
+                    at,
+                    placed,
+                    name,
+                    DeltaPair(theirs[name], mine[name]),
+                    None if norm is None else DeltaPair(theirs[norm], mine[norm]),
                 )
             )
         for key, digest in mine.items():
@@ -185,7 +210,9 @@ class _Planning:
         table = placed.component.kind == "embedding"
         turned = table or (self._family.name == "gpt2" and placed.layer is not None)
         rows, columns = (shape[1], shape[0]) if turned else shape
-        return DeltaMatrix(at, self._path(placed, name.removesuffix(".weight")), rows, columns, weight, turned, table, norm)
+        return DeltaMatrix(
+            at, self._path(placed, name.removesuffix(".weight")), rows, columns, weight, turned, table, norm
+        )
 
     def _carried_low_rank(self, placed: Placed, name: str) -> bool:
         """Whether a weight becomes factors where it moves: matrices of linear layers, and tables where asked."""
@@ -209,12 +236,23 @@ class _Planning:
         for name in sorted({*mine, *theirs}):
             where = name if placed.layer is None else f"{name} of layer {placed.layer}"
             if name not in mine or name not in theirs:
-                raise WrongBase(f"{where} is in one of {self._exact.name} and {self._base.name} only: no deltas between them")
+                raise WrongBase(
+                    f"{where} is in one of {self._exact.name} and {self._base.name} only: no deltas between them"
+                )
             if self._shapes[mine[name]] != self._shapes[theirs[name]]:
                 shapes = f"{list(self._shapes[mine[name]])} and {list(self._shapes[theirs[name]])}"
-                raise WrongBase(f"{where} has shapes {shapes} in {self._exact.name} and {self._base.name}: no deltas between them")
-            if self._family.name == "mixtral" and placed.component.kind == "ffn" and "norm" not in name and mine[name] != theirs[name]:
-                raise InputError(f"{self._exact.name} moved its experts ({where}): deltas on experts and routers are not supported")
+                raise WrongBase(
+                    f"{where} has shapes {shapes} in {self._exact.name} and {self._base.name}: no deltas between them"
+                )
+            if (
+                self._family.name == "mixtral"
+                and placed.component.kind == "ffn"
+                and "norm" not in name
+                and mine[name] != theirs[name]
+            ):
+                raise InputError(
+                    f"{self._exact.name} moved its experts ({where}): deltas on experts and routers are not supported"
+                )
 
 
 def cheaper_rank(matrix: DeltaMatrix) -> int:

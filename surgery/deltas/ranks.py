@@ -1,7 +1,8 @@
 """How many ranks each matrix gets out of a budget: pure arithmetic on the gains of their factors.
 
-The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone. `spread` pours the
-budget where an element gains most (water-filling); `even` gives each matrix the same rank, the control.
+The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone.
+`spread` pours the budget where an element gains most (water-filling); `even` gives each matrix the same rank, the
+control.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def spread(budget: int, gains: Sequence[Gains], costs: Sequence[int]) -> tuple[i
         costs: elements (or bytes) per rank of each matrix.
 
     Returns:
-        One rank per matrix. A larger budget never gives any matrix fewer: the ranks of two budgets are prefixes of one order.
+        One rank per matrix. A larger budget never gives any matrix fewer: the ranks of two budgets are prefixes of one
+        order.
     """
     owner = np.concatenate([np.full(len(each), index) for index, each in enumerate(gains)])
     worth = np.concatenate([np.minimum.accumulate(each) / cost for each, cost in zip(gains, costs, strict=True)])
@@ -48,7 +50,9 @@ def largest(fits: Callable[[int], bool], highest: int) -> int:
 
 
 def smallest(reaches: Callable[[int], bool], highest: int) -> int | None:
-    """The smallest rank in [1, highest] that reaches a target which higher ranks keep, by doubling and bisection; None when none does."""
+    """The smallest rank in [1, highest] that reaches a target which higher ranks keep, by doubling and bisection; None
+    when none does.
+    """
     if highest < 1:
         return None
     low, high = 0, 1

@@ -19,9 +19,11 @@ _NO_TARGET = -100
 
 @dataclass(frozen=True, slots=True)
 class DeltaScore:
-    """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's, in nats.
+    """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's,
+    in nats.
 
-    `top1`: share of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next tokens of the text.
+    `top1`: share of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next
+    tokens of the text.
     """
 
     similarity: float
@@ -54,7 +56,13 @@ class DeltaScores:
         """Raises ZeroDivisionError when nothing was seen."""
         cosine, kl, same, right, loss = (float(each) for each in self._sums)
         targets = max(1, self._targets)
-        return DeltaScore(cosine / self._rows, kl / self._rows, same / self._rows, right / targets, math.exp(min(loss / targets, 700.0)))
+        return DeltaScore(
+            cosine / self._rows,
+            kl / self._rows,
+            same / self._rows,
+            right / targets,
+            math.exp(min(loss / targets, 700.0)),
+        )
 
 
 def compare_heads(a: Tensor, lens_a: Lens, b: Tensor, lens_b: Lens, ids: Tensor, scores: DeltaScores) -> None:

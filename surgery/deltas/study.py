@@ -1,8 +1,8 @@
 """What is learned from one pass over the fine-tune: the factors of its deltas, and its hidden states on held-out text.
 
-Components run one after the other over all windows, so that one component's moments and matrices are in memory at a time; factors and
-hidden states go to the task's folder and are mapped from there, which is also where a study that was stopped goes on: what lies there is
-not made again. Afterwards the fine-tune itself is not needed but for its head.
+Components run one after the other over all windows, so that one component's moments and matrices are in memory at a
+time; factors and hidden states go to the task's folder and are mapped from there, which is also where a study that was
+stopped goes on: what lies there is not made again. Afterwards the fine-tune itself is not needed but for its head.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class StudySettings:
-    """`aware`: weigh deltas by what the layers see on text (else the plain truncated SVD); `diagonal`: channel by channel only.
+    """`aware`: weigh deltas by what the layers see on text (else the plain truncated SVD); `diagonal`: channel by
+    channel only.
 
-    `effects`: measure what each matrix is worth (else all are worth the same). `rank`: factors are kept at least up to this rank;
-    else up to where they are no smaller than the matrix.
+    `effects`: measure what each matrix is worth (else all are worth the same). `rank`: factors are kept at least up to
+    this rank; else up to where they are no smaller than the matrix.
     """
 
     aware: bool = True
@@ -55,7 +56,8 @@ class StudySettings:
 class Studied:
     """`factors`: per matrix of the plan, mapped; `gains`: how much nearer each rank brings the predictions, in nats.
 
-    `hidden`: component -> the fine-tune's hidden states behind it on the held-out windows, mapped; `head`: its own final norm and head.
+    `hidden`: component -> the fine-tune's hidden states behind it on the held-out windows, mapped; `head`: its own
+    final norm and head.
     """
 
     factors: tuple[Sides, ...]
@@ -83,7 +85,8 @@ def study(
 
     Args:
         train: ids [windows, tokens] that weigh the deltas; held: ids that the result is scored on.
-        task: of this very fine-tune, plan, text and `how`; its folder will hold up to the size of the fine-tune's matrices.
+        task: of this very fine-tune, plan, text and `how`; its folder will hold up to the size of the fine-tune's
+            matrices.
 
     Raises:
         InputError: weights or hidden states that are not finite.
@@ -107,7 +110,9 @@ def study(
                 stack.head(window)
     parts = [splitter.load(index) for index in range(len(plan.matrices))]
     hidden = {at: _loaded(task, f"hidden-{at}").tensors["hidden"] for at in ends}
-    return Studied(tuple(sides for sides, _ in parts), tuple(gains for _, gains in parts), hidden, stack.parts[stack.end])
+    return Studied(
+        tuple(sides for sides, _ in parts), tuple(gains for _, gains in parts), hidden, stack.parts[stack.end]
+    )
 
 
 def _loaded(task: TaskFolder, part: str) -> Saved:
@@ -167,9 +172,22 @@ class _Splitter:
     """Gathers the moments of one component's matrices while it runs, and takes their deltas apart when it has."""
 
     def __init__(
-        self, store: Store, plan: DeltaPlan, task: TaskFolder, how: StudySettings, effects: Effects | None, progress: Progress | None
+        self,
+        store: Store,
+        plan: DeltaPlan,
+        task: TaskFolder,
+        how: StudySettings,
+        effects: Effects | None,
+        progress: Progress | None,
     ) -> None:
-        self._store, self._plan, self._task, self._how, self._effects, self._progress = store, plan, task, how, effects, progress
+        self._store, self._plan, self._task, self._how, self._effects, self._progress = (
+            store,
+            plan,
+            task,
+            how,
+            effects,
+            progress,
+        )
         self._done = {index for index in range(len(plan.matrices)) if self._kept(index) is not None}
 
     def load(self, index: int) -> tuple[Sides, Gains]:
@@ -179,10 +197,20 @@ class _Splitter:
 
     @contextmanager
     def watching(self, at: int, model: nn.Module, before: Tensor) -> Iterator[bool]:
-        """While component `at` runs. `before`: what it gets of the first windows. Yields whether its runs are watched at all."""
-        matrices = [(index, matrix) for index, matrix in enumerate(self._plan.matrices) if matrix.at == at and index not in self._done]
+        """While component `at` runs. `before`: what it gets of the first windows. Yields whether its runs are watched
+        at all.
+        """
+        matrices = [
+            (index, matrix)
+            for index, matrix in enumerate(self._plan.matrices)
+            if matrix.at == at and index not in self._done
+        ]
         modules = {matrix.path: model.get_submodule(matrix.path) for _, matrix in matrices}
-        moments = {matrix.path: Moment(matrix.columns, self._how.diagonal) for _, matrix in matrices} if self._how.aware else {}
+        moments = (
+            {matrix.path: Moment(matrix.columns, self._how.diagonal) for _, matrix in matrices}
+            if self._how.aware
+            else {}
+        )
         with watched({path: modules[path] for path in moments}, moments):
             yield bool(moments)
         for index, matrix in matrices:
@@ -194,13 +222,18 @@ class _Splitter:
         delta = self._delta(self._plan.matrices[index])
         factors = self._split(delta, moment)
         effect = 1.0 if self._effects is None else self._effects.of(at, before, module, delta.undone)
-        self._task.save(_part(index), Saved(index, {"a": factors.a, "b": factors.b, "gains": factors.gains.double() * effect}))
+        self._task.save(
+            _part(index), Saved(index, {"a": factors.a, "b": factors.b, "gains": factors.gains.double() * effect})
+        )
         self._done.add(index)
         if self._progress is not None:
             self._progress(len(self._done), len(self._plan.matrices))
 
     def _split(self, delta: _Delta, moment: Tensor | None) -> Factors:
-        wrong = f"the delta of {delta.matrix.path} is not finite: its weights, or what they compute on the text, hold NaN or infinity"
+        wrong = (
+            f"the delta of {delta.matrix.path} is not finite: its weights, or what they compute on the text, hold "
+            "NaN or infinity"
+        )
         if moment is not None:
             moment = _finite(moment if delta.ratio is None else _seen_through(moment, delta.ratio), wrong)
         factors = factorise(_finite(delta.value, wrong), moment, rank_limit(delta.matrix, self._how.rank))
@@ -214,7 +247,13 @@ class _Splitter:
             return _Delta(matrix, _difference(fine, base, None), None, stored, tuned.dtype)
         ratio = self._ratio(matrix, matrix.norm)
         undone = base / ratio.float()
-        return _Delta(matrix, _difference(fine, base, ratio), ratio, undone.t().contiguous() if matrix.turned else undone, tuned.dtype)
+        return _Delta(
+            matrix,
+            _difference(fine, base, ratio),
+            ratio,
+            undone.t().contiguous() if matrix.turned else undone,
+            tuned.dtype,
+        )
 
     def _kept(self, index: int) -> Saved | None:
         """What an earlier run made of a matrix, if it is whole."""
@@ -232,7 +271,9 @@ class _Splitter:
         ratio = fine.double() / base.double()
         size = ratio.abs()
         if not bool(ratio.isfinite().all()) or float(size.min()) < 1e-3 or float(size.max()) > 1e3:
-            raise InputError(f"the norm before {matrix.path} moved too far for the layers behind it to take over: use --norms exact")
+            raise InputError(
+                f"the norm before {matrix.path} moved too far for the layers behind it to take over: use --norms exact"
+            )
         return ratio
 
 

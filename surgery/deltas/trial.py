@@ -1,6 +1,8 @@
-"""A rewriting at any rank as a running model: the base's weights, the fine-tune's where they are carried whole, and factors beside them.
+"""A rewriting at any rank as a running model: the base's weights, the fine-tune's where they are carried whole, and
+factors beside them.
 
-The ranks in use are changed in place, so that one loaded model shows the whole curve. It computes what peft and the engine compute of the
+The ranks in use are changed in place, so that one loaded model shows the whole curve. It computes what peft and the
+engine compute of the
 stored result: the low-rank part in float32 from factors rounded to the dtype they are stored in.
 """
 
@@ -43,7 +45,10 @@ class RankedDelta(nn.Module):
         out: Tensor = self.base(x)
         if self.rank == 0:
             return out
-        a, b = (side.to(device=out.device, dtype=torch.float32) for side in (self.sides.a[: self.rank], self.sides.b[:, : self.rank]))
+        a, b = (
+            side.to(device=out.device, dtype=torch.float32)
+            for side in (self.sides.a[: self.rank], self.sides.b[:, : self.rank])
+        )
         if not self._table:
             return (out + F.linear(F.linear(x.float(), a), b)).to(out.dtype)
         added = F.linear(F.embedding(x, a.t()), b)
@@ -52,9 +57,13 @@ class RankedDelta(nn.Module):
 
 
 class Trial:
-    """See the top of the file. `stack` is the rewriting with the ranks that `use_` was given last; all zero at first."""
+    """See the top of the file. `stack` is the rewriting with the ranks that `use_` was given last; all zero at
+    first.
+    """
 
-    def __init__(self, store: Store, exact: ModelManifest, plan: DeltaPlan, factors: Sequence[Sides], device: str = "cpu") -> None:
+    def __init__(
+        self, store: Store, exact: ModelManifest, plan: DeltaPlan, factors: Sequence[Sides], device: str = "cpu"
+    ) -> None:
         components = carried(exact, plan)
         model = load_chain(store, dataclasses.replace(exact, components=components)).to(device)
         self._ranked = [_put_(model, matrix, sides) for matrix, sides in zip(plan.matrices, factors, strict=True)]
@@ -74,7 +83,9 @@ def _put_(model: Any, matrix: DeltaMatrix, sides: Sides) -> RankedDelta:
 
 
 def carried(exact: ModelManifest, plan: DeltaPlan) -> tuple[Placed, ...]:
-    """The fine-tune's components with the base's tensors where the plan carries factors, norms that were taken over included."""
+    """The fine-tune's components with the base's tensors where the plan carries factors, norms that were taken over
+    included.
+    """
     swapped: dict[int, dict[str, str]] = {}
     for matrix in plan.matrices:
         at = swapped.setdefault(matrix.at, {})

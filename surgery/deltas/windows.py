@@ -1,4 +1,6 @@
-"""The text of a rewriting as token ids: one part weighs the deltas, the other scores the result. No document is in both."""
+"""The text of a rewriting as token ids: one part weighs the deltas, the other scores the result. No document is in
+both.
+"""
 
 from __future__ import annotations
 
@@ -27,4 +29,6 @@ def read_windows(model: Tokenized, source: str | None, context: int, seed: int =
     tokenizer = model.tokenizer() if has_tokenizer(model) else None
     train = text.tokens(tokenizer, length, TRAIN, "train", seed)
     held = text.tokens(tokenizer, length, HELD, "held_out", seed)
-    return Windows(train, held, Probe(text.digest, tokenizer_digest(model) if tokenizer is not None else "", held).digest)
+    return Windows(
+        train, held, Probe(text.digest, tokenizer_digest(model) if tokenizer is not None else "", held).digest
+    )

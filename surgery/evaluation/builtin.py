@@ -1,10 +1,12 @@
-"""The tasks that come with the zoo, written as lm-eval reads tasks: a YAML file each and its questions as JSON lines. No network.
+"""The tasks that come with the zoo, written as lm-eval reads tasks: a YAML file each and its questions as JSON lines.
+No network.
 
     library_ppl      how well held-out files are foreseen: perplexity per word and byte, bits per byte
     library_cloze    which of four lines comes next
     library_recall   which name stands behind the dot, generated and compared exactly
 
-Each is made of all held-out text, or of one subject's: `library_cloze_concurrency`. Knows nothing of models, nor of how tasks are run.
+Each is made of all held-out text, or of one subject's: `library_cloze_concurrency`. Knows nothing of models, nor of how
+tasks are run.
 """
 
 from __future__ import annotations
@@ -27,7 +29,31 @@ _QUESTIONS = 400
 #: A subject of fewer files borrows wrong choices from the whole text.
 _ENOUGH_FILES = 8
 #: A generated name ends at the first of these.
-_AFTER_NAME = ["\n", " ", "(", ")", "[", "]", "{", "}", ".", ",", ":", ";", "=", "'", '"', "+", "-", "*", "/", "%", "<", ">", "#"]
+_AFTER_NAME = [
+    "\n",
+    " ",
+    "(",
+    ")",
+    "[",
+    "]",
+    "{",
+    "}",
+    ".",
+    ",",
+    ":",
+    ";",
+    "=",
+    "'",
+    '"',
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "<",
+    ">",
+    "#",
+]
 
 _METRICS: Mapping[str, tuple[tuple[str, bool], ...]] = {
     "ppl": (("word_perplexity", False), ("byte_perplexity", False), ("bits_per_byte", False)),
@@ -48,12 +74,19 @@ class Builtin:
 def builtins() -> dict[str, Builtin]:
     """Name -> task, for the whole text and then for each subject."""
     whole = [Builtin(f"library_{kind}", kind, EVERYTHING) for kind in _METRICS]
-    parts = [Builtin(f"library_{kind}_{subject}", kind, subject) for kind in _METRICS for subject in SLICES if subject != EVERYTHING]
+    parts = [
+        Builtin(f"library_{kind}_{subject}", kind, subject)
+        for kind in _METRICS
+        for subject in SLICES
+        if subject != EVERYTHING
+    ]
     return {task.name: task for task in (*whole, *parts)}
 
 
 def library_texts() -> Texts:
-    """The held-out files of the standard library, which no model of the demo learns from. Raises InputError where there are none."""
+    """The held-out files of the standard library, which no model of the demo learns from. Raises InputError where there
+    are none.
+    """
     corpus = read_library()
     return lambda subject: [text for text in corpus.slice(subject).held_out if text.strip()]
 
@@ -79,7 +112,9 @@ def write_task(task: Builtin, texts: Texts, folder: Path) -> Path:
 def _rows(kind: str, texts: Sequence[str], others: Sequence[str]) -> list[dict[str, Any]]:
     if kind == "ppl":
         return [{"text": text} for text in passages(texts, _PASSAGES, _PASSAGE_CHARACTERS)]
-    items: Sequence[Any] = cloze_items(texts, _QUESTIONS, others) if kind == "cloze" else recall_items(texts, _QUESTIONS)
+    items: Sequence[Any] = (
+        cloze_items(texts, _QUESTIONS, others) if kind == "cloze" else recall_items(texts, _QUESTIONS)
+    )
     return [asdict(item) for item in items]
 
 
@@ -91,7 +126,8 @@ def _settings(task: Builtin, data: Path, folder: Path) -> dict[str, Any]:
         "test_split": "test",
         **_questions(task.kind),
         "metric_list": [
-            {"metric": metric, "aggregation": _aggregation(metric), "higher_is_better": higher} for metric, higher in _METRICS[task.kind]
+            {"metric": metric, "aggregation": _aggregation(metric), "higher_is_better": higher}
+            for metric, higher in _METRICS[task.kind]
         ],
         "metadata": {"version": _VERSION},
     }
@@ -102,13 +138,19 @@ def _questions(kind: str) -> dict[str, Any]:
         return {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
     if kind == "cloze":
         return {
-            "output_type": "multiple_choice", "doc_to_text": "{{context}}", "doc_to_choice": "choices", "doc_to_target": "answer",
+            "output_type": "multiple_choice",
+            "doc_to_text": "{{context}}",
+            "doc_to_choice": "choices",
+            "doc_to_target": "answer",
             "target_delimiter": "",
-        }  # fmt: skip
+        }
     return {
-        "output_type": "generate_until", "doc_to_text": "{{context}}", "doc_to_target": "{{target}}", "target_delimiter": "",
+        "output_type": "generate_until",
+        "doc_to_text": "{{context}}",
+        "doc_to_target": "{{target}}",
+        "target_delimiter": "",
         "generation_kwargs": {"until": _AFTER_NAME, "max_gen_toks": 12, "do_sample": False},
-    }  # fmt: skip
+    }
 
 
 def _aggregation(metric: str) -> str:

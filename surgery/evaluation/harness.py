@@ -1,4 +1,5 @@
-"""Run lm-eval on a loaded model, and make its answer a document: plain JSON, the same for the same run but for the clock.
+"""Run lm-eval on a loaded model, and make its answer a document: plain JSON, the same for the same run but for the
+clock.
 
 lm-eval seeds Python's, numpy's and torch's generators of the whole process. Knows nothing of the store.
 """
@@ -28,14 +29,18 @@ from zoo.errors import InputError
 #: Packages that decide a result.
 _PACKAGES = ("torch", "transformers", "peft", "lm_eval", "datasets", "tokenizers")
 #: Of the machine and the moment, not of the result.
-_LEFT_OUT = frozenset(("samples", "date", "pretty_env_info", "upper_git_hash", "git_hash", "transformers_version", "lm_eval_version"))
+_LEFT_OUT = frozenset(
+    ("samples", "date", "pretty_env_info", "upper_git_hash", "git_hash", "transformers_version", "lm_eval_version")
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _BOOTSTRAP = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """How to run. `limit`: questions per task (below 1: their share); `batch_size`: a number or "auto"; None: the task's own."""
+    """How to run. `limit`: questions per task (below 1: their share); `batch_size`: a number or "auto"; None: the
+    task's own.
+    """
 
     limit: float | None = None
     batch_size: int | str = 8
@@ -45,7 +50,9 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """`results`: lm-eval's document. `texts`: per task the digest of its questions as the model saw them, and their number."""
+    """`results`: lm-eval's document. `texts`: per task the digest of its questions as the model saw them, and their
+    number.
+    """
 
     results: dict[str, Any]
     texts: dict[str, dict[str, Any]]
@@ -105,7 +112,9 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _kept_apart() -> Iterator[None]:
-    """lm-eval prints to standard output, which belongs to the caller's document, and draws bars even where there is no terminal."""
+    """lm-eval prints to standard output, which belongs to the caller's document, and draws bars even where there is no
+    terminal.
+    """
     aside = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
         yield

@@ -1,7 +1,8 @@
-"""Questions made out of source files: which line comes next, which name was meant, how well is the text foreseen. Pure and deterministic.
+"""Questions made out of source files: which line comes next, which name was meant, how well is the text foreseen. Pure
+and deterministic.
 
-The same texts give the same questions in the same order, whatever the machine: places are drawn by a hash of where they are.
-Knows nothing of where texts come from, of tokens, models or lm-eval.
+The same texts give the same questions in the same order, whatever the machine: places are drawn by a hash of where they
+are. Knows nothing of where texts come from, of tokens, models or lm-eval.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ATTRIBUTE = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]{3,})")
 
 @dataclass(frozen=True, slots=True)
 class Cloze:
-    """A place in a file and four lines that could follow; `choices[answer]` is the line that does, the others are of other files.
+    """A place in a file and four lines that could follow; `choices[answer]` is the line that does, the others are of
+    other files.
 
     `context` ends with a newline; no choice has one.
     """
@@ -63,7 +65,8 @@ def passages(texts: Sequence[str], most: int, characters: int) -> list[str]:
 def cloze_items(texts: Sequence[str], most: int, others: Sequence[str] = ()) -> list[Cloze]:
     """At most `most` questions about the texts, spread over them as their lines are.
 
-    A wrong choice stands in another file (of `texts` or of `others`) at the same depth; of those drawn, the nearest in length are taken.
+    A wrong choice stands in another file (of `texts` or of `others`) at the same depth; of those drawn, the nearest in
+    length are taken.
     """
     files = [text.splitlines() for text in (*texts, *(other for other in others if other not in texts))]
     lines = sorted(_lines(files), key=lambda line: line.order)
@@ -79,7 +82,9 @@ def cloze_items(texts: Sequence[str], most: int, others: Sequence[str] = ()) -> 
 
 
 def recall_items(texts: Sequence[str], most: int) -> list[Recall]:
-    """At most `most` questions: attributes whose name stands in the context already, so that it can be known and not only guessed."""
+    """At most `most` questions: attributes whose name stands in the context already, so that it can be known and not
+    only guessed.
+    """
     found = [(order, recall) for index, text in enumerate(texts) for order, recall in _recalls(index, text)]
     return [recall for _, recall in sorted(found, key=lambda pair: pair[0])[:most]]
 
@@ -107,7 +112,9 @@ _DRAWN = 24
 
 
 def _distractors(line: _Line, others: Sequence[_Line]) -> list[str]:
-    """Three lines of other files, all different. Which are drawn depends on the question's place; of those the nearest in length count."""
+    """Three lines of other files, all different. Which are drawn depends on the question's place; of those the nearest
+    in length count.
+    """
     start = int(line.order[:8], 16) % len(others)
     drawn: dict[str, None] = {}
     for step in range(min(len(others), 8 * _DRAWN)):

@@ -1,8 +1,8 @@
 """A loaded model as lm-eval asks it. Importing this file needs lm-eval.
 
-Models with virtual tokens in front (prompt tuning, prefixes) are peft's: logits of the virtual ones are no answer to anything, and take
-from the context. Questions go to the model lot by lot, and what it answers is kept, so that a run that was stopped asks only the rest.
-Everything else is lm-eval's own.
+Models with virtual tokens in front (prompt tuning, prefixes) are peft's: logits of the virtual ones are no answer to
+anything, and take from the context. Questions go to the model lot by lot, and what it answers is kept, so that a run
+that was stopped asks only the rest. Everything else is lm-eval's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ LOT = 256
 
 
 class ZooLM(HFLM):  # type: ignore[misc]
-    """`HFLM` around a `PreTrainedModel`, or around what peft makes of one. `answers`: where they are kept; nowhere when None."""
+    """`HFLM` around a `PreTrainedModel`, or around what peft makes of one. `answers`: where they are kept; nowhere when
+    None.
+    """
 
     def __init__(self, answers: Answers | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -41,7 +43,8 @@ class ZooLM(HFLM):  # type: ignore[misc]
         return self._lot_by_lot("generate_until", super().generate_until, requests, disable_tqdm)
 
     def _lot_by_lot(self, how: str, ask: Callable[..., list[Any]], requests: list[Any], silent: bool) -> list[Any]:
-        # The batch size that lm-eval finds out itself is the largest for the longest question, so it is shown all of them.
+        # The batch size that lm-eval finds out itself is the largest for the longest question, so it is shown all of
+        # them.
         size = len(requests) if self._answers is None or self.batch_size == "auto" else LOT
         answers: list[Any] = []
         for lo in range(0, len(requests), max(1, size)):

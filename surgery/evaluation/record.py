@@ -50,7 +50,12 @@ def evaluate_stored(
     tokenizer = handle.tokenizer()
     check_tokenizer(tokenizer)
     wanted = want(specs, allow_code)
-    where = {"dtype": dtype, "device": device.partition(":")[0], "batch_size": options.batch_size, "versions": versions()}
+    where = {
+        "dtype": dtype,
+        "device": device.partition(":")[0],
+        "batch_size": options.batch_size,
+        "versions": versions(),
+    }
     answers = Answers(zoo.store.root, {"fingerprint": handle.manifest.fingerprint, **where})
     done = evaluate(handle.load(device=device, dtype=dtype), tokenizer, wanted, options, texts, answers)
     run = {"limit": options.limit, "num_fewshot": options.num_fewshot, "seed": options.seed, "dtype": dtype}

@@ -1,7 +1,8 @@
-"""From what a user named to tasks that lm-eval runs: built-in names, YAML files, folders of them, names that lm-eval knows.
+"""From what a user named to tasks that lm-eval runs: built-in names, YAML files, folders of them, names that lm-eval
+knows.
 
-lm-eval's own index takes many seconds to build, so its names are found by reading the heads of its files, and the index is built only
-when one of them is wanted. Knows nothing of models.
+lm-eval's own index takes many seconds to build, so its names are found by reading the heads of its files, and the index
+is built only when one of them is wanted. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _TAG_LIST = re.compile(r"^tag:\s*\n((?:\s*-\s*[\w.-]+\s*\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class WantedTask:
-    """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index. `code`: what files name may be run."""
+    """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index. `code`: what files name may
+    be run.
+    """
 
     builtin: tuple[Builtin, ...]
     files: tuple[Path, ...]
@@ -36,7 +39,8 @@ def want(specs: Sequence[str], allow_code: bool = False) -> WantedTask:
     """Sort what was asked for. lm-eval's own tasks are as trusted as lm-eval; files only where `allow_code` says so.
 
     Raises:
-        InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks; a file that would run code.
+        InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks; a file that
+            would run code.
     """
     known = builtins()
     builtin: list[Builtin] = []
@@ -85,7 +89,9 @@ def _listed(known: Iterable[str]) -> str:
     names = list(known)
     whole = [name for name in names if name.count("_") == 1]
     subjects = sorted({name.split("_", 2)[2] for name in names if name not in whole})
-    return ", ".join(whole) + (f" (also of one subject, as in {whole[0]}_{subjects[0]}: {', '.join(subjects)})" if subjects else "")
+    return ", ".join(whole) + (
+        f" (also of one subject, as in {whole[0]}_{subjects[0]}: {', '.join(subjects)})" if subjects else ""
+    )
 
 
 def _their_names() -> Iterator[str]:

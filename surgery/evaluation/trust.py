@@ -1,4 +1,5 @@
-"""Task files that run code, which are refused unless the user allows it. A task's YAML can name Python in more ways than one:
+"""Task files that run code, which are refused unless the user allows it. A task's YAML can name Python in more ways
+than one:
 
     !function module.name        imported and called                  metric: org/any      a script that `evaluate` fetches from the hub
     {{ templates }}              Jinja, which reaches everything that Python objects have: run in its sandbox here
@@ -51,7 +52,9 @@ def read_task_file(path: Path) -> str:
 
 
 def check_no_code(path: Path) -> None:
-    """Raises InputError for a file, or one that it includes, that would run Python of its author's, or that is no YAML."""
+    """Raises InputError for a file, or one that it includes, that would run Python of its author's, or that is no
+    YAML.
+    """
     seen: set[Path] = set()
     waiting = [path]
     while waiting:

@@ -1,7 +1,8 @@
-"""Models of one shape side by side, and any mixture of their layers run over a batch: parts of mixtures that begin alike run once.
+"""Models of one shape side by side, and any mixture of their layers run over a batch: parts of mixtures that begin
+alike run once.
 
-Nothing is copied or changed: a mixture is a walk over the models' own components, and components with the same digest are the same
-one, whichever model they were asked of. Knows nothing of scores or of text.
+Nothing is copied or changed: a mixture is a walk over the models' own components, and components with the same digest
+are the same one, whichever model they were asked of. Knows nothing of scores or of text.
 """
 
 from __future__ import annotations
@@ -49,10 +50,16 @@ class MixtureBench:
     @property
     def replaceable(self) -> str:
         """One letter per layer: `s` where a stand-in exists, `b` elsewhere; empty when there is none at all."""
-        return "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers)) if self.pruned_by else ""
+        return (
+            "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers))
+            if self.pruned_by
+            else ""
+        )
 
     def pieces(self, mixture: Mixture) -> tuple[MixturePiece, ...]:
-        """What the mixture runs, in order: embedding, layers, head. Mixtures with the same pieces are the same model."""
+        """What the mixture runs, in order: embedding, layers, head. Mixtures with the same pieces are the same
+        model.
+        """
         end = self.stacks[mixture.ends].end
         found = [MixturePiece(mixture.ends, 0, 1)]
         for layer, letter in enumerate(mixture.layers):
@@ -61,8 +68,8 @@ class MixtureBench:
         return tuple(self._same.get(piece, piece) for piece in (*found, MixturePiece(mixture.ends, end, end + 1)))
 
     def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[list[Mixture], Tensor]]:
-        """Hidden states before the head, [B, T, width], with the mixtures that they are of: those with the same pieces. Common
-        beginnings run once."""
+        """Hidden states before the head, [B, T, width], with the mixtures that they are of: those with the same pieces.
+        Common beginnings run once."""
         courses = {source: stack.course(ids) for source, stack in self.stacks.items()}
         yield from self._walk([(mixture, self.pieces(mixture)) for mixture in mixtures], 0, ids, courses)
 
@@ -72,10 +79,20 @@ class MixtureBench:
 
     def stack(self, mixture: Mixture) -> Stack:
         """The mixture as one stack, which shares the models' modules."""
-        return splice([(self.stacks[piece.source], index) for piece in self.pieces(mixture) for index in range(piece.lo, piece.hi)])
+        return splice(
+            [
+                (self.stacks[piece.source], index)
+                for piece in self.pieces(mixture)
+                for index in range(piece.lo, piece.hi)
+            ]
+        )
 
     def _walk(
-        self, mixtures: Sequence[tuple[Mixture, tuple[MixturePiece, ...]]], depth: int, x: Tensor, courses: Mapping[str, Any]
+        self,
+        mixtures: Sequence[tuple[Mixture, tuple[MixturePiece, ...]]],
+        depth: int,
+        x: Tensor,
+        courses: Mapping[str, Any],
     ) -> Iterator[tuple[list[Mixture], Tensor]]:
         branches: dict[MixturePiece, list[tuple[Mixture, tuple[MixturePiece, ...]]]] = {}
         for mixture, pieces in mixtures:
@@ -92,11 +109,18 @@ class MixtureBench:
         for source, stack in self.stacks.items():
             depth, width = len(self._spans[source]), _width(stack)
             if depth != self.layers:
-                raise InputError(f"model {source} has {depth} layers and b {self.layers}: layers cannot be exchanged one for one")
+                raise InputError(
+                    f"model {source} has {depth} layers and b {self.layers}: layers cannot be exchanged one for one"
+                )
             if width != _width(b):
-                raise InputError(f"model {source} is {width} wide and b {_width(b)}: their layers need a stitch between them")
+                raise InputError(
+                    f"model {source} is {width} wide and b {_width(b)}: their layers need a stitch between them"
+                )
             if _families(stack) != _families(b):
-                raise InputError(f"model {source} is of another family than b: {', '.join(_families(stack))} and {', '.join(_families(b))}")
+                raise InputError(
+                    f"model {source} is of another family than b: {', '.join(_families(stack))} and "
+                    f"{', '.join(_families(b))}"
+                )
 
     def _stand_ins(self) -> dict[int, str]:
         """Layer -> the first pruned source whose layer is not b's own."""
@@ -125,7 +149,12 @@ class MixtureBench:
 
 
 def open_bench(
-    store: Store, a: ModelManifest, b: ModelManifest, surrogates: Sequence[ModelManifest], device: str = "cpu", dtype: str | None = None
+    store: Store,
+    a: ModelManifest,
+    b: ModelManifest,
+    surrogates: Sequence[ModelManifest],
+    device: str = "cpu",
+    dtype: str | None = None,
 ) -> MixtureBench:
     """Open the models and put them side by side.
 
@@ -153,7 +182,10 @@ def _layer_spans(stack: Stack, source: str) -> list[tuple[int, int]]:
         elif spans and placed.layer == len(spans) - 1:
             spans[-1] = (spans[-1][0], index + 1)
         else:
-            raise InputError(f"the chain of model {source} is not its layers one after another (it has a {placed.component.kind} between)")
+            raise InputError(
+                f"the chain of model {source} is not its layers one after another (it has a {placed.component.kind} "
+                "between)"
+            )
     return spans
 
 
@@ -173,6 +205,14 @@ def mixed_model(bench: MixtureBench, mixture: Mixture) -> Any:
     from surgery.chains.hf_model import BlockZooChainForCausalLM
 
     config = bench.stacks[mixture.ends].configs[0].to_dict()
-    kept = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "num_hidden_layers", "hidden_size")
+    kept = (
+        "vocab_size",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "num_hidden_layers",
+        "hidden_size",
+    )
     settings = {"model_type": CHAIN, **{key: config[key] for key in kept if key in config}}
     return BlockZooChainForCausalLM.from_stack(settings, bench.stack(mixture))

@@ -2,8 +2,8 @@
 
     {"key": digest of all that decides a tally, "done": {batch: {mixture: [loss, hits, count]}}}
 
-A file of another key is started anew: its tallies are of other models or other questions. Each batch is written whole, through a
-temporary file. Knows nothing of plans.
+A file of another key is started anew: its tallies are of other models or other questions. Each batch is written whole,
+through a temporary file. Knows nothing of plans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class MeasurementLedger:
 
     def put(self, batch: str, tallies: Mapping[str, ScoreTally]) -> None:
         """Add a batch's tallies, by mixture, and write the file."""
-        self._done.setdefault(batch, {}).update({code: [each.loss, each.hits, each.count] for code, each in tallies.items()})
+        self._done.setdefault(batch, {}).update(
+            {code: [each.loss, each.hits, each.count] for code, each in tallies.items()}
+        )
         self._write()
 
     def put_document(self, name: str, mixture: str, value: Any) -> None:

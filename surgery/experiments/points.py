@@ -1,7 +1,7 @@
 """Which layers come from which model, at every point of Figures 10 and 11 of BlockLLM. Plans as data; pure.
 
-A mixture is one letter per layer: `a` the first model, `b` the second, `s` the second's pruned stand-in. Embedding and head are b's:
-the figures call a decoding layer a block, and exchange nothing else.
+A mixture is one letter per layer: `a` the first model, `b` the second, `s` the second's pruned stand-in. Embedding and
+head are b's: the figures call a decoding layer a block, and exchange nothing else.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class MixturePoint:
-    """One point of a line. `line`: shared or pruned, with `size`: layers that are shared (sharing), or the layer behind which models
-    are switched (switching). `at`: the first shared layer, or the layers between switches."""
+    """One point of a line. `line`: shared or pruned, with `size`: layers that are shared (sharing), or the layer behind
+    which models are switched (switching). `at`: the first shared layer, or the layers between switches."""
 
     line: str
     size: int
@@ -50,7 +50,8 @@ def sharing_points(layers: int, counts: Sequence[int], replaceable: str = "") ->
     """For each count k and each start: k layers in a row from the first model, all others from the second (BL-07).
 
     Args:
-        replaceable: one letter per layer, `s` where a pruned stand-in exists: a second line for each k, of these in place of the first's.
+        replaceable: one letter per layer, `s` where a pruned stand-in exists: a second line for each k, of these in
+            place of the first's.
 
     Raises:
         InputError: a count that the models do not have.
@@ -69,8 +70,11 @@ def _shared(line: str, letter: str, layers: int, count: int, at: int) -> Mixture
     return MixturePoint(line, count, at, Mixture(SECOND * at + letter * count + SECOND * (layers - at - count)))
 
 
-def switching_points(layers: int, starts: Sequence[int], intervals: Sequence[int], replaceable: str = "") -> list[MixturePoint]:
-    """The second model up to and behind layer `start`, then another every x layers: x of the second, x of the first, and so on (BL-08).
+def switching_points(
+    layers: int, starts: Sequence[int], intervals: Sequence[int], replaceable: str = ""
+) -> list[MixturePoint]:
+    """The second model up to and behind layer `start`, then another every x layers: x of the second, x of the first,
+    and so on (BL-08).
 
     An interval that reaches the end is the second model alone.
 
@@ -94,7 +98,10 @@ def switching_points(layers: int, starts: Sequence[int], intervals: Sequence[int
 
 def _switched(letter: str, layers: int, start: int, x: int, available: str) -> Mixture:
     """Layers without a stand-in stay the second model's."""
-    turn = [letter if layer >= start and (layer - start) // x % 2 and available[layer] == letter else SECOND for layer in range(layers)]
+    turn = [
+        letter if layer >= start and (layer - start) // x % 2 and available[layer] == letter else SECOND
+        for layer in range(layers)
+    ]
     return Mixture("".join(turn))
 
 

@@ -1,4 +1,5 @@
-"""The fixed questions that every mixture of an experiment is asked: windows of text, and lines of which one follows, as token ids.
+"""The fixed questions that every mixture of an experiment is asked: windows of text, and lines of which one follows, as
+token ids.
 
 The same text, tokenizer and numbers give the same questions, and their digest says so. Knows nothing of models.
 """
@@ -23,7 +24,9 @@ _ENOUGH_FILES = 8
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """How much is asked: `windows` of `length` tokens, and `lines` of which one follows. `batch`: rows at once; a line takes four."""
+    """How much is asked: `windows` of `length` tokens, and `lines` of which one follows. `batch`: rows at once; a line
+    takes four.
+    """
 
     windows: int = 64
     length: int = 256
@@ -36,8 +39,8 @@ class Question:
 class QuestionBatch:
     """Questions that run together. `key` names the batch in files.
 
-    `ids`: int64 [B, T]. `scored`: bool [B, T], the tokens that count, each predicted from those before it. `answers`: int64 [B / 4], the
-    right one of each four rows; None for plain text, where every row is a window.
+    `ids`: int64 [B, T]. `scored`: bool [B, T], the tokens that count, each predicted from those before it. `answers`:
+    int64 [B / 4], the right one of each four rows; None for plain text, where every row is a window.
     """
 
     key: str
@@ -61,7 +64,9 @@ class Questions:
         for batch in self.batches:
             for tensor in (batch.ids, batch.scored, batch.answers):
                 if tensor is not None:
-                    whole.update(f"{tuple(tensor.shape)}".encode() + tensor.to(torch.int64).numpy().astype("<i8").tobytes())
+                    whole.update(
+                        f"{tuple(tensor.shape)}".encode() + tensor.to(torch.int64).numpy().astype("<i8").tobytes()
+                    )
         return whole.hexdigest()
 
 
@@ -113,7 +118,9 @@ def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> Q
 
 
 def _line_ids(before: str, choice: str, tokenizer: Any, context: int) -> tuple[list[int], int]:
-    """Ids of both, cut on the left to the context, and how many of them are the choice's. As lm-eval splits: white space goes with it."""
+    """Ids of both, cut on the left to the context, and how many of them are the choice's. As lm-eval splits: white
+    space goes with it.
+    """
     stem = tokenizer.encode(before.rstrip())
     ids = tokenizer.encode(before + choice)
     new = min(max(1, len(ids) - len(stem)), context - 1)

@@ -1,4 +1,5 @@
-"""An experiment from its models to its document: what is not in the ledger is measured, and everything is put together and kept.
+"""An experiment from its models to its document: what is not in the ledger is measured, and everything is put together
+and kept.
 
 Knows nothing of plots, nor of the command line.
 """
@@ -56,15 +57,19 @@ class Request:
     allow_code: bool = False
 
 
-def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, progress: Progress | None = None) -> dict[str, Any]:
+def run_experiment(
+    zoo: Zoo, request: Request, state: Path, keep: bool = True, progress: Progress | None = None
+) -> dict[str, Any]:
     """Measure what is missing and give the document, kept in the catalogue under b unless `keep` is off.
 
     Args:
         state: the file that holds what has been measured; another run of the same models and questions goes on from it.
 
     Raises:
-        InputError: models of other shapes, points that cannot be, a text without enough text, a task that does not exist.
-        Incomparable: other tokenizers. NotFound, AmbiguousName, DamagedObject, NotServable: as naming and opening models do.
+        InputError: models of other shapes, points that cannot be, a text without enough text, a task that does not
+            exist.
+        Incomparable: other tokenizers. NotFound, AmbiguousName, DamagedObject, NotServable: as naming and opening
+            models do.
     """
     a, b = zoo.model(request.a), zoo.model(request.b)
     surrogates = [zoo.model(name) for name in request.surrogates]
@@ -78,14 +83,18 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
     asked = questions(request.text, tokenizer, request.ask, _context(b))
     key = _key(request, (a, b, *surrogates), asked)
     ledger = MeasurementLedger(state, key)
-    mixtures = list(dict.fromkeys([whole(bench.layers, FIRST), whole(bench.layers, SECOND), *(point.mixture for point in points)]))
+    mixtures = list(
+        dict.fromkeys([whole(bench.layers, FIRST), whole(bench.layers, SECOND), *(point.mixture for point in points)])
+    )
     measure(bench, mixtures, asked, ledger, request.device, progress)
     if wanted is not None:
         measure_tasks(bench, mixtures, tokenizer, wanted, request, ledger)
     document = _document(request, (a, b, *surrogates), bench, points, asked, ledger, key)
     if keep:
         with zoo.store.catalog.writing() as writer:
-            writer.put_document(Document(EXPERIMENT, b.name, digest_of([request.experiment, key, document["tasks"]]), document))
+            writer.put_document(
+                Document(EXPERIMENT, b.name, digest_of([request.experiment, key, document["tasks"]]), document)
+            )
     return document
 
 
@@ -125,7 +134,12 @@ def _wanted(tasks: Sequence[str], allow_code: bool) -> WantedTask | None:
 
 
 def measure_tasks(
-    bench: MixtureBench, mixtures: Sequence[Mixture], tokenizer: Any, wanted: WantedTask, request: Request, ledger: MeasurementLedger
+    bench: MixtureBench,
+    mixtures: Sequence[Mixture],
+    tokenizer: Any,
+    wanted: WantedTask,
+    request: Request,
+    ledger: MeasurementLedger,
 ) -> None:
     """The same through lm-eval: one run per mixture, those that the ledger has left out."""
     name = _tasks_key(request)
@@ -187,7 +201,13 @@ def _document(
 
 
 def _entry(point: MixturePoint, score: _Scores) -> dict[str, Any]:
-    return {"line": point.line, "size": point.size, "at": point.at, "mixture": point.mixture.layers, **score.of(point.mixture)}
+    return {
+        "line": point.line,
+        "size": point.size,
+        "at": point.at,
+        "mixture": point.mixture.layers,
+        **score.of(point.mixture),
+    }
 
 
 @dataclass(frozen=True)
@@ -202,7 +222,10 @@ class _Scores:
     def of(self, mixture: Mixture) -> dict[str, Any]:
         """Accuracy of the next token, loss in nats, accuracy of lines; each with its difference to b."""
         base = whole(self.bench.layers, SECOND)
-        found = {"accuracy": self._measured(mixture, base, "text", "hits"), "loss": self._measured(mixture, base, "text", "loss")}
+        found = {
+            "accuracy": self._measured(mixture, base, "text", "hits"),
+            "loss": self._measured(mixture, base, "text", "loss"),
+        }
         if self.asked.lines:
             found["lines"] = self._measured(mixture, base, "lines", "hits")
         if self.tasks is not None:

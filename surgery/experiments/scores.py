@@ -1,7 +1,8 @@
 """From hidden states to what is counted, and from counts to accuracy with its error.
 
-A *tally* is what one mixture scored on one batch. Errors are standard errors over batches; of a difference between two mixtures they are
-those of the batch-by-batch difference, since both were asked the same. Knows nothing of where mixtures come from.
+A *tally* is what one mixture scored on one batch. Errors are standard errors over batches; of a difference between two
+mixtures they are those of the batch-by-batch difference, since both were asked the same. Knows nothing of where
+mixtures come from.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class ScoreTally:
-    """Of text: `loss`, the sum over tokens in nats, `hits`, tokens that were the likeliest, `count` tokens. Of lines: hits of questions."""
+    """Of text: `loss`, the sum over tokens in nats, `hits`, tokens that were the likeliest, `count` tokens. Of lines:
+    hits of questions.
+    """
 
     loss: float
     hits: int
@@ -39,7 +42,9 @@ class Estimate:
 
 @torch.inference_mode()
 def tally(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> ScoreTally:
-    """Score one batch. `hidden` [B, T, width]; `head` gives logits [.., vocabulary]. Raises InputError for logits that are no numbers."""
+    """Score one batch. `hidden` [B, T, width]; `head` gives logits [.., vocabulary]. Raises InputError for logits that
+    are no numbers.
+    """
     scores, hits = _scores(batch, hidden, head)
     if not bool(scores.isfinite().all()):
         raise InputError(f"a mixture of the models gives logits that are no numbers on batch {batch.key}")
@@ -50,7 +55,9 @@ def tally(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]
 
 
 def _scores(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-    """Per row the log-probability of its scored tokens, float64 [B]; and over all rows how many of them were the likeliest."""
+    """Per row the log-probability of its scored tokens, float64 [B]; and over all rows how many of them were the
+    likeliest.
+    """
     sums = torch.zeros(len(batch.ids), dtype=torch.float64)
     hits = 0
     for row, (ids, scored) in enumerate(zip(batch.ids, batch.scored, strict=True)):

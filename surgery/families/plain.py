@@ -1,10 +1,11 @@
-"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, which takes longer to import than a model to
-load.
+"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, which takes longer to
+import than a model to load.
 
-    plain_settings({…config.json…}) -> what its modules depend on, or None: something is missing, of another type, or not of this shape
+    plain_settings({…config.json…}) -> what its modules depend on, or None: something is missing, of another type, or
+    not of this shape
 
-Nothing is guessed: a config that leaves to a default what the family's versions disagree about, or that transformers would refuse, is not
-plain, and whoever asks goes on with transformers. Pure: no torch.
+Nothing is guessed: a config that leaves to a default what the family's versions disagree about, or that transformers
+would refuse, is not plain, and whoever asks goes on with transformers. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ _SIZES = (
     "max_position_embeddings",
 )  # fmt: skip
 #: What changes modules in ways that are not the plain shape's.
-_FOREIGN = ("quantization_config", "rope_scaling", "partial_rotary_factor", "rotary_pct", "use_sliding_window", "auto_map")
+_FOREIGN = (
+    "quantization_config",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "use_sliding_window",
+    "auto_map",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSettings:
-    """`qkv_bias`, `o_bias`, `ffn_bias`: which products have one. `head_norms`: norms of each head of q and k (qwen3)."""
+    """`qkv_bias`, `o_bias`, `ffn_bias`: which products have one. `head_norms`: norms of each head of q and k
+    (qwen3).
+    """
 
     family: str
     vocab_size: int
@@ -50,7 +60,11 @@ class PlainSettings:
 def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
     """See the top of the file."""
     family, eps = config.get("model_type"), config.get("rms_norm_eps")
-    if family not in PLAIN_FAMILIES or any(config.get(name) for name in _FOREIGN) or not all(_is_size(config.get(name)) for name in _SIZES):
+    if (
+        family not in PLAIN_FAMILIES
+        or any(config.get(name) for name in _FOREIGN)
+        or not all(_is_size(config.get(name)) for name in _SIZES)
+    ):
         return None
     vocabulary, width, inner, layers, heads, kv_heads, _ = (int(config[name]) for name in _SIZES)
     theta, head_dim = _theta(config), _head_dim(config, family, width, heads)
@@ -62,9 +76,21 @@ def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
         return None
     bias, ffn_bias = bias and family in ("llama", "qwen3"), ffn_bias and family == "llama"
     return PlainSettings(
-        str(family), vocabulary, width, inner, layers, heads, kv_heads, head_dim, eps, theta, bias or family == "qwen2", bias, ffn_bias,
+        str(family),
+        vocabulary,
+        width,
+        inner,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        eps,
+        theta,
+        bias or family == "qwen2",
+        bias,
+        ffn_bias,
         config["sliding_window"] if family == "mistral" else None,
-    )  # fmt: skip
+    )
 
 
 def _is_size(value: object) -> bool:
@@ -72,11 +98,18 @@ def _is_size(value: object) -> bool:
 
 
 def _theta(config: Mapping[str, Any]) -> float | None:
-    """The base of rotary angles that are not scaled, in either spelling; None where it is not said so, or said twice."""
+    """The base of rotary angles that are not scaled, in either spelling; None where it is not said so, or said
+    twice.
+    """
     given, plain = config.get("rope_parameters"), config.get("rope_theta")
     if given is None:
         return float(plain) if isinstance(plain, int | float) and not isinstance(plain, bool) and plain > 0 else None
-    if plain is not None or not isinstance(given, Mapping) or set(given) != {"rope_type", "rope_theta"} or given["rope_type"] != "default":
+    if (
+        plain is not None
+        or not isinstance(given, Mapping)
+        or set(given) != {"rope_type", "rope_theta"}
+        or given["rope_type"] != "default"
+    ):
         return None
     return _theta({"rope_theta": given["rope_theta"]})
 
@@ -93,4 +126,6 @@ def _windows(config: Mapping[str, Any], family: object) -> bool:
     if family == "mistral":
         return "sliding_window" in config and (config["sliding_window"] is None or _is_size(config["sliding_window"]))
     kinds = config.get("layer_types")
-    return kinds is None or (isinstance(kinds, list) and len(kinds) == config["num_hidden_layers"] and set(kinds) <= {"full_attention"})
+    return kinds is None or (
+        isinstance(kinds, list) and len(kinds) == config["num_hidden_layers"] and set(kinds) <= {"full_attention"}
+    )

@@ -15,7 +15,8 @@ from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Rotary types whose tables depend on the longest sequence of a batch: beyond the original length no mixed batch can be exact.
+#: Rotary types whose tables depend on the longest sequence of a batch: beyond the original length no mixed batch can be
+#: exact.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su", "yarn_dynamic"})
 
 
@@ -39,7 +40,8 @@ def config_of(store: Store, manifest: ModelManifest) -> dict[str, Any]:
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Tokens a sequence may have. Batch-dependent rotary types are served up to their original length, where they are exact.
+    """Tokens a sequence may have. Batch-dependent rotary types are served up to their original length, where they are
+    exact.
 
     A chain of its own kind has as many as it says, and no more than any of its sources.
     """
@@ -56,7 +58,9 @@ def context_length(config: Mapping[str, Any]) -> int:
         length = 2048
     rope = rope_of(config, family_of(config)) or {}
     if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
-        original = config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
+        original = (
+            config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or length
+        )
         return min(length, int(original))
     return length
 

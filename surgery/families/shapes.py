@@ -1,7 +1,7 @@
 """Do a checkpoint's shapes agree with its config? Arithmetic on both, before a single byte is read.
 
-The table says which matrices a layer must have and how large the config makes them; beyond the table, all layers must look
-alike, as they do in every family here. What a config leaves open is not checked. It never sees digests or bytes.
+The table says which matrices a layer must have and how large the config makes them; beyond the table, all layers must
+look alike, as they do in every family here. What a config leaves open is not checked. It never sees digests or bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ Wanted = dict[str, Shape]
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """Sizes that a config gives: hidden, heads, key-value heads, width of a head, inner width of the ffn, rows of the table."""
+    """Sizes that a config gives: hidden, heads, key-value heads, width of a head, inner width of the ffn, rows of the
+    table.
+    """
 
     hidden: int
     heads: int
@@ -48,7 +50,8 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
 
     Raises:
         UnknownFamily: no row for the architecture.
-        MalformedCheckpoint: the first tensor that is missing or has another shape than the config, or than the other layers.
+        MalformedCheckpoint: the first tensor that is missing or has another shape than the config, or than the other
+            layers.
     """
     family = family_of(config)
     layers: dict[int, Wanted] = defaultdict(dict)
@@ -69,7 +72,9 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
 
 
 def check_component(config: Mapping[str, Any], kind: str, found: Mapping[str, Shape], where: str) -> None:
-    """Compare one component's tensors, by their names within it, with the config that it is cut by. Raises as `check_shapes`."""
+    """Compare one component's tensors, by their names within it, with the config that it is cut by. Raises as
+    `check_shapes`.
+    """
     family = family_of(config)
     dims = dims_of(config, family)
     table = f"{family.embedding[0]}.weight"
@@ -87,7 +92,9 @@ def _check(found: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str) 
         if name not in found:
             raise MalformedCheckpoint(f"{where} has no {name!r}")
         if found[name] != shape:
-            raise MalformedCheckpoint(f"{name!r} of {where} has shape {list(found[name])}, but config.json makes it {list(shape)}")
+            raise MalformedCheckpoint(
+                f"{name!r} of {where} has shape {list(found[name])}, but config.json makes it {list(shape)}"
+            )
 
 
 def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
@@ -102,7 +109,9 @@ def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
                 missing, there = (layer, first) if mine is None else (first, layer)
                 raise MalformedCheckpoint(f"layer {missing} has no {name!r}, which layer {there} has")
             if mine != others:
-                raise MalformedCheckpoint(f"{name!r} has shape {list(mine)} in layer {layer}, but {list(others)} in layer {first}")
+                raise MalformedCheckpoint(
+                    f"{name!r} has shape {list(mine)} in layer {layer}, but {list(others)} in layer {first}"
+                )
 
 
 def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
@@ -113,17 +122,26 @@ def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
     if hidden is None or heads is None or vocab is None:
         return None
     kv_heads = _size(
-        config, "num_key_value_heads", default=None if "num_key_value_heads" in config else family.defaults.get("num_key_value_heads")
+        config,
+        "num_key_value_heads",
+        default=None if "num_key_value_heads" in config else family.defaults.get("num_key_value_heads"),
     )
     head = _size(config, "head_dim", default=None if "head_dim" in config else family.defaults.get("head_dim"))
     inner = _size(
-        config, "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size", default=4 * hidden if family.name in _FOURFOLD else None
+        config,
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "intermediate_size",
+        default=4 * hidden if family.name in _FOURFOLD else None,
     )
     if family.name in ("bloom", "mpt"):
         inner = 4 * hidden
     if inner is None:
         return None
-    return Dims(hidden, heads, heads if kv_heads is None else kv_heads, hidden // heads if head is None else head, inner, vocab)
+    return Dims(
+        hidden, heads, heads if kv_heads is None else kv_heads, hidden // heads if head is None else head, inner, vocab
+    )
 
 
 #: Families whose ffn is four times as wide as the model unless the config says otherwise.
@@ -171,7 +189,11 @@ def _norms(dims: Dims, *names: str) -> Wanted:
 
 
 def _llama(dims: Dims, config: Mapping[str, Any]) -> Wanted:
-    return {**_attention(dims, config), **_gated(dims, config), **_norms(dims, "input_layernorm", "post_attention_layernorm")}
+    return {
+        **_attention(dims, config),
+        **_gated(dims, config),
+        **_norms(dims, "input_layernorm", "post_attention_layernorm"),
+    }
 
 
 def _qwen3(dims: Dims, config: Mapping[str, Any]) -> Wanted:
@@ -192,7 +214,9 @@ def _phi3(dims: Dims, config: Mapping[str, Any]) -> Wanted:
 
 
 def _glm4(dims: Dims, config: Mapping[str, Any]) -> Wanted:
-    norms = _norms(dims, "input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
+    norms = _norms(
+        dims, "input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm"
+    )
     return {**_attention(dims, config), **_gated_in_one(dims), **norms}
 
 
@@ -211,7 +235,9 @@ def _olmo2(dims: Dims, config: Mapping[str, Any]) -> Wanted:
 
 
 def _mixtral(dims: Dims, config: Mapping[str, Any]) -> Wanted:
-    """Experts only as far as the router counts them: their names differ between versions, their shapes are alike in all layers."""
+    """Experts only as far as the router counts them: their names differ between versions, their shapes are alike in all
+    layers.
+    """
     experts = _size(config, "num_local_experts", "num_experts", default=8) or 8
     wide, narrow = (dims.inner, dims.hidden), (dims.hidden, dims.inner)
     moe: Wanted = {"block_sparse_moe.gate.weight": (experts, dims.hidden)}

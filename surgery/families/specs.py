@@ -1,7 +1,8 @@
 """What a component computes, as far as the config decides it: one spec for all spellings of the same settings.
 
-Pure functions of a `config.json` and a row of the table of families. Two components with equal tensors are the same exactly
-when their specs are equal, so a field that is not known here counts as one that matters: it costs sharing, never exactness.
+Pure functions of a `config.json` and a row of the table of families. Two components with equal tensors are the same
+exactly when their specs are equal, so a field that is not known here counts as one that matters: it costs sharing,
+never exactness.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ IRRELEVANT = frozenset(
     remove_invalid_values repetition_penalty suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
     typical_p cross_attention_hidden_size add_cross_attention
     """.split()  # noqa: SIM905 - a hundred quoted names read worse
-)  # fmt: skip
+)
 
-_ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"})
+_ROPE_KEYS = frozenset(
+    {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"}
+)
 
 
 def _layer_type(config: Mapping[str, Any], family: Family, layer: int) -> str | None:
@@ -85,7 +88,12 @@ def _named(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if isinstance(inner, Mapping):  # of its own table MPT reads no more than these
         relevant |= {key: inner[key] for key in ("clip_qkv", "softmax_scale") if inner.get(key) is not None}
     plain = {key: value for key, value in relevant.items() if key not in family.aliases}
-    return {**plain, **{family.aliases[key]: value for key, value in relevant.items() if key in family.aliases and value is not None}}
+    return {
+        **plain,
+        **{
+            family.aliases[key]: value for key, value in relevant.items() if key in family.aliases and value is not None
+        },
+    }
 
 
 def _is_default(key: str, value: Any, named: Mapping[str, Any], family: Family) -> bool:

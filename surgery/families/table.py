@@ -46,8 +46,8 @@ class Family:
     rope_theta: float | None = 10000.0
     partial_rotary: float = 1.0
     tied_by_default: bool = False
-    #: Its layers attend by themselves, with an explicit mask, instead of through transformers' attention interface: pages cannot be
-    #: reached, only the dense executor runs it.
+    #: Its layers attend by themselves, with an explicit mask, instead of through transformers' attention interface:
+    #: pages cannot be reached, only the dense executor runs it.
     masked: bool = False
 
     @property
@@ -65,7 +65,10 @@ _LLAMA = {
     "ffn": ("post_attention_layernorm", "mlp"),
 }
 #: What a masked family's models are told where something needs the attention interface.
-DENSE_ONLY = "transformers runs its attention outside the attention interface, so pages cannot be reached: only the dense executor runs it"
+DENSE_ONLY = (
+    "transformers runs its attention outside the attention interface, so pages cannot be reached: only the "
+    "dense executor runs it"
+)
 
 
 def _row(name: str, **values: Any) -> Family:
@@ -103,7 +106,12 @@ _ROWS = (
     _row(
         "phi3",
         **_LLAMA,
-        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False, "original_max_position_embeddings": 4096},
+        defaults={
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "original_max_position_embeddings": 4096,
+        },
     ),
     _row(
         "glm4",
@@ -113,18 +121,34 @@ _ROWS = (
             "ffn": ("post_attention_layernorm", "mlp", "post_mlp_layernorm"),
         },
         partial_rotary=0.5,
-        defaults={"hidden_act": "silu", "rms_norm_eps": 0.00000015625, "attention_bias": True, "head_dim": 128, "num_key_value_heads": 2},
+        defaults={
+            "hidden_act": "silu",
+            "rms_norm_eps": 0.00000015625,
+            "attention_bias": True,
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+        },
     ),
     _row(
         "olmo2",
-        **{**_LLAMA, "attention": ("self_attn", "post_attention_layernorm"), "ffn": ("mlp", "post_feedforward_layernorm")},
+        **{
+            **_LLAMA,
+            "attention": ("self_attn", "post_attention_layernorm"),
+            "ffn": ("mlp", "post_feedforward_layernorm"),
+        },
         defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": False},
     ),
     _row(
         "mixtral",
         **{**_LLAMA, "ffn": ("post_attention_layernorm", "mlp", "block_sparse_moe")},
         rope_theta=1e6,
-        defaults={"hidden_act": "silu", "rms_norm_eps": 1e-5, "num_experts_per_tok": 2, "num_local_experts": 8, "num_key_value_heads": 8},
+        defaults={
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "num_key_value_heads": 8,
+        },
     ),
     _row(
         "gpt2",
@@ -199,7 +223,11 @@ _ROWS = (
         tied_by_default=True,
         masked=True,
         aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head"},
-        defaults={"layer_norm_epsilon": 1e-5, "apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
+        defaults={
+            "layer_norm_epsilon": 1e-5,
+            "apply_residual_connection_post_layernorm": False,
+            "slow_but_exact": False,
+        },
     ),
     _row(
         "falcon",

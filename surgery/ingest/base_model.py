@@ -23,8 +23,8 @@ _WHOLE: frozenset[ModelKind] = frozenset({"foundation", "full", "bitfit"})
 def adapter_base(reader: Reader, config: Mapping[str, Any], given: str | None) -> ModelManifest:
     """The base of an adapter: the one that is asked for, else the one that its config names.
 
-    A name in the config is looked for as a model's exact name, as the place that a model was ingested from (folder or hub
-    id), and as the unique ending of a name, in this order.
+    A name in the config is looked for as a model's exact name, as the place that a model was ingested from (folder or
+    hub id), and as the unique ending of a name, in this order.
 
     Raises:
         WrongBase: the config names none that the zoo has, or the base is itself an adapter.
@@ -50,7 +50,8 @@ def _named_base(reader: Reader, config: Mapping[str, Any]) -> str:
         return found[0] if found else reader.resolve(text)
     except NotFound:
         raise WrongBase(
-            f"the adapter's base {text[:200]!r} is not in the zoo: ingest it first, or say which model it is with --base"
+            f"the adapter's base {text[:200]!r} is not in the zoo: ingest it first, or say which model it is with "
+            "--base"
         ) from None
     except AmbiguousName as error:
         raise AmbiguousName(f"{error}: say which is the adapter's base with --base") from None
@@ -90,7 +91,9 @@ def descent(reader: Reader, manifest: ModelManifest, given: str | None) -> Desce
         return Descent("foundation", None)
     parent = reader.model(base)
     if parent.family != manifest.family or parent.kind not in _WHOLE:
-        raise WrongBase(f"{base} ({parent.family}, {parent.kind}) cannot be the base of a full {manifest.family} checkpoint")
+        raise WrongBase(
+            f"{base} ({parent.family}, {parent.kind}) cannot be the base of a full {manifest.family} checkpoint"
+        )
     return Descent("bitfit" if only_biases_differ(manifest.components, parent.components) else "full", base)
 
 
@@ -103,7 +106,11 @@ def _most_shared(reader: Reader, manifest: ModelManifest) -> str | None:
     shared.pop(manifest.name, None)
     if not shared:
         return None
-    candidates = [model for model in reader.models() if model.name in shared and model.family == manifest.family and model.kind in _WHOLE]
+    candidates = [
+        model
+        for model in reader.models()
+        if model.name in shared and model.family == manifest.family and model.kind in _WHOLE
+    ]
 
     def rank(model: ModelSummary) -> tuple[int, bool, float]:
         return (shared[model.name], model.kind == "foundation", -model.created.timestamp())
@@ -119,7 +126,8 @@ def _matrices(manifest: ModelManifest) -> dict[str, TensorMeta]:
 def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> bool:
     """Whether two models have the same components with the same weights but for biases, and at least one bias differs.
 
-    A model without any biases may be the other's base (Llama's BitFit comes with `attention_bias` and `mlp_bias` switched on).
+    A model without any biases may be the other's base (Llama's BitFit comes with `attention_bias` and `mlp_bias`
+    switched on).
     """
     if [(p.component.kind, p.layer) for p in mine] != [(p.component.kind, p.layer) for p in others]:
         return False
@@ -130,7 +138,9 @@ def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> 
 
 
 def _settings(placed: Placed) -> dict[str, Any]:
-    """What fixes a component's computation, but for the switches that say whether there are biases: the tensors show that."""
+    """What fixes a component's computation, but for the switches that say whether there are biases: the tensors show
+    that.
+    """
     spec: dict[str, Any] = json.loads(placed.component.spec)
     return {key: value for key, value in spec.items() if not key.endswith("_bias")}
 

@@ -1,7 +1,8 @@
 """From a checkpoint's keys to components in order (BL-01, BL-02): a pure function of names and shapes.
 
-`cut` sees keys, digests and the config; it never sees a tensor's bytes. Names on disk are made canonical here (a base-model
-checkpoint without its prefix, NeoX's `embed_out`), so that the same weights give the same component however they were saved.
+`cut` sees keys, digests and the config; it never sees a tensor's bytes. Names on disk are made canonical here (a
+base-model checkpoint without its prefix, NeoX's `embed_out`), so that the same weights give the same component however
+they were saved.
 """
 
 from __future__ import annotations

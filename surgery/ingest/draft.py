@@ -26,7 +26,8 @@ from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, Uns
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
-#: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being equal.
+#: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being
+#: equal.
 _UNKNOWN = "0" * 64
 
 
@@ -60,7 +61,9 @@ def draft(store: Store, source: Source, base: str | None) -> Draft:
         made = _adapter(store, source, base) if source.adapter is not None else _full(source)
         made.place({tensor.key: _UNKNOWN for tensor in source.tensors()})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise MalformedCheckpoint(f"a value in the configs is not of the kind that belongs there: {str(error)[:200]}") from error
+        raise MalformedCheckpoint(
+            f"a value in the configs is not of the kind that belongs there: {str(error)[:200]}"
+        ) from error
     return made
 
 
@@ -79,7 +82,9 @@ def _full(source: Source) -> Draft:
 
 
 def _chain(source: Source, config: Mapping[str, Any]) -> Draft:
-    """A chain of its own kind, as an export writes it: its components are those that it was made of, so that a zoo with them has it all."""
+    """A chain of its own kind, as an export writes it: its components are those that it was made of, so that a zoo with
+    them has it all.
+    """
     families = [_known_family(each) for each in parse_chain(config).sources]
     check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
     notes = (note for each, family in zip(config["sources"], families, strict=True) for note in _notes(each, family))
@@ -105,20 +110,27 @@ class _Cut:
 def _known_family(config: Mapping[str, Any]) -> str:
     if config.get("auto_map") and config.get("model_type") not in FAMILIES:
         raise UnsafeCheckpoint(
-            f"models of type {str(config.get('model_type'))[:60]!r} need code from their repository (auto_map), which is never run; "
+            f"models of type {str(config.get('model_type'))[:60]!r} need code from their repository (auto_map), which "
+            "is never run; "
             f"known families: {', '.join(sorted(FAMILIES))}"
         )
     family = family_of(config).name
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise UnknownFamily(f"a quantized {family} model ({str(method)[:40]}) is not of a known family: ingest the unquantized checkpoint")
+        raise UnknownFamily(
+            f"a quantized {family} model ({str(method)[:40]}) is not of a known family: ingest the unquantized "
+            "checkpoint"
+        )
     return family
 
 
 def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
     notes = []
     if config.get("auto_map"):
-        notes.append("config.json names code of its own (auto_map): it is kept, but never run; transformers' own classes are used")
+        notes.append(
+            "config.json names code of its own (auto_map): it is kept, but never run; transformers' own classes are "
+            "used"
+        )
     if FAMILIES[family].masked:
         notes.append(f"stored, exported and served, not compared or stitched: {DENSE_ONLY}")
     return tuple(notes)
@@ -129,7 +141,8 @@ def _adapter(store: Store, source: Source, given: str | None) -> Draft:
     plan = plan_adapter(config)  # what is refused in any case is refused before a base is looked for
     if source.side("adapter_interface.json") is not None:
         raise UnsupportedAdapter(
-            "the adapter was made through an adapter_interface.json: where its parts stand in the layer is not known here"
+            "the adapter was made through an adapter_interface.json: where its parts stand in the layer is not known "
+            "here"
         )
     with store.catalog.reading() as reader:
         base = adapter_base(reader, config, given)
@@ -167,7 +180,8 @@ def _check_own_config(config: Mapping[str, Any], base: ModelManifest) -> None:
     """An adapter may bring a config.json, but only one that means the same model as its base."""
     family = family_of(config)
     same = family.name == base.family and all(
-        canonical_json(spec_of(config, family, placed.component.kind, placed.layer)) == placed.component.spec for placed in base.components
+        canonical_json(spec_of(config, family, placed.component.kind, placed.layer)) == placed.component.spec
+        for placed in base.components
     )
     if not same:
         raise WrongBase(f"the adapter's own config.json describes another model than its base {base.name}")

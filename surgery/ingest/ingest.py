@@ -1,7 +1,7 @@
 """Ingest: check all, write the bytes, then name them in one transaction (design, section 5; BL-12).
 
-Until the catalogue commits, nothing of a model exists but objects that nobody names; the store withdraws them when an ingest
-fails. Peak memory does not grow with the model. It knows nothing of torch, nor of where a source came from.
+Until the catalogue commits, nothing of a model exists but objects that nobody names; the store withdraws them when an
+ingest fails. Peak memory does not grow with the model. It knows nothing of torch, nor of where a source came from.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def ingest(
     Args:
         source: an opened source; its tensors are read here, as a stream.
         name: what to call the model; by default the hub id or the folder's name.
-        base: the model it was made from (name or unique ending). Found by itself when None: an adapter's by its config, a full
-            checkpoint's by the weights it shares; a chain of its own kind has none.
+        base: the model it was made from (name or unique ending). Found by itself when None: an adapter's by its config,
+            a full checkpoint's by the weights it shares; a chain of its own kind has none.
         kind: what to call an adapter that was made here; None: what it is.
 
     Raises:
@@ -122,7 +122,9 @@ def ingest(
 
 
 def default_name(origin: str) -> str:
-    """The hub id, without a revision, or the folder's name; for a folder of the hub cache, the id that it is the cache of."""
+    """The hub id, without a revision, or the folder's name; for a folder of the hub cache, the id that it is the cache
+    of.
+    """
     path = Path(origin)
     if not path.is_absolute():
         return origin.split("@")[0]
@@ -214,9 +216,13 @@ def _commit(writer: Writer, manifest: ModelManifest, plan: Draft, base: str | No
 
 
 def _same_again(reader: Reader, manifest: ModelManifest, base: str | None) -> ModelManifest:
-    """The model that is there, when it is the same. What kind it is was decided when it came or was made, among the models of that time."""
+    """The model that is there, when it is the same. What kind it is was decided when it came or was made, among the
+    models of that time.
+    """
     known = reader.model(manifest.name)
-    same = dataclasses.replace(manifest, kind=known.kind if manifest.kind in ("foundation", "composed") else manifest.kind)
+    same = dataclasses.replace(
+        manifest, kind=known.kind if manifest.kind in ("foundation", "composed") else manifest.kind
+    )
     if same.fingerprint != known.fingerprint:
         raise _taken(manifest.name)
     if base is not None and base != known.base:
@@ -231,7 +237,10 @@ def _descended(manifest: ModelManifest, found: Descent) -> ModelManifest:
 def _chain_base(reader: Reader, base: str) -> str:
     """What a chain was trained from, as it is told: another chain. Raises WrongBase."""
     if reader.model(base).family != CHAIN:
-        raise WrongBase(f"{base} is no chain of several models: a chain names the blocks that it is made of itself, and needs no --base")
+        raise WrongBase(
+            f"{base} is no chain of several models: a chain names the blocks that it is made of itself, and needs no "
+            "--base"
+        )
     return base
 
 
@@ -245,7 +254,9 @@ def _nbytes(puts: Iterable[Put]) -> int:
 
 
 def _peak_rss() -> int:
-    """This process's largest resident size so far, in bytes. `ru_maxrss` would also count what ran before an exec: the parent's size."""
+    """This process's largest resident size so far, in bytes. `ru_maxrss` would also count what ran before an exec: the
+    parent's size.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -1,7 +1,8 @@
 """Export: a model's own files, byte for byte as they came. An adapter comes back as its PEFT folder.
 
-Weight files are their stored header followed by the tensors in file order, so that they are the files that were ingested
-(pickled and Meta checkpoints: the safetensors files that stand for them). It knows nothing of torch or of families.
+Weight files are their stored header followed by the tensors in file order, so that they are the files that were
+ingested (pickled and Meta checkpoints: the safetensors files that stand for them). It knows nothing of torch or of
+families.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from zoo.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written; the fields of `zoo export --json`. `files` are sorted paths below the folder, `bytes` their sizes together."""
+    """What was written; the fields of `zoo export --json`. `files` are sorted paths below the folder, `bytes` their
+    sizes together.
+    """
 
     model: str
     files: tuple[str, ...]
@@ -41,13 +44,15 @@ class WrittenFile:
     blake3: str
 
 
-def export(store: Store, name: str, folder: Path, card: Callable[[Sequence[WrittenFile]], str] | None = None) -> ExportReport:
+def export(
+    store: Store, name: str, folder: Path, card: Callable[[Sequence[WrittenFile]], str] | None = None
+) -> ExportReport:
     """Write a model's files into a folder that is new or empty. The folder appears whole or not at all.
 
     Args:
         name: the model's name or a unique ending of it.
-        card: makes a text about the model from the files written, to lie beside them: as README.md, or, where the model brought one, as
-            ZOO_CARD.md. What came with a model is never replaced.
+        card: makes a text about the model from the files written, to lie beside them: as README.md, or, where the model
+            brought one, as ZOO_CARD.md. What came with a model is never replaced.
 
     Raises:
         NotFound, AmbiguousName: no such model, or several.
@@ -60,7 +65,9 @@ def export(store: Store, name: str, folder: Path, card: Callable[[Sequence[Writt
         with store.catalog.reading() as reader:
             manifest = reader.model(reader.resolve(name))
         if not manifest.weight_files:
-            raise InputError(f"{manifest.name} exists as a chain only, not as files: its blocks have adapters; merge these first")
+            raise InputError(
+                f"{manifest.name} exists as a chain only, not as files: its blocks have adapters; merge these first"
+            )
         with _appearing(target) as made:
             sizes = {path: _write(made / path, chunks) for path, chunks in _files(store, manifest)}
             if card is not None:
@@ -97,7 +104,13 @@ def _weight_chunks(store: Store, weights: WeightFile) -> Iterator[bytes]:
 def _checked(path: str) -> str:
     """A path from the catalogue, which may not be trusted to stay inside. Raises MalformedCheckpoint."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or "\\" in path or "\0" in path or any(part in ("..", ".") for part in path.split("/")):
+    if (
+        not parts
+        or path.startswith("/")
+        or "\\" in path
+        or "\0" in path
+        or any(part in ("..", ".") for part in path.split("/"))
+    ):
         raise MalformedCheckpoint(f"the catalogue holds the path {path[:100]!r}, which leaves the folder")
     return path
 

@@ -1,7 +1,8 @@
 """A stored model as a working `PreTrainedModel`: Trainer, peft, generate and lm-eval run on it.
 
-The weights go through transformers' own loading, under the names they had on disk; on a CPU they are mapped, not copied. An adapter's
-model is its base with the adapter injected by peft (virtual tokens: peft's model around it). Knows nothing of serving.
+The weights go through transformers' own loading, under the names they had on disk; on a CPU they are mapped, not
+copied. An adapter's model is its base with the adapter injected by peft (virtual tokens: peft's model around it). Knows
+nothing of serving.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _SELECTING = frozenset({"exclude_modules", "layers_to_transform", "layers_patter
 _PART = re.compile(r"(?P<module>.+)\.(lora_A|lora_embedding_A|ia3_l|ln_tuning_layers)(\..+)?")
 
 
-def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+def load_model(
+    store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None
+) -> Any:
     """The model, in eval mode.
 
     Args:
@@ -44,18 +47,24 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
     """
     kind = None if dtype is None else dtype_of(dtype)
     if manifest.kind == "stitch":
-        raise InputError(f"{manifest.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
+        raise InputError(
+            f"{manifest.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models"
+        )
     config = config_of(store, manifest)
     if is_chain(config):
         return _chain_model(store, manifest, config, kind).to(device)
     model = _full_model(store, manifest, kind)
     if manifest.kind in ADAPTERS:
-        model = _bottlenecked(store, manifest, model) if manifest.kind == "adapter" else _adapted(store, manifest, model)
+        model = (
+            _bottlenecked(store, manifest, model) if manifest.kind == "adapter" else _adapted(store, manifest, model)
+        )
     return model.to(device).eval()
 
 
 def load_chain(store: Store, manifest: ModelManifest) -> Any:
-    """A model of a checkpoint's family out of the weights that its components name, without their adapters. Raises as `load_model`."""
+    """A model of a checkpoint's family out of the weights that its components name, without their adapters. Raises as
+    `load_model`.
+    """
     return _full_model(store, dataclasses.replace(manifest, kind="delta"), None).eval()
 
 
@@ -64,7 +73,9 @@ def _chain_model(store: Store, manifest: ModelManifest, config: dict[str, Any], 
     from surgery.modules.stack import build_stack
 
     generation = side_json(store, manifest, "generation_config.json")
-    return BlockZooChainForCausalLM.from_stack(config, build_stack(store, manifest, dtype), generation).requires_grad_(True)
+    return BlockZooChainForCausalLM.from_stack(config, build_stack(store, manifest, dtype), generation).requires_grad_(
+        True
+    )
 
 
 def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Any:
@@ -74,7 +85,9 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
     settings = {key: value for key, value in config_of(store, manifest).items() if key != "auto_map"}
     config = CONFIG_MAPPING[manifest.family].from_dict(settings)
     own = manifest.kind not in ADAPTERS
-    state = _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
+    state = (
+        _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
+    )
     wanted = dtype or max(state.values(), key=torch.numel).dtype
     # The class for this config, not the automatic front: only the class takes a state dict without a folder.
     architecture = AutoModelForCausalLM._model_mapping[type(config)]
@@ -122,13 +135,17 @@ def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
         config = PeftConfig.from_peft_type(**{**_named(settings, state), "inference_mode": True})
         inject_adapter_in_model(config, model, adapter_name="default")
     outcome = set_peft_model_state_dict(model, state, adapter_name="default")
-    if outcome.unexpected_keys and manifest.kind not in _VIRTUAL:  # peft counts the virtual tokens, which it has taken, among them
+    if (
+        outcome.unexpected_keys and manifest.kind not in _VIRTUAL
+    ):  # peft counts the virtual tokens, which it has taken, among them
         raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
     return model
 
 
 def _named(settings: Mapping[str, Any], state: Iterable[str]) -> dict[str, Any]:
-    """An adapter's config with the modules that its keys name in place of what it says of them: that may be a stranger's expression."""
+    """An adapter's config with the modules that its keys name in place of what it says of them: that may be a
+    stranger's expression.
+    """
     found = sorted({match["module"] for match in map(_PART.fullmatch, state) if match})
     changes: dict[str, Any] = dict.fromkeys(_SELECTING & settings.keys())
     inputs = settings.get("feedforward_modules")

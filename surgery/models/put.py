@@ -1,9 +1,10 @@
-"""Putting a model into the zoo that was made here: a chain of stored components and new tensors, as a model like any other.
+"""Putting a model into the zoo that was made here: a chain of stored components and new tensors, as a model like any
+other.
 
-What can be written as a checkpoint of its family is one, with that family's `config.json` and key names; anything else gets a chain's own
-config (`surgery.chains.plan`) and keys `parts.<i>.<name>`. Either way its weight files are headers over tensors that are stored already, so that
-it costs its new tensors only, and is listed, verified, exported and collected as all models are. Call it within `store.ingesting()`.
-Knows nothing of how components are chosen or trained.
+What can be written as a checkpoint of its family is one, with that family's `config.json` and key names; anything else
+gets a chain's own config (`surgery.chains.plan`) and keys `parts.<i>.<name>`. Either way its weight files are headers
+over tensors that are stored already, so that it costs its new tensors only, and is listed, verified, exported and
+collected as all models are. Call it within `store.ingesting()`. Knows nothing of how components are chosen or trained.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ _PLAIN_PREFIX = "model"
 class MadeModel:
     """A model to be. `components`: layers numbered along the chain; `plan`: where each one's modules come from.
 
-    `tensors`: every tensor that the components name. `sides`: files of a parent to carry along (tokenizer, generation config).
-    `extra`: further files by path. `extra_config`: settings for `config.json` beside the computed ones. `source` says how it was made.
+    `tensors`: every tensor that the components name. `sides`: files of a parent to carry along (tokenizer, generation
+    config).
+    `extra`: further files by path. `extra_config`: settings for `config.json` beside the computed ones. `source` says
+    how it was made.
     """
 
     name: str
@@ -133,7 +136,9 @@ def plain_config(plan: ChainPlan, components: Sequence[Placed]) -> dict[str, Any
     base: dict[str, Any] = {**first, **dict.fromkeys(counts, layers), **_least_contexts(plan)}
     base["tie_word_embeddings"] = is_tied(first, family) and _shares_table(family, components)
     typed = {**base, "layer_types": _layer_types(components)}
-    for candidate in (typed,) if first.get("layer_types") else (base, typed):  # a list of another model's is of another length
+    for candidate in (
+        (typed,) if first.get("layer_types") else (base, typed)
+    ):  # a list of another model's is of another length
         if _describes(candidate, family, components):
             return candidate
     return None
@@ -142,7 +147,11 @@ def plain_config(plan: ChainPlan, components: Sequence[Placed]) -> dict[str, Any
 def _least_contexts(plan: ChainPlan) -> dict[str, int]:
     """The first source's spellings of the context length, each with the least value among the sources."""
     first = plan.sources[0]
-    spelled = [key for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length") if isinstance(first.get(key), int)]
+    spelled = [
+        key
+        for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
+        if isinstance(first.get(key), int)
+    ]
     return {key: min(int(source.get(key, first[key])) for source in plan.sources) for key in spelled}
 
 
@@ -159,7 +168,8 @@ def _has_plain_form(components: Sequence[Placed]) -> bool:
 
 def _describes(config: Mapping[str, Any], family: Family, components: Sequence[Placed]) -> bool:
     return all(
-        canonical_json(spec_of(config, family, placed.component.kind, placed.layer)) == placed.component.spec for placed in components
+        canonical_json(spec_of(config, family, placed.component.kind, placed.layer)) == placed.component.spec
+        for placed in components
     )
 
 
@@ -192,12 +202,15 @@ def why_not_plain(plan: ChainPlan, components: Sequence[Placed]) -> str:
 def _own_config(made: MadeModel, reason: str) -> dict[str, Any]:
     """Vocabulary and special tokens of the model whose embedding comes first; the context that every source allows.
 
-    Raises InputError for a family whose blocks run in models of their own architecture only, and for more than a chain can hold.
+    Raises InputError for a family whose blocks run in models of their own architecture only, and for more than a chain
+    can hold.
     """
     used = {link.source for link in made.plan.links if link.source is not None}
     for family in (family_of(made.plan.sources[source]) for source in sorted(used)):
         if family.masked:
-            raise InputError(f"{family.name} blocks run in plain {family.name} checkpoints only, and this chain is none: {reason}")
+            raise InputError(
+                f"{family.name} blocks run in plain {family.name} checkpoints only, and this chain is none: {reason}"
+            )
     first = made.plan.sources[made.plan.links[0].source or 0]
     tokens = {key: first[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in first}
     context = min(context_length(made.plan.sources[source]) for source in used)
@@ -215,7 +228,9 @@ class _Entry:
 
 
 def _weight_files(store: Store, made: MadeModel, plain: bool) -> tuple[tuple[WeightFile, ...], dict[str, bytes]]:
-    """The files that an export writes, and their index where there are several. None for chains with adapters, which have no such files."""
+    """The files that an export writes, and their index where there are several. None for chains with adapters, which
+    have no such files.
+    """
     if any(placed.component.adapter is not None for placed in made.components):
         return (), {}
     entries = list(_entries(made, plain))
@@ -267,7 +282,9 @@ def check_adapters(components: Iterable[Placed]) -> None:
     for placed in components:
         adapter = placed.component.adapter
         if adapter is not None and not is_low_rank(adapter):
-            where = placed.component.kind if placed.layer is None else f"{placed.component.kind} of layer {placed.layer}"
+            where = (
+                placed.component.kind if placed.layer is None else f"{placed.component.kind} of layer {placed.layer}"
+            )
             raise InputError(
                 f"the {where} has an adapter of kind {adapter.kind} that a chain cannot take along: "
                 "only plain LoRA on linear layers can be part of one; merge it into a checkpoint first"

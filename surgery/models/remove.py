@@ -1,4 +1,6 @@
-"""Removing a model: the catalogue forgets it, and blocks that were cut for its sake are joined again. Bytes wait for `zoo gc`."""
+"""Removing a model: the catalogue forgets it, and blocks that were cut for its sake are joined again. Bytes wait for
+`zoo gc`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from zoo.store import Store
 
 
 def remove(store: Store, name: str) -> str:
-    """Remove one model, in one transaction with the new chains of those that shared with it or had blocks equivalent to its.
+    """Remove one model, in one transaction with the new chains of those that shared with it or had blocks equivalent to
+    its.
 
     Args:
         name: its name or a unique ending of it.

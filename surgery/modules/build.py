@@ -39,7 +39,9 @@ def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: 
 
 
 def build_stitch(component: Component, tensors: Mapping[str, Tensor]) -> Stitch:
-    """A stitching block. `tensors`: weight and bias. Raises MalformedCheckpoint for tensors that are not of the stitch's widths."""
+    """A stitching block. `tensors`: weight and bias. Raises MalformedCheckpoint for tensors that are not of the
+    stitch's widths.
+    """
     spec = stitch_spec(component)
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if weight is None or bias is None:
@@ -68,7 +70,9 @@ def _assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def parameters_of(skeleton: Skeleton, component: Component, layer: int | None) -> dict[str, Tensor]:
-    """Name within the component -> the parameter or buffer that holds it, after `build`. What is held in another form is left out."""
+    """Name within the component -> the parameter or buffer that holds it, after `build`. What is held in another form
+    is left out.
+    """
     found: dict[str, Tensor] = {}
     for name, _ in component.tensors:
         owner = skeleton.model.lm_head if name.startswith("lm_head.") else skeleton.owner(component.kind, layer)
@@ -83,7 +87,9 @@ def parameters_of(skeleton: Skeleton, component: Component, layer: int | None) -
 
 
 def module_tensors(family: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Disk names to module names. Only Mixtral's differ: its experts are single matrices on disk and stacked in memory."""
+    """Disk names to module names. Only Mixtral's differ: its experts are single matrices on disk and stacked in
+    memory.
+    """
     if family != "mixtral" or not any(".experts." in name for name in tensors):
         return dict(tensors)
     out: dict[str, Tensor] = {}

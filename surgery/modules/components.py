@@ -1,4 +1,5 @@
-"""Components as torch modules, made of transformers' own sub-modules: the same operations in the same order as the whole model.
+"""Components as torch modules, made of transformers' own sub-modules: the same operations in the same order as the
+whole model.
 
 Running all components of a model in order gives the model's logits bit for bit (BL-01).
 
@@ -7,7 +8,8 @@ Running all components of a model in order gives the model's logits bit for bit 
     stitch(hidden, where)                      [B, T, width] -> [B, T, other width]
     lm_head(hidden) -> logits                  [.., width] -> [.., vocabulary]
 
-Knows nothing of where modules and weights come from (`surgery.modules.skeleton`, `surgery.modules.build`), of batches or adapters.
+Knows nothing of where modules and weights come from (`surgery.modules.skeleton`, `surgery.modules.build`), of batches
+or adapters.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from torch import Tensor, nn
 
 
 class Where(NamedTuple):
-    """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary width].
+    """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary
+    width].
 
-    `mask` and `cache` (a `transformers.Cache`, or what has its `update`) are for runs outside the engine, whose attention function takes
-    neither, and for layers that attend by themselves (`surgery.modules.masked`); these may also need `keys`, the positions [B, cached tokens] of
-    what the cache holds after the run, -1 for placeholders.
+    `mask` and `cache` (a `transformers.Cache`, or what has its `update`) are for runs outside the engine, whose
+    attention function takes neither, and for layers that attend by themselves (`surgery.modules.masked`); these may
+    also need `keys`, the positions [B, cached tokens] of what the cache holds after the run, -1 for placeholders.
     """
 
     positions: Tensor
@@ -37,7 +40,9 @@ class Where(NamedTuple):
 class Embedding(nn.Module):
     """Token ids to hidden states, learned positions and Bloom's norm included."""
 
-    def __init__(self, table: nn.Module, positions: nn.Module | None, project: nn.Module | None, norm: nn.Module | None = None) -> None:
+    def __init__(
+        self, table: nn.Module, positions: nn.Module | None, project: nn.Module | None, norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.table = table
         self.position_table = positions
@@ -65,7 +70,9 @@ class OptPositions(nn.Module):
 
 
 class ResidualHalf(nn.Module):
-    """`hidden + post(body(pre(hidden)))`, then `after`: the one shape of all sequential families; absent norms are None."""
+    """`hidden + post(body(pre(hidden)))`, then `after`: the one shape of all sequential families; absent norms are
+    None.
+    """
 
     def __init__(self, body: nn.Module, pre: nn.Module | None, post: nn.Module | None, after: nn.Module | None) -> None:
         super().__init__()
@@ -107,14 +114,18 @@ class WholeLayer(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         kept = {"use_cache": False} if where.cache is None else {"use_cache": True, self.cache_name: where.cache}
-        out = self.layer(hidden, attention_mask=where.mask, position_ids=where.positions, position_embeddings=where.rotary, **kept)
+        out = self.layer(
+            hidden, attention_mask=where.mask, position_ids=where.positions, position_embeddings=where.rotary, **kept
+        )
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
 class LmHead(nn.Module):
     """Final norm, projection and head; `softcap` as Gemma 2 applies it."""
 
-    def __init__(self, norm: nn.Module | None, project: nn.Module | None, head: nn.Module, softcap: float | None) -> None:
+    def __init__(
+        self, norm: nn.Module | None, project: nn.Module | None, head: nn.Module, softcap: float | None
+    ) -> None:
         super().__init__()
         self.norm = norm
         self.project = project
@@ -133,7 +144,8 @@ class LmHead(nn.Module):
 
 
 class Stitch(nn.Module):
-    """A stitching block (BL-09): `W [hidden; position] + b`, from one width to another; the position is folded into the bias.
+    """A stitching block (BL-09): `W [hidden; position] + b`, from one width to another; the position is folded into the
+    bias.
 
     Args:
         weight: [width_out, width_in + 1]; its last column belongs to the position.

@@ -1,7 +1,9 @@
-"""Components of families whose layers attend by themselves: bloom, falcon, gptj, mpt. transformers' own layers, told where everything is.
+"""Components of families whose layers attend by themselves: bloom, falcon, gptj, mpt. transformers' own layers, told
+where everything is.
 
-Such a layer takes an additive mask and a cache (`Where.mask`, `Where.cache`), and those with linear biases (ALiBi) read the positions of
-the cached tokens (`Where.keys`), never their columns: columns of a batch whose rows came at different times mean nothing.
+Such a layer takes an additive mask and a cache (`Where.mask`, `Where.cache`), and those with linear biases (ALiBi) read
+the positions of the cached tokens (`Where.keys`), never their columns: columns of a batch whose rows came at different
+times mean nothing.
 
 Knows nothing of where modules and weights come from, of slots or of batches.
 """
@@ -71,7 +73,9 @@ class BloomFfn(nn.Module):
 
 
 class FalconLayer(nn.Module):
-    """With linear biases Falcon's model adds them to the mask, as it does for its fused attention; else its layers rotate."""
+    """With linear biases Falcon's model adds them to the mask, as it does for its fused attention; else its layers
+    rotate.
+    """
 
     def __init__(self, layer: Any, alibi: Alibi | None) -> None:
         super().__init__()
@@ -97,7 +101,8 @@ class FalconLayer(nn.Module):
 class GptjLayer(nn.Module):
     """GPT-J rotates by a table in every layer, read at each row's own positions.
 
-    The stock layer copies its whole table once for every row. Where less of it is read than there is, it is given that part instead.
+    The stock layer copies its whole table once for every row. Where less of it is read than there is, it is given that
+    part instead.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -106,7 +111,9 @@ class GptjLayer(nn.Module):
 
         self.layer = layer
         attention = layer.attn
-        self.table = nn.Buffer(create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim), persistent=False)
+        self.table = nn.Buffer(
+            create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim), persistent=False
+        )
         attention.embed_positions = self.table  # what was computed on the meta device holds nothing
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
@@ -121,7 +128,9 @@ class GptjLayer(nn.Module):
 
 
 class MptAttention(nn.Module):
-    """MPT's attention takes one bias for all rows, by column: its own operations are repeated here with a bias by each row's positions."""
+    """MPT's attention takes one bias for all rows, by column: its own operations are repeated here with a bias by each
+    row's positions.
+    """
 
     def __init__(self, layer: Any, alibi: Alibi) -> None:
         super().__init__()
@@ -136,7 +145,9 @@ class MptAttention(nn.Module):
         mixed = self.qkv(self.norm(hidden))
         if self.clip:
             mixed = mixed.clamp(min=-self.clip, max=self.clip)
-        query, key, value = (x.reshape(rows, count, self.heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+        query, key, value = (
+            x.reshape(rows, count, self.heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2)
+        )
         if where.cache is not None:
             key, value = where.cache.update(key, value, 0)
         scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale + self.alibi.of(where) + _given(where.mask)

@@ -1,9 +1,10 @@
-"""The modules of a model of the plain gated shape, named as transformers names them, for whoever runs their parts by itself.
+"""The modules of a model of the plain gated shape, named as transformers names them, for whoever runs their parts by
+itself.
 
     lm_head, model.{embed_tokens, norm}, model.layers.N.{input_layernorm, self_attn, post_attention_layernorm, mlp}
 
-Attention and FFN hold their parts and have no `forward`: the engine's fused halves are that. Norms and rotary tables give bit for bit what
-transformers' do.
+Attention and FFN hold their parts and have no `forward`: the engine's fused halves are that. Norms and rotary tables
+give bit for bit what transformers' do.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class PlainNorm(nn.Module):
 
 
 class PlainRotary(nn.Module):
-    """Not part of the model: (like, positions [B, T]) -> (cos, sin) [B, T, head_dim] in the dtype of `like`; angles are not scaled."""
+    """Not part of the model: (like, positions [B, T]) -> (cos, sin) [B, T, head_dim] in the dtype of `like`; angles are
+    not scaled.
+    """
 
     rope_type = "default"
 

@@ -1,6 +1,8 @@
-"""A transformers model, without weights or around one that has them: where a component's modules come from, and how each family names them.
+"""A transformers model, without weights or around one that has them: where a component's modules come from, and how
+each family names them.
 
-The attention function that a model without weights calls is chosen by name here. Knows nothing of the store or of tensors' bytes.
+The attention function that a model without weights calls is chosen by name here. Knows nothing of the store or of
+tensors' bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ _HALVES: Mapping[str, tuple[_Half, _Half]] = {
 
 
 def halves_of(family: str, kind: ComponentKind) -> tuple[str, str]:
-    """Names of a half's sub-layer and of the norm before it, within a layer. Raises NotServable where a family has none such."""
+    """Names of a half's sub-layer and of the norm before it, within a layer. Raises NotServable where a family has none
+    such.
+    """
     half = _HALVES[family][0 if kind == "attention" else 1] if family in _HALVES else None
     if half is None or half.pre is None:
         raise NotServable(f"{family}: its layers do not norm before their sub-layers")
@@ -75,7 +79,8 @@ class Skeleton:
     Args:
         config: the model's `config.json`.
         attention: name of the attention function (registered with transformers) that its layers call.
-        masked: whether whoever runs it can give layers an explicit mask and a cache, for families that attend by themselves.
+        masked: whether whoever runs it can give layers an explicit mask and a cache, for families that attend by
+            themselves.
 
     Raises:
         NotServable: the family's layers do not go through the attention interface, and `masked` is false.
@@ -87,7 +92,9 @@ class Skeleton:
 
         self.family: Family = family_of(config) if masked else _served_family(config)
         if self.family.masked:
-            attention = "sdpa" if self.family.name == "falcon" else "eager"  # falcon has both in one; the others know no other
+            attention = (
+                "sdpa" if self.family.name == "falcon" else "eager"
+            )  # falcon has both in one; the others know no other
         cleaned = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
         self.config = CONFIG_MAPPING[self.family.name].from_dict(cleaned)
         with torch.device("meta"):
@@ -98,7 +105,9 @@ class Skeleton:
 
     @classmethod
     def of_parts(cls, plain: PlainSettings) -> Skeleton:
-        """For whoever takes only the parts of plain halves (`surgery.modules.plain`): transformers is not needed for those."""
+        """For whoever takes only the parts of plain halves (`surgery.modules.plain`): transformers is not needed for
+        those.
+        """
         made = cls.__new__(cls)
         made.family, made.config, made.alibi = FAMILIES[plain.family], plain, None
         with torch.device("meta"):
@@ -114,7 +123,10 @@ class Skeleton:
             NotServable: as the constructor, and for virtual tokens around the model, which are part of no component.
         """
         if hasattr(model, "prompt_encoder"):
-            raise NotServable("this model begins with virtual tokens (prompt or prefix tuning): its components alone are not the model")
+            raise NotServable(
+                "this model begins with virtual tokens (prompt or prefix tuning): its components alone are not the "
+                "model"
+            )
         made = cls.__new__(cls)
         made.family = _served_family(model.config.to_dict())
         made.config = model.config

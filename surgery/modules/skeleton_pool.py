@@ -1,4 +1,5 @@
-"""Skeletons of a chain's sources: each made when it is first asked for, and a further one for a place that is used again.
+"""Skeletons of a chain's sources: each made when it is first asked for, and a further one for a place that is used
+again.
 
 Knows which places were taken; nothing of weights.
 """
@@ -43,7 +44,9 @@ class Skeletons:
         return self._number(source, 0)
 
     def fresh(self, link: ChainLink) -> Skeleton:
-        """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a stitch."""
+        """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a
+        stitch.
+        """
         if link.source is None:
             raise ValueError("a stitch is cut from no model")
         used = self._taken[link]
@@ -54,5 +57,7 @@ class Skeletons:
         made, config = self._made[source], self._sources[source]
         while len(made) <= at:
             plain = plain_settings(config) if self._parts else None
-            made.append(Skeleton(config, self._attention(config), self._masked) if plain is None else Skeleton.of_parts(plain))
+            made.append(
+                Skeleton(config, self._attention(config), self._masked) if plain is None else Skeleton.of_parts(plain)
+            )
         return made[at]

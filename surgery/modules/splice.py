@@ -13,7 +13,8 @@ from surgery.modules.stack import Stack
 def splice(components: Sequence[tuple[Stack, int]]) -> Stack:
     """A stack of components (stack, index) in this order, the embedding first and the head last.
 
-    Each attention keeps the place in caches that it had: two of one place must not stand in one stack that is to be cached.
+    Each attention keeps the place in caches that it had: two of one place must not stand in one stack that is to be
+    cached.
     """
     stacks = list(dict.fromkeys(stack for stack, _ in components))
     first: dict[Stack, int] = {}
@@ -22,7 +23,9 @@ def splice(components: Sequence[tuple[Stack, int]]) -> Stack:
     origins = []
     for stack, index in components:
         origin = stack.origins[index]
-        origins.append(origin if origin.source is None else dataclasses.replace(origin, source=origin.source + first[stack]))
+        origins.append(
+            origin if origin.source is None else dataclasses.replace(origin, source=origin.source + first[stack])
+        )
     rotaries = [None if isinstance(rotary, nn.Identity) else rotary for stack in stacks for rotary in stack.rotaries]
     return Stack(
         [stack.placed[index] for stack, index in components],

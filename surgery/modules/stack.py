@@ -1,4 +1,5 @@
-"""A stored model as components that run one by one, over any batch, with any part of the chain: what measuring and training on blocks need.
+"""A stored model as components that run one by one, over any batch, with any part of the chain: what measuring and
+training on blocks need.
 
     stack = open_stack(store, manifest)
     course = stack.course(ids)                      # positions, masks and rotary tables of this batch
@@ -6,9 +7,9 @@
     hidden = stack.run(hidden, course, k, stack.end)
     logits = stack.head(hidden)                     # the model's own final norm and head, on any of its hidden states (BL-05)
 
-A checkpoint's stack is cut out of the transformers model that `surgery.models.load` gives, adapters injected by peft included; a chain of its
-own kind is built from its sources. Running all components gives the model's logits. Gradients flow; what learns is the caller's affair.
-Knows nothing of how tokens are chosen, nor of serving.
+A checkpoint's stack is cut out of the transformers model that `surgery.models.load` gives, adapters injected by
+peft included; a chain of its own kind is built from its sources. Running all components gives the model's logits.
+Gradients flow; what learns is the caller's affair. Knows nothing of how tokens are chosen, nor of serving.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _ALL_SLIDE = frozenset({"mistral", "mixtral", "phi3"})
 
 @dataclass(frozen=True, slots=True)
 class StackOrigin:
-    """What a component's pass needs beside its weights. `source`: index of its config; `slides`: its attention has a window."""
+    """What a component's pass needs beside its weights. `source`: index of its config; `slides`: its attention has a
+    window.
+    """
 
     source: int | None
     slides: bool = False
@@ -88,7 +91,9 @@ class Stack(nn.Module):
         """Of the embedding's table."""
         return next(self.parts[0].parameters()).dtype
 
-    def course(self, ids: Tensor, mask: Tensor | None = None, cache: Any = None, positions: Tensor | None = None) -> Course:
+    def course(
+        self, ids: Tensor, mask: Tensor | None = None, cache: Any = None, positions: Tensor | None = None
+    ) -> Course:
         """What a pass over a batch needs. Make it before the pass: masks are of the cache as it is now.
 
         Args:
@@ -113,21 +118,26 @@ class Stack(nn.Module):
         return logits
 
     def weights(self, index: int) -> Mapping[str, Tensor]:
-        """One component's weights under their names within it, where the stack was assembled; what is held in another form is left out."""
+        """One component's weights under their names within it, where the stack was assembled; what is held in another
+        form is left out.
+        """
         return self._named[index] if self._named else {}
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Key -> weight, as the files of a chain have them (`surgery.chains.files`).
 
         Raises:
-            NotServable: a checkpoint's own stack, or a component that keeps its weights in another form than its file (stacked experts).
+            NotServable: a checkpoint's own stack, or a component that keeps its weights in another form than its file
+                (stacked experts).
         """
         found: dict[str, Tensor] = {}
         for index, placed in enumerate(self.placed):
             named = self.weights(index)
             for name, _ in placed.component.tensors:
                 if name not in named:
-                    raise NotServable(f"the {placed.component.kind} at place {index} does not hold {name!r} as its file does")
+                    raise NotServable(
+                        f"the {placed.component.kind} at place {index} does not hold {name!r} as its file does"
+                    )
                 found[part_key(index, name)] = named[name]
         return found
 
@@ -169,7 +179,9 @@ def _positions(ids: Tensor, mask: Tensor | None, past: int) -> Tensor:
     return counted[:, -ids.shape[1] :]
 
 
-def _masks(stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions: Tensor) -> dict[StackOrigin, Tensor | None]:
+def _masks(
+    stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions: Tensor
+) -> dict[StackOrigin, Tensor | None]:
     """One mask per way of attending in the chain, as transformers makes it for the source's config."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -183,7 +195,9 @@ def _masks(stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions
     return masks
 
 
-def open_stack(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Stack:
+def open_stack(
+    store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None
+) -> Stack:
     """The stack of a stored model, in eval mode, its weights mapped where that is possible.
 
     Raises:
@@ -197,7 +211,9 @@ def open_stack(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
 
 
 def stack_of(model: Any, components: Sequence[Placed]) -> Stack:
-    """The stack of a loaded transformers model; the two share their modules. Raises NotServable for a family without seams to cut at."""
+    """The stack of a loaded transformers model; the two share their modules. Raises NotServable for a family without
+    seams to cut at.
+    """
     skeleton = Skeleton.around(model)
     parts = [skeleton.part(placed.component.kind, placed.layer) for placed in components]
     origins = [_origin(placed, 0, skeleton.config) for placed in components]
@@ -213,7 +229,9 @@ def build_stack(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 
 def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str, Tensor]) -> Stack:
-    """A stack out of a plan and its tensors (by digest), each looked up once per place. A layer that stands in it twice has two caches."""
+    """A stack out of a plan and its tensors (by digest), each looked up once per place. A layer that stands in it twice
+    has two caches.
+    """
     sources = _Sources(plan)
     built: list[Built] = []
     origins: list[StackOrigin] = []
@@ -285,4 +303,6 @@ def _origin(placed: Placed, source: int, config: Any) -> StackOrigin:
     types = getattr(config, "layer_types", None)
     if types is not None and placed.component.family not in _ALL_SLIDE:
         return StackOrigin(source, types[placed.layer] == "sliding_attention")
-    return StackOrigin(source, placed.component.family in _ALL_SLIDE and getattr(config, "sliding_window", None) is not None)
+    return StackOrigin(
+        source, placed.component.family in _ALL_SLIDE and getattr(config, "sliding_window", None) is not None
+    )

@@ -1,4 +1,5 @@
-"""Lazy partitioning (BL-02, BL-03; design, section 5): the coarsest cut of chains in which whatever is shared is a block.
+"""Lazy partitioning (BL-02, BL-03; design, section 5): the coarsest cut of chains in which whatever is shared is a
+block.
 
 A pure function of component digests. It knows nothing of tensors, scores, families or the catalogue; equivalences come
 in as places where a cut is asked for.
@@ -16,12 +17,15 @@ from zoo.manifest import ChainBlock, block_digest
 _Neighbours = dict[str, set[str | None]]
 
 
-def partition(chains: Mapping[str, Sequence[str]], cuts: Collection[tuple[str, str]] = ()) -> dict[str, tuple[ChainBlock, ...]]:
+def partition(
+    chains: Mapping[str, Sequence[str]], cuts: Collection[tuple[str, str]] = ()
+) -> dict[str, tuple[ChainBlock, ...]]:
     """Cut every chain into blocks.
 
-    Two neighbours x, y stay joined exactly when, over all chains, x is always directly followed by y, y is always directly
-    preceded by x, and no cut between them is asked for. Then whichever chain uses one uses the other beside it, and a
-    boundary between them would serve nobody; any other boundary is there because a chain enters or leaves at it.
+    Two neighbours x, y stay joined exactly when, over all chains, x is always directly followed by y, y is always
+    directly preceded by x, and no cut between them is asked for. Then whichever chain uses one uses the other beside
+    it, and a boundary between them would serve nobody; any other boundary is there because a chain enters or leaves at
+    it.
 
     Args:
         chains: model name -> its component digests, in order. All models that share components with each other must be

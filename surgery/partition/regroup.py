@@ -1,8 +1,8 @@
-"""Rewriting chains when a model or an equivalence comes or goes (BL-03, BL-04): inside the caller's transaction, so that no reader
-sees it half done.
+"""Rewriting chains when a model or an equivalence comes or goes (BL-03, BL-04): inside the caller's transaction, so
+that no reader sees it half done.
 
-Runs that were found equivalent at a threshold (`surgery.scoring.equate`) are kept whole beside each other: both chains are cut at
-their ends. It knows nothing of tensors and files.
+Runs that were found equivalent at a threshold (`surgery.scoring.equate`) are kept whole beside each other: both chains
+are cut at their ends. It knows nothing of tensors and files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def regroup(writer: Writer, group: Mapping[str, Sequence[str]]) -> None:
     """Partition the models of a sharing group anew, and write the chains that changed.
 
     Args:
-        group: model name -> its component digests, in order; whole sharing groups, as `Reader.sharing_group` gives them.
+        group: model name -> its component digests, in order; whole sharing groups, as `Reader.sharing_group` gives
+            them.
     """
     before = writer.chains(group)
     for name, blocks in partition(group, cuts_of(writer.equivalences(group), group)).items():
@@ -45,7 +46,9 @@ def is_block_pair(pair: Equivalence) -> bool:
 
 
 def group_around(reader: Reader, names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The sharing groups of these models and of the models that have blocks equivalent to theirs: what a change to them may rewrite."""
+    """The sharing groups of these models and of the models that have blocks equivalent to theirs: what a change to them
+    may rewrite.
+    """
     block_pairs = [pair for pair in reader.equivalences(names) if is_block_pair(pair)]
     touched = {*names, *(run.model for pair in block_pairs for run in (pair.a, pair.b))}
     return reader.sharing_group({digest for chain in reader.component_digests(touched).values() for digest in chain})

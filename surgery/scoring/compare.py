@@ -1,8 +1,10 @@
-"""How alike two models of a zoo are, part by part: the same text through both, each read by its own final norm and head (BL-05).
+"""How alike two models of a zoo are, part by part: the same text through both, each read by its own final norm and head
+(BL-05).
 
-A score of early layers is weak evidence, because their states decode poorly: beside each stands its control, the same score against
-a random-init twin of b. Scores are kept with the digest of the very ids they were taken on; they are symmetric and never chained
-through a third model (BL-06). Knows nothing of how chains are cut (`surgery.scoring.equate`).
+A score of early layers is weak evidence, because their states decode poorly: beside each stands its control, the same
+score against a random-init twin of b. Scores are kept with the digest of the very ids they were taken on; they are
+symmetric and never chained through a third model (BL-06). Knows nothing of how chains are cut
+(`surgery.scoring.equate`).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _SHORTEST = 2
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """How to compare. `source`: text, as `surgery.text.text.read_text` takes it. `tokens`: of the probe, at most; in windows of `length`."""
+    """How to compare. `source`: text, as `surgery.text.text.read_text` takes it. `tokens`: of the probe, at most; in
+    windows of `length`.
+    """
 
     source: str | None = None
     tokens: int = TOKENS
@@ -89,7 +93,9 @@ def _record(found: Comparison, pair: Score) -> Equivalence:
     return Equivalence("equivalent", a, b, found.probe.digest, pair.similarity, pair.control, pair.metrics)
 
 
-def score(store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, progress: Progress | None = None) -> Comparison:
+def score(
+    store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, progress: Progress | None = None
+) -> Comparison:
     """As `compare`, but nothing is kept."""
     started = time.monotonic()
     plan = check(a, b, settings)
@@ -111,7 +117,9 @@ def check(a: Tokenized, b: Tokenized, settings: CompareSettings) -> Pairing:
     """What can be refused before anything is loaded. Raises as `compare`."""
     for model in (a, b):
         if model.manifest.kind in ("prefix", "prompt", "stitch"):
-            raise Incomparable(f"{model.name} is of kind {model.manifest.kind}: what it adds lies in no block that could be compared")
+            raise Incomparable(
+                f"{model.name} is of kind {model.manifest.kind}: what it adds lies in no block that could be compared"
+            )
     require_same(a, b)
     _check_device(settings.device)
     return pairing(a.manifest.components, b.manifest.components, settings.granularity, settings.groups)
@@ -125,7 +133,9 @@ def _check_device(name: str) -> None:
 
 
 def probe_of(store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings) -> Probe:
-    """The windows of ids that both models are given: a file's whole text, or the held-out part of the built-in text. Raises InputError."""
+    """The windows of ids that both models are given: a file's whole text, or the held-out part of the built-in text.
+    Raises InputError.
+    """
     text = read_text(settings.source)
     length = min(settings.length, *(context_length(config_of(store, model.manifest)) for model in (a, b)))
     if length < _SHORTEST or settings.tokens < length:
@@ -143,7 +153,14 @@ class _Session:
     """One comparison while it runs: two models in memory at a time, and a file of partial sums."""
 
     def __init__(
-        self, store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, plan: Pairing, probe: Probe, progress: Progress | None
+        self,
+        store: Store,
+        a: Tokenized,
+        b: Tokenized,
+        settings: CompareSettings,
+        plan: Pairing,
+        probe: Probe,
+        progress: Progress | None,
     ) -> None:
         self._store, self._a, self._b = store, a, b
         self._settings, self._plan, self._probe, self._progress = settings, plan, probe, progress

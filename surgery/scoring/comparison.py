@@ -1,4 +1,6 @@
-"""The outcome of a comparison, as data and as the JSON of `zoo compare`. Pure: knows nothing of how scores come about."""
+"""The outcome of a comparison, as data and as the JSON of `zoo compare`. Pure: knows nothing of how scores come
+about.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from surgery.scoring.runs import Granularity, ScoredUnit
 
 @dataclass(frozen=True, slots=True)
 class ProbeInfo:
-    """What was measured on: digests of the ids and of the text, where the text came from, tokens in all and per window."""
+    """What was measured on: digests of the ids and of the text, where the text came from, tokens in all and per
+    window.
+    """
 
     digest: str
     text: str
@@ -24,8 +28,8 @@ class ProbeInfo:
 class Score:
     """One pair of parts. `similarity`, `control`: mean over tokens of the cosine of distributions, in [0, 1].
 
-    `metrics`: `kl_ab`, `kl_ba` (nats per token), `agreement` (share of tokens where both would say the same next), `hidden` (cosine of
-    the hidden states, where widths agree), means over tokens.
+    `metrics`: `kl_ab`, `kl_ba` (nats per token), `agreement` (share of tokens where both would say the same next),
+    `hidden` (cosine of the hidden states, where widths agree), means over tokens.
     """
 
     a: ScoredUnit
@@ -37,7 +41,9 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreMatrix:
-    """Every part of a against every part of b: `values` [parts of a][parts of b]; `control`: the same against the twin of b."""
+    """Every part of a against every part of b: `values` [parts of a][parts of b]; `control`: the same against the twin
+    of b.
+    """
 
     a: tuple[ScoredUnit, ...]
     b: tuple[ScoredUnit, ...]

@@ -1,8 +1,8 @@
-"""Lazy partitioning of full fine-tunes (BL-03, BL-04; the paper's Figure 12): connected components of two models that are alike enough
-become a block each, one equivalent to the other.
+"""Lazy partitioning of full fine-tunes (BL-03, BL-04; the paper's Figure 12): connected components of two models that
+are alike enough become a block each, one equivalent to the other.
 
-The scores are taken component by component; maximal runs above the threshold become blocks. Both chains, and those that share with
-them, are rewritten in the transaction that keeps the scores.
+The scores are taken component by component; maximal runs above the threshold become blocks. Both chains, and those that
+share with them, are rewritten in the transaction that keeps the scores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ DEFAULT_THRESHOLD = 0.98
 
 
 def check_threshold(threshold: float, source: str | None) -> None:
-    """What can be refused before a model is read. Raises InputError for a threshold that is none, or text that cannot be used."""
+    """What can be refused before a model is read. Raises InputError for a threshold that is none, or text that cannot
+    be used.
+    """
     if not 0.0 <= threshold <= 1.0:
         raise InputError(f"a threshold of similarity lies between 0 and 1, and {threshold} does not")
     if source is not None:
@@ -36,8 +38,14 @@ def check_threshold(threshold: float, source: str | None) -> None:
 def parent_of(manifest: ModelManifest) -> str:
     """What a model is scored against. Raises Incomparable for a model that no base could stand in for."""
     if manifest.kind not in ("full", "bitfit") or manifest.base is None:
-        what = f"it is of kind {manifest.kind}" if manifest.base else "the zoo has no base of it (say which model it is with --base)"
-        raise Incomparable(f"{manifest.name} was not scored: only full fine-tunes are held against their base, and {what}")
+        what = (
+            f"it is of kind {manifest.kind}"
+            if manifest.base
+            else "the zoo has no base of it (say which model it is with --base)"
+        )
+        raise Incomparable(
+            f"{manifest.name} was not scored: only full fine-tunes are held against their base, and {what}"
+        )
     return manifest.base
 
 
@@ -56,7 +64,8 @@ def equate(
         settings: the probe and the device; what is held against what is components here.
 
     Returns:
-        The pairs of blocks, in order. `similarity`: behind the run's last component, which is what the next one gets to see; the metric
+        The pairs of blocks, in order. `similarity`: behind the run's last component, which is what the next one gets to
+        see; the metric
         `lowest`: the least of its components'.
 
     Raises:
@@ -64,7 +73,9 @@ def equate(
         NotFound: a model was removed or replaced in the meantime.
     """
     check_threshold(threshold, None)
-    chosen = dataclasses.replace(settings or CompareSettings(control=False), granularity="component", groups=None, matrix=False)
+    chosen = dataclasses.replace(
+        settings or CompareSettings(control=False), granularity="component", groups=None, matrix=False
+    )
     found = score(store, base, model, chosen, progress)
     pairs = _block_pairs(found, base, model, threshold)
     with store.catalog.writing() as writer:
@@ -97,7 +108,9 @@ def _write(writer: Writer, found: Comparison, pairs: tuple[Equivalence, ...]) ->
     """The scores, the blocks in place of those that these two models had, and the chains."""
     group = group_around(writer, [found.a, found.b])  # with the models that the old blocks were cut for
     both = {found.a, found.b}
-    old = [pair for pair in writer.equivalences([found.a]) if is_block_pair(pair) and {pair.a.model, pair.b.model} == both]
+    old = [
+        pair for pair in writer.equivalences([found.a]) if is_block_pair(pair) and {pair.a.model, pair.b.model} == both
+    ]
     writer.drop_equivalences(old)
     writer.put_equivalences(records_of(found))
     writer.put_equivalences(pairs)

@@ -1,12 +1,14 @@
 """Vocabulary distributions of hidden states, two models side by side, without ever holding a whole one (BL-05).
 
-A model's own final norm and head turn the hidden states behind any of its components into logits; of those only slices of the
-vocabulary are held at a time. What is kept per token are sums that grow slice by slice, each relative to the largest logit so far:
+A model's own final norm and head turn the hidden states behind any of its components into logits; of those only
+slices of the vocabulary are held at a time. What is kept per token are sums that grow slice by slice, each relative
+to the largest logit so far:
 
     m  = max l          Z = sum e^(l - m)         Q = sum e^(2 (l - m))         cosine = D / sqrt(Q_a Q_b)
     D  = sum e^(l_a - m_a + l_b - m_b)            KL(a, b) = sum e^(l_a - m_a) (l_a - l_b) / Z_a - m_a - ln Z_a + m_b + ln Z_b
 
-The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whatever the vocabulary. Knows nothing of text or stores.
+The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whatever the vocabulary. Knows nothing of
+text or stores.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from surgery.modules.components import LmHead
 
 #: Bytes of logits and what is made of them, at a time.
 BUDGET = 96 << 20
-#: Tensors of the size of a slice of logits that exist at once: logits in the model's dtype and in float32, exponentials, products.
+#: Tensors of the size of a slice of logits that exist at once: logits in the model's dtype and in float32,
+#: exponentials, products.
 _COPIES = 6
 _SLICE = 4096
 
@@ -36,15 +39,23 @@ class Lens:
 
     @property
     def sliceable(self) -> bool:
-        """Whether slices cost no more than themselves; a head with an adapter is computed whole, for fewer tokens at a time."""
+        """Whether slices cost no more than themselves; a head with an adapter is computed whole, for fewer tokens at a
+        time.
+        """
         return self._linear is not None
 
     def vocabulary(self, hidden: Tensor) -> int:
-        """How many tokens it tells apart. `hidden`: any states [.., width], of which one is read where the head cannot be sliced."""
-        return int(self._head(hidden.flatten(0, -2)[:1]).shape[-1]) if self._linear is None else self._linear.out_features
+        """How many tokens it tells apart. `hidden`: any states [.., width], of which one is read where the head cannot
+        be sliced.
+        """
+        return (
+            int(self._head(hidden.flatten(0, -2)[:1]).shape[-1]) if self._linear is None else self._linear.out_features
+        )
 
     def ready(self, hidden: Tensor) -> Tensor:
-        """What slices are read from: [.., width] -> [.., width of the head], or all logits where the head cannot be sliced."""
+        """What slices are read from: [.., width] -> [.., width of the head], or all logits where the head cannot be
+        sliced.
+        """
         if self._linear is None or not isinstance(self._head, LmHead):
             whole: Tensor = self._head(hidden)
             return whole
@@ -67,9 +78,10 @@ class Lens:
 class Alike:
     """How alike two models' distributions are, per token.
 
-    `cosine`, `kl_ab`, `kl_ba` (nats), `agreement` (1 where both would take the same token): [pairs, tokens]. `matrix`: cosines of every
-    position of a with every position of b, [positions a, positions b, tokens], where it was asked for. `right` (1 where b's likeliest
-    token is the target) and `told` (log-probability that b gives the target, nats): [pairs, tokens], where targets were given.
+    `cosine`, `kl_ab`, `kl_ba` (nats), `agreement` (1 where both would take the same token): [pairs, tokens]. `matrix`:
+    cosines of every position of a with every position of b, [positions a, positions b, tokens], where it was asked for.
+    `right` (1 where b's likeliest token is the target) and `told` (log-probability that b gives the target, nats):
+    [pairs, tokens], where targets were given.
     """
 
     cosine: Tensor
@@ -138,7 +150,9 @@ class _Side:
         self.best = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def add_(self, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take in a slice: its logits, their exponentials over the new maximum, and the factor that old sums shrink by."""
+        """Take in a slice: its logits, their exponentials over the new maximum, and the factor that old sums shrink
+        by.
+        """
         logits = self._lens.logits(self._ready, lo, hi)
         highest, where = logits.max(dim=-1)
         self.best = torch.where(highest > self.top, where + lo, self.best)
@@ -218,7 +232,9 @@ class _Sums:
     def _matrix(self) -> Tensor | None:
         if self._dots is None:
             return None
-        return _capped(self._dots.permute(1, 2, 0) * self._a.squares.rsqrt().unsqueeze(1) * self._b.squares.rsqrt().unsqueeze(0))
+        return _capped(
+            self._dots.permute(1, 2, 0) * self._a.squares.rsqrt().unsqueeze(1) * self._b.squares.rsqrt().unsqueeze(0)
+        )
 
 
 def _capped(cosine: Tensor) -> Tensor:

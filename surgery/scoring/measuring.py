@@ -1,7 +1,8 @@
-"""The same tokens through two stacks, and how alike what comes out behind each of their parts is, summed batch by batch (BL-05).
+"""The same tokens through two stacks, and how alike what comes out behind each of their parts is, summed batch by batch
+(BL-05).
 
-Memory beside the two models is bounded: the hidden states of one batch, and slices of its logits (`surgery.scoring.lens`).
-Knows stacks and windows of ids; nothing of stores, names or text.
+Memory beside the two models is bounded: the hidden states of one batch, and slices of its logits
+(`surgery.scoring.lens`). Knows stacks and windows of ids; nothing of stores, names or text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _HIDDEN_BUDGET = 128 << 20
 
 @dataclass(frozen=True)
 class Positions:
-    """Where hidden states are taken: behind how many components of each model; and which of them make pairs, by index."""
+    """Where hidden states are taken: behind how many components of each model; and which of them make pairs, by
+    index.
+    """
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -32,7 +35,9 @@ class Positions:
 
 
 def positions_of(plan: Pairing, a: Stack, b: Stack, matrix: bool) -> Positions:
-    """The boundaries that a pairing asks for; all of its units' for a matrix. Behind the head is before it: its states are its input."""
+    """The boundaries that a pairing asks for; all of its units' for a matrix. Behind the head is before it: its states
+    are its input.
+    """
     ends_a = _ends(plan.a if matrix else [unit for unit, _ in plan.pairs], a)
     ends_b = _ends(plan.b if matrix else [unit for _, unit in plan.pairs], b)
     pairs = tuple((ends_a.index(_end(x, a)), ends_b.index(_end(y, b))) for x, y in plan.pairs)
@@ -48,7 +53,9 @@ def _end(unit: ScoredUnit, stack: Stack) -> int:
 
 
 def check_readable(name: str, stack: Stack, ends: Sequence[int]) -> None:
-    """Raises Incomparable when hidden states are asked for that the head cannot read: those before a stitch have another width."""
+    """Raises Incomparable when hidden states are asked for that the head cannot read: those before a stitch have
+    another width.
+    """
     stitches = [at for at, placed in enumerate(stack.placed) if placed.component.kind == "stitch"]
     if stitches and min(ends) <= stitches[-1]:
         raise Incomparable(
@@ -75,7 +82,14 @@ def _width(stack: Stack) -> int:
 
 @torch.inference_mode()
 def measure(
-    a: Stack, b: Stack, windows: Tensor, at: Positions, vocabulary: int, matrix: bool, sums: Sums, keep: Callable[[Sums], None]
+    a: Stack,
+    b: Stack,
+    windows: Tensor,
+    at: Positions,
+    vocabulary: int,
+    matrix: bool,
+    sums: Sums,
+    keep: Callable[[Sums], None],
 ) -> Sums:
     """Sum up all batches from the one where `sums` stops.
 
@@ -85,8 +99,8 @@ def measure(
         keep: called behind each batch with the sums so far.
 
     Returns:
-        Sums over tokens of `cosine`, `kl_ab`, `kl_ba`, `agreement` and, where widths agree, `hidden` ([pairs] each), of `matrix`
-        [positions a, positions b] where asked for, and `tokens`, how many there were.
+        Sums over tokens of `cosine`, `kl_ab`, `kl_ba`, `agreement` and, where widths agree, `hidden` ([pairs] each), of
+        `matrix` [positions a, positions b] where asked for, and `tokens`, how many there were.
 
     Raises:
         InputError: a model gives numbers that are not finite.
@@ -129,4 +143,6 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def _check_finite(batch: dict[str, Tensor]) -> None:
     if not all(bool(torch.isfinite(value).all()) for value in batch.values()):
-        raise InputError("one of the models gives numbers that are not finite: nothing can be said of what is alike in them")
+        raise InputError(
+            "one of the models gives numbers that are not finite: nothing can be said of what is alike in them"
+        )

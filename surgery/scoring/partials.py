@@ -1,9 +1,10 @@
-"""What a long measurement has so far, in a small file of the store: interrupted and started again, it goes on where it was.
+"""What a long measurement has so far, in a small file of the store: interrupted and started again, it goes on where it
+was.
 
     root/work/<what>-<key>.json      {phase: {"done": batches, "sums": {name: numbers}}}
 
-`key` is a digest of everything that the result depends on, so a file is only ever read by the same measurement. A file that cannot be
-read counts as none. Knows nothing of what is measured.
+`key` is a digest of everything that the result depends on, so a file is only ever read by the same measurement. A file
+that cannot be read counts as none. Knows nothing of what is measured.
 """
 
 from __future__ import annotations

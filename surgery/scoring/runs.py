@@ -1,4 +1,5 @@
-"""Which parts of two models are held against each other: components, layers, or proportional groups of layers (BL-04, BL-05).
+"""Which parts of two models are held against each other: components, layers, or proportional groups of layers (BL-04,
+BL-05).
 
 A run's score is that of the hidden states behind its last component. Pure: knows no tensors, no stores, no scores.
 """
@@ -39,7 +40,9 @@ class ScoredUnit:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Units of two models. `a`, `b`: all of them, in order: the axes of a matrix. `pairs`: those that are held against each other."""
+    """Units of two models. `a`, `b`: all of them, in order: the axes of a matrix. `pairs`: those that are held against
+    each other.
+    """
 
     granularity: Granularity
     a: tuple[ScoredUnit, ...]
@@ -71,7 +74,9 @@ def layers_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
     return tuple(units)
 
 
-def pairing(a: Sequence[Placed], b: Sequence[Placed], granularity: Granularity | None = None, groups: int | None = None) -> Pairing:
+def pairing(
+    a: Sequence[Placed], b: Sequence[Placed], granularity: Granularity | None = None, groups: int | None = None
+) -> Pairing:
     """What to score between two chains.
 
     Args:
@@ -93,18 +98,24 @@ def pairing(a: Sequence[Placed], b: Sequence[Placed], granularity: Granularity |
     if chosen == "group":
         return Pairing(chosen, layers_a, layers_b, _grouped(layers_a, layers_b, groups))
     if len(layers_a) != len(layers_b):
-        raise InputError(f"{len(layers_a)} and {len(layers_b)} layers cannot be compared one by one: use the granularity `group`")
+        raise InputError(
+            f"{len(layers_a)} and {len(layers_b)} layers cannot be compared one by one: use the granularity `group`"
+        )
     return Pairing(chosen, layers_a, layers_b, tuple(zip(layers_a, layers_b, strict=True)))
 
 
 def _by_component(a: Sequence[Placed], b: Sequence[Placed]) -> Pairing:
     if [placed.component.kind for placed in a] != [placed.component.kind for placed in b]:
-        raise InputError("the models are not made of the same components one by one: use the granularity `layer` or `group`")
+        raise InputError(
+            "the models are not made of the same components one by one: use the granularity `layer` or `group`"
+        )
     units_a, units_b = components_of(a), components_of(b)
     return Pairing("component", units_a, units_b, tuple(zip(units_a, units_b, strict=True)))
 
 
-def _grouped(a: Sequence[ScoredUnit], b: Sequence[ScoredUnit], groups: int | None) -> tuple[tuple[ScoredUnit, ScoredUnit], ...]:
+def _grouped(
+    a: Sequence[ScoredUnit], b: Sequence[ScoredUnit], groups: int | None
+) -> tuple[tuple[ScoredUnit, ScoredUnit], ...]:
     count = groups if groups is not None else _even(len(a), len(b))
     if not 0 < count <= min(len(a), len(b)):
         raise InputError(f"{len(a)} and {len(b)} layers make no {count} groups")
@@ -125,8 +136,8 @@ def _cut(units: Sequence[ScoredUnit], count: int) -> list[ScoredUnit]:
 def equivalent_runs(a: Sequence[str], b: Sequence[str], scores: Sequence[float], threshold: float) -> list[Span]:
     """The maximal runs of components that are alike enough to be one block each (BL-04), in order.
 
-    A component that is the very same in both is shared already and belongs to no run: what is equal needs no score. So at T = 1
-    nothing but identical weights is shared.
+    A component that is the very same in both is shared already and belongs to no run: what is equal needs no score. So
+    at T = 1 nothing but identical weights is shared.
 
     Args:
         a, b: component digests of two chains of equal length.

@@ -1,4 +1,6 @@
-"""A random-init twin of a model: the same shapes, nothing learned. The control of a score: what an unrelated model would get (BL-05)."""
+"""A random-init twin of a model: the same shapes, nothing learned. The control of a score: what an unrelated model
+would get (BL-05).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from zoo.store import Store
 _DEVIATION = 0.02
 
 
-def random_twin(store: Store, manifest: ModelManifest, seed: int = 0, device: str = "cpu", dtype: torch.dtype | None = None) -> Stack:
+def random_twin(
+    store: Store, manifest: ModelManifest, seed: int = 0, device: str = "cpu", dtype: torch.dtype | None = None
+) -> Stack:
     """A stack of the model's architecture with weights as transformers initialises them, the same for the same seed.
 
     An adapter's twin is a twin of its base. Raises as `surgery.modules.stack.open_stack`.
@@ -31,14 +35,20 @@ def _fresh(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> 
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    settings = {key: value for key, value in config_of(store, manifest).items() if key not in ("auto_map", "quantization_config")}
+    settings = {
+        key: value
+        for key, value in config_of(store, manifest).items()
+        if key not in ("auto_map", "quantization_config")
+    }
     config = CONFIG_MAPPING[manifest.family].from_dict(settings)
     return stack_of(AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32).eval(), manifest.components)
 
 
 @torch.no_grad()
 def _forgotten(stack: Stack) -> Stack:
-    """A chain of its own kind belongs to no class that could initialise it: matrices as most families do, norms one, biases zero."""
+    """A chain of its own kind belongs to no class that could initialise it: matrices as most families do, norms one,
+    biases zero.
+    """
     for module in stack.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1:

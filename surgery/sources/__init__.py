@@ -1,6 +1,7 @@
 """Where checkpoints come from: local folders, Meta's original layout, the hub. `open_source` decides which.
 
-Each kind is a file of its own behind the vocabulary of `surgery.sources.base`; this one knows only how to tell them apart.
+Each kind is a file of its own behind the vocabulary of `surgery.sources.base`; this one knows only how to tell them
+apart.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from zoo.errors import MalformedCheckpoint
 
 
 class SourceTensor(Protocol):
-    """A tensor on offer: a `zoo.objects.objects.ByteSource` with its key on disk. `dtype` is safetensors' name for it."""
+    """A tensor on offer: a `zoo.objects.objects.ByteSource` with its key on disk. `dtype` is safetensors' name for
+    it.
+    """
 
     @property
     def key(self) -> str: ...
@@ -55,8 +57,8 @@ class SourceSide:
 class Source:
     """A parsed checkpoint.
 
-    `origin` is where it came from: a hub id, `id@revision`, or an absolute path. `config` is `config.json`, `adapter` is
-    `adapter_config.json`; at least one is there. `notes` tell what was left out or changed on the way.
+    `origin` is where it came from: a hub id, `id@revision`, or an absolute path. `config` is `config.json`, `adapter`
+    is `adapter_config.json`; at least one is there. `notes` tell what was left out or changed on the way.
     """
 
     origin: str

@@ -25,18 +25,48 @@ DEPTH_LIMIT = 3
 #: Weights in other formats, and what training leaves behind: not part of the checkpoint that is ingested.
 _OTHER_SUFFIXES = frozenset(
     [
-        *(".safetensors", ".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot"),
-        *(".gguf", ".ggml", ".npz", ".npy", ".tflite", ".mlmodel", ".mlpackage", ".nemo", ".tar", ".gz", ".zip", ".tmp"),
+        *(
+            ".safetensors",
+            ".bin",
+            ".pt",
+            ".pth",
+            ".pkl",
+            ".pickle",
+            ".ckpt",
+            ".h5",
+            ".msgpack",
+            ".onnx",
+            ".onnx_data",
+            ".ot",
+        ),
+        *(
+            ".gguf",
+            ".ggml",
+            ".npz",
+            ".npy",
+            ".tflite",
+            ".mlmodel",
+            ".mlpackage",
+            ".nemo",
+            ".tar",
+            ".gz",
+            ".zip",
+            ".tmp",
+        ),
         *(".lock", ".incomplete", ".log"),
     ]
 )
 _OTHER_NAMES = ("events.out.tfevents.", "optimizer.", "scheduler.", "rng_state", "training_args.", "trainer_state.")
-_OTHER_FOLDERS = frozenset({"runs", "wandb", "logs", "original", "onnx", "openvino", "coreml", "gguf", "metal", "__pycache__"})
+_OTHER_FOLDERS = frozenset(
+    {"runs", "wandb", "logs", "original", "onnx", "openvino", "coreml", "gguf", "metal", "__pycache__"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder whose files were looked at once. `files` and `left_out` are relative paths with forward slashes, sorted."""
+    """A folder whose files were looked at once. `files` and `left_out` are relative paths with forward slashes,
+    sorted.
+    """
 
     root: Path
     files: tuple[str, ...]
@@ -64,7 +94,9 @@ class Folder:
         return data
 
     def sides(self, skip: frozenset[str]) -> tuple[SourceSide, ...]:
-        """Every file that belongs to the checkpoint, without those in `skip`. Raises MalformedCheckpoint over the limits."""
+        """Every file that belongs to the checkpoint, without those in `skip`. Raises MalformedCheckpoint over the
+        limits.
+        """
         found: list[SourceSide] = []
         total = 0
         for path in self.files:
@@ -72,7 +104,9 @@ class Folder:
                 found.append(SourceSide(path, self.read(path)))
                 total += len(found[-1].data)
                 if total > SIDES_LIMIT:
-                    raise MalformedCheckpoint(f"the files beside the weights have more than {SIDES_LIMIT:,} bytes together")
+                    raise MalformedCheckpoint(
+                        f"the files beside the weights have more than {SIDES_LIMIT:,} bytes together"
+                    )
         return tuple(found)
 
 
@@ -90,7 +124,9 @@ def look(folder: Path) -> Folder:
         for path, belongs in _walk(root, PurePosixPath()):
             (files if belongs else left_out).append(path)
             if len(files) + len(left_out) > FILES_LIMIT:
-                raise MalformedCheckpoint(f"the folder holds more than {FILES_LIMIT} files; give the checkpoint's own folder")
+                raise MalformedCheckpoint(
+                    f"the folder holds more than {FILES_LIMIT} files; give the checkpoint's own folder"
+                )
     except OSError as error:
         raise MalformedCheckpoint(f"cannot read {folder}: {error.strerror}") from None
     return Folder(root, tuple(sorted(files)), tuple(sorted(left_out)))
@@ -98,8 +134,16 @@ def look(folder: Path) -> Folder:
 
 def plain_name(name: object) -> str:
     """A file name without any folder, as an index may state it. Raises UnsafeCheckpoint for anything else."""
-    if not isinstance(name, str) or not name or name in (".", "..") or any(char in name for char in "/\\\0") or not name.isprintable():
-        raise UnsafeCheckpoint(f"the index names {str(name)[:100]!r}, which is not a plain file name in the checkpoint's folder")
+    if (
+        not isinstance(name, str)
+        or not name
+        or name in (".", "..")
+        or any(char in name for char in "/\\\0")
+        or not name.isprintable()
+    ):
+        raise UnsafeCheckpoint(
+            f"the index names {str(name)[:100]!r}, which is not a plain file name in the checkpoint's folder"
+        )
     return name
 
 
@@ -145,7 +189,11 @@ def _walk(root: Path, below: PurePosixPath) -> Iterator[tuple[str, bool]]:
 
 def _enters(path: PurePosixPath) -> bool:
     name = path.name
-    return len(path.parts) <= DEPTH_LIMIT and not name.startswith((".", "checkpoint-")) and name.lower() not in _OTHER_FOLDERS
+    return (
+        len(path.parts) <= DEPTH_LIMIT
+        and not name.startswith((".", "checkpoint-"))
+        and name.lower() not in _OTHER_FOLDERS
+    )
 
 
 def _belongs(name: str) -> bool:

@@ -1,8 +1,9 @@
-"""Checkpoints from the Hugging Face hub: which files of a repository are wanted, and their download into the hub's own cache.
+"""Checkpoints from the Hugging Face hub: which files of a repository are wanted, and their download into the hub's own
+cache.
 
-The download is huggingface_hub's (resumed, verified, shared with transformers); this file chooses and translates errors.
-A token comes from the environment or the login that huggingface_hub knows; it is never read or shown here.
-It knows nothing of what the files hold.
+The download is huggingface_hub's (resumed, verified, shared with transformers); this file chooses and translates
+errors. A token comes from the environment or the login that huggingface_hub knows; it is never read or shown here. It
+knows nothing of what the files hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 from zoo.errors import InputError, StoreFull, UnsafeCheckpoint
 
 #: Files beside the weights: configs, indices, tokenizers, templates, texts.
-_SIDE = re.compile(r".*\.(json|model|jinja|txt|md|tiktoken)|(LICENSE|LICENCE|NOTICE|README|USE_POLICY)[^/]*", re.IGNORECASE)
+_SIDE = re.compile(
+    r".*\.(json|model|jinja|txt|md|tiktoken)|(LICENSE|LICENCE|NOTICE|README|USE_POLICY)[^/]*", re.IGNORECASE
+)
 _TEMPLATES = "additional_chat_templates/"
 #: Another vendor's layout under a safetensors name; transformers does not read it either.
 _SAFETENSORS = re.compile(r"(?!consolidated)[^/]*\.safetensors")
@@ -47,7 +50,9 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) ->
         try:
             info = HfApi().model_info(repo, revision=revision)
         except _unreachable():
-            return Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=["config.json"]))
+            return Path(
+                snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=["config.json"])
+            )
     files = wanted([sibling.rfilename for sibling in info.siblings or []], repo, allow_pickle)
     with _clear_errors(repo, revision):
         # The patterns are shell patterns; a name that looks like one must stand for itself.
@@ -57,8 +62,8 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) ->
 def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple[str, ...]:
     """The files of a repository that make up its checkpoint: a pure function of their names.
 
-    Weights are safetensors where there are any; else Meta's shards; else pickles if allowed. Only the top folder counts,
-    so that `original/`, `onnx/` and training checkpoints are not downloaded.
+    Weights are safetensors where there are any; else Meta's shards; else pickles if allowed. Only the top folder
+    counts, so that `original/`, `onnx/` and training checkpoints are not downloaded.
 
     Raises:
         InputError: the repository holds no weights that can be read.
@@ -71,10 +76,14 @@ def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple
     pickles = [name for name in names if _PICKLES.fullmatch(name)]
     if not weights and pickles:
         if not allow_pickle:
-            raise UnsafeCheckpoint(f"{repo} has pickled weights only ({pickles[0]}), which can run code; --allow-pickle reads tensors only")
+            raise UnsafeCheckpoint(
+                f"{repo} has pickled weights only ({pickles[0]}), which can run code; --allow-pickle reads tensors only"
+            )
         weights = pickles
     if not weights:
-        raise InputError(f"{repo} holds no weights at its top: no *.safetensors and no consolidated.*.pth with params.json")
+        raise InputError(
+            f"{repo} holds no weights at its top: no *.safetensors and no consolidated.*.pth with params.json"
+        )
     sides = [name for name in names if _SIDE.fullmatch(name) and ("/" not in name or name.startswith(_TEMPLATES))]
     return (*weights, *sides)
 
@@ -97,17 +106,26 @@ def _clear_errors(repo: str, revision: str | None) -> Iterator[None]:
     except errors.HFValidationError:
         raise InputError(f"{repo!r} is neither a folder here nor a possible hub id (owner/name)") from None
     except errors.GatedRepoError:
-        raise InputError(f"{repo} is gated: accept its terms on its hub page, then log in with 'hf auth login' or set HF_TOKEN") from None
+        raise InputError(
+            f"{repo} is gated: accept its terms on its hub page, then log in with 'hf auth login' or set HF_TOKEN"
+        ) from None
     except errors.RepositoryNotFoundError:
-        reason = "no folder here and no repository on the hub has this name; if it is private, log in with 'hf auth login' or set HF_TOKEN"
+        reason = (
+            "no folder here and no repository on the hub has this name; if it is private, log in with 'hf auth "
+            "login' or set HF_TOKEN"
+        )
         raise InputError(f"{repo}: {reason}") from None
     except errors.RevisionNotFoundError:
         raise InputError(f"{repo} has no revision {revision!r}") from None
     except (errors.LocalEntryNotFoundError, *_unreachable()):
-        raise InputError(f"{repo} is not a folder here, the hub cannot be reached, and its cache does not hold it") from None
+        raise InputError(
+            f"{repo} is not a folder here, the hub cannot be reached, and its cache does not hold it"
+        ) from None
     except errors.HfHubHTTPError as error:
         raise InputError(f"{repo}: the hub answered with an error ({error.response.status_code})") from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise StoreFull("no space left on the disk of the hub's cache") from None
-        raise InputError(f"{repo}: the download failed ({type(error).__name__}); try again, it continues where it stopped") from None
+        raise InputError(
+            f"{repo}: the download failed ({type(error).__name__}); try again, it continues where it stopped"
+        ) from None

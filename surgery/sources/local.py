@@ -32,8 +32,10 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     """Parse a folder in Hugging Face's or PEFT's layout.
 
     Args:
-        folder: the checkpoint's own folder; where several formats lie in it, safetensors is taken, a single file before shards.
-        allow_pickle: read `*.bin` where there is nothing else, with torch's restricted loader, and keep it as safetensors.
+        folder: the checkpoint's own folder; where several formats lie in it, safetensors is taken, a single file before
+            shards.
+        allow_pickle: read `*.bin` where there is nothing else, with torch's restricted loader, and keep it as
+            safetensors.
 
     Raises:
         UnsafeCheckpoint: only pickles are there, a link leaves the folder, or the index names something outside.
@@ -43,10 +45,14 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     origin = str(here.root)
     config = _config(here, "config.json")
     adapter = _config(here, "adapter_config.json")
-    if adapter is not None and (config is None or any(here.has(name) for name in (ADAPTER, BOTTLENECK, *ADAPTER_PICKLES))):
+    if adapter is not None and (
+        config is None or any(here.has(name) for name in (ADAPTER, BOTTLENECK, *ADAPTER_PICKLES))
+    ):
         return _adapter(here, origin, config, adapter, allow_pickle)
     if config is None:
-        raise MalformedCheckpoint(f"{folder} holds no config.json and no adapter_config.json: not a checkpoint's folder")
+        raise MalformedCheckpoint(
+            f"{folder} holds no config.json and no adapter_config.json: not a checkpoint's folder"
+        )
     if here.has(SINGLE):
         return _source(here, origin, config, None, [_weights(here, SINGLE)])
     if here.has(INDEX):
@@ -60,19 +66,27 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
 _HEAD_MARK = "head_config.json"
 
 
-def _adapter(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any], allow_pickle: bool) -> Source:
+def _adapter(
+    here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any], allow_pickle: bool
+) -> Source:
     if here.has(ADAPTER):
         return _source(here, origin, config, adapter, [_weights(here, ADAPTER)])
     if here.has(_HEAD_MARK) and not here.has(HEAD if here.has(BOTTLENECK) else HEAD_PICKLE):
-        raise MalformedCheckpoint(f"{here.root} holds a {_HEAD_MARK}, but not the head that it speaks of in the adapter's own format")
+        raise MalformedCheckpoint(
+            f"{here.root} holds a {_HEAD_MARK}, but not the head that it speaks of in the adapter's own format"
+        )
     if here.has(BOTTLENECK):
-        return _source(here, origin, config, adapter, [_weights(here, name) for name in (BOTTLENECK, HEAD) if here.has(name)])
+        return _source(
+            here, origin, config, adapter, [_weights(here, name) for name in (BOTTLENECK, HEAD) if here.has(name)]
+        )
     if any(here.has(name) for name in ADAPTER_PICKLES):
         return _from_pickles(here, origin, config, adapter, allow_pickle)
     raise MalformedCheckpoint(f"{here.root} holds an adapter_config.json but neither {ADAPTER} nor {BOTTLENECK}")
 
 
-def _from_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, allow_pickle: bool) -> Source:
+def _from_pickles(
+    here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, allow_pickle: bool
+) -> Source:
     if not allow_pickle:
         raise UnsafeCheckpoint(
             "the weights are pickled (*.bin), which can run code when loaded; convert them to safetensors, "
@@ -84,7 +98,11 @@ def _from_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adap
 
 
 def _source(
-    here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, weights: Sequence[SourceWeights]
+    here: Folder,
+    origin: str,
+    config: dict[str, Any] | None,
+    adapter: dict[str, Any] | None,
+    weights: Sequence[SourceWeights],
 ) -> Source:
     taken = frozenset(one.path for one in weights)
     return Source(origin, config, adapter, tuple(weights), here.sides(taken), left_out_note(here, taken))
@@ -106,7 +124,10 @@ def _config(here: Folder, name: str) -> dict[str, Any] | None:
 def _weights(here: Folder, name: str) -> SourceWeights:
     path = here.locate(name)
     header = read_header(path)
-    tensors = tuple(FileTensor(entry.key, entry.dtype, entry.shape, entry.end - entry.begin, path, entry.begin) for entry in header.entries)
+    tensors = tuple(
+        FileTensor(entry.key, entry.dtype, entry.shape, entry.end - entry.begin, path, entry.begin)
+        for entry in header.entries
+    )
     if not tensors:
         raise MalformedCheckpoint(f"{name} holds no tensors")
     return SourceWeights(name, header.raw, tensors)

@@ -1,9 +1,10 @@
-"""Meta's original checkpoints (`params.json`, `consolidated.NN.pth`, `tokenizer.model`) as a source in Hugging Face's layout.
+"""Meta's original checkpoints (`params.json`, `consolidated.NN.pth`, `tokenizer.model`) as a source in Hugging Face's
+layout.
 
-Shards are joined, the rotary layout of q and k is permuted, names, config and tokenizer are those that transformers' own
-converter gives; tensors keep their dtype and are read lazily. The files are pickles and are read with torch's
-weights-only loader; nothing else of this kind is accepted without a switch, because no other layout is defined this way.
-It knows nothing of the store. torch and transformers are imported by what it calls.
+Shards are joined, the rotary layout of q and k is permuted, names, config and tokenizer are those that transformers'
+own converter gives; tensors keep their dtype and are read lazily. The files are pickles and are read with torch's
+weights-only loader; nothing else of this kind is accepted without a switch, because no other layout is defined this
+way. It knows nothing of the store. torch and transformers are imported by what it calls.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def is_meta(folder: Path) -> bool:
-    """Whether a folder looks like one of Meta's: the settings and at least one shard. Says nothing of their being sound."""
-    return (folder / PARAMS).is_file() and any(_SHARD.fullmatch(path.name) for path in folder.glob("consolidated.*.pth"))
+    """Whether a folder looks like one of Meta's: the settings and at least one shard. Says nothing of their being
+    sound.
+    """
+    return (folder / PARAMS).is_file() and any(
+        _SHARD.fullmatch(path.name) for path in folder.glob("consolidated.*.pth")
+    )
 
 
 def open_meta(folder: Path, shard_bytes: int = SHARD_BYTES) -> Source:
@@ -63,14 +68,19 @@ def open_meta(folder: Path, shard_bytes: int = SHARD_BYTES) -> Source:
     made = (*_config_sides(config), *tokenizer.sides, *_index(weights), SourceSide("original/" + PARAMS, document))
     replaced = frozenset({side.path for side in made} | {PARAMS, TOKENIZER})
     shards = frozenset(path for path in here.left_out if _SHARD.fullmatch(path))
-    note = f"Meta's layout ({len(paths)} consolidated.*.pth) became Hugging Face's: names, rotary layout, config, tokenizer"
+    note = (
+        f"Meta's layout ({len(paths)} consolidated.*.pth) became Hugging Face's: names, rotary layout, config, "
+        "tokenizer"
+    )
     return Source(
         str(here.root), config, None, weights, (*here.sides(replaced), *made), (note, *left_out_note(here, shards))
-    )  # fmt: skip
+    )
 
 
 def split(tensors: Sequence[JoinedTensor], limit: int) -> tuple[SourceWeights, ...]:
-    """Weight files of at most `limit` bytes of tensors each (a larger tensor gets its own), named as transformers names them."""
+    """Weight files of at most `limit` bytes of tensors each (a larger tensor gets its own), named as transformers names
+    them.
+    """
     groups: list[list[JoinedTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -80,7 +90,9 @@ def split(tensors: Sequence[JoinedTensor], limit: int) -> tuple[SourceWeights, .
         groups[-1].append(tensor)
         size += tensor.nbytes
     count = len(groups)
-    names = [SINGLE] if count == 1 else [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    names = (
+        [SINGLE] if count == 1 else [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    )
     return tuple(SourceWeights(name, _header(group), tuple(group)) for name, group in zip(names, groups, strict=True))
 
 
@@ -94,7 +106,9 @@ def _shard_paths(here: Folder) -> list[Path]:
     wanted = [f"consolidated.{number:02d}.pth" for number in range(max(1, len(names)))]
     if names != wanted:
         missing = sorted(set(wanted) - set(names))[0]
-        raise MalformedCheckpoint(f"{missing} is missing: the shards must be consolidated.00.pth and so on without a hole")
+        raise MalformedCheckpoint(
+            f"{missing} is missing: the shards must be consolidated.00.pth and so on without a hole"
+        )
     return [here.locate(name) for name in names]
 
 
@@ -122,19 +136,29 @@ def _tokenizer_above(root: Path) -> bytes:
 
 
 def checkpoint_name(root: Path) -> str:
-    """What the checkpoint is called: the repository's name in the hub cache, else the folder's. The files do not say."""
+    """What the checkpoint is called: the repository's name in the hub cache, else the folder's. The files do not
+    say.
+    """
     if root.parent.name == "snapshots":
         return root.parent.parent.name.rsplit("--", 1)[-1]
     return root.parent.name if root.name == "original" else root.name
 
 
-def _config(params: MetaParams, tokenizer: ConvertedTokenizer, tensors: Sequence[JoinedTensor], tied: bool) -> dict[str, Any]:
+def _config(
+    params: MetaParams, tokenizer: ConvertedTokenizer, tensors: Sequence[JoinedTensor], tied: bool
+) -> dict[str, Any]:
     table = tensors[0]
     rows = table.shape[0]
     if tokenizer.size > rows:
         raise MalformedCheckpoint(f"{TOKENIZER} has {tokenizer.size} tokens, but the embedding has only {rows} rows")
     return hf_config(
-        params, tokenizer=tokenizer.kind, bos=tokenizer.bos, eos=tokenizer.eos, vocab_size=rows, dtype=_DTYPES[table.dtype], tied=tied
+        params,
+        tokenizer=tokenizer.kind,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        vocab_size=rows,
+        dtype=_DTYPES[table.dtype],
+        tied=tied,
     )
 
 

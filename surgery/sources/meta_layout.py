@@ -1,9 +1,10 @@
-"""Meta's tensor names and how each is cut into shards, as a plan: which joined tensor stands for which Hugging Face key.
+"""Meta's tensor names and how each is cut into shards, as a plan: which joined tensor stands for which Hugging Face
+key.
 
 A pure function of params.json and of what the shards hold (names, dtypes, shapes). The cut is the one of fairscale's
-layers, as transformers' `convert_llama_weights_to_hf.py` undoes it: wq, wk, wv, w1, w3 and output were split along rows, wo
-and w2 along columns; norms are in every shard (the first one's is taken, as there); the embedding was split along columns
-(Llama 1 and 2) or along rows (Llama 3): its shapes tell.
+layers, as transformers' `convert_llama_weights_to_hf.py` undoes it: wq, wk, wv, w1, w3 and output were split along
+rows, wo and w2 along columns; norms are in every shard (the first one's is taken, as there); the embedding was split
+along columns (Llama 1 and 2) or along rows (Llama 3): its shapes tell.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _Place:
 
 
 def plan(params: MetaParams, shards: Sequence[Shard]) -> tuple[JoinedTensor, ...]:
-    """Every tensor of the Hugging Face checkpoint, in the order of its state dict. `lm_head` is absent when the shards lack it.
+    """Every tensor of the Hugging Face checkpoint, in the order of its state dict. `lm_head` is absent when the shards
+    lack it.
 
     Raises:
         MalformedCheckpoint: the shards disagree with each other or with params.json.
@@ -51,7 +53,9 @@ def plan(params: MetaParams, shards: Sequence[Shard]) -> tuple[JoinedTensor, ...
     # Frequencies are recomputed from params.json; they are in the files of Llama 1 and 2 only.
     extra = sorted(names - {place.name for place in places} - {"rope.freqs"})
     if extra:
-        raise MalformedCheckpoint(f"tensor {extra[0]!r} has no place in the {params.layers} layers that params.json promises")
+        raise MalformedCheckpoint(
+            f"tensor {extra[0]!r} has no place in the {params.layers} layers that params.json promises"
+        )
     return tuple(_join(params, place, shards) for place in places)
 
 
@@ -60,7 +64,9 @@ def _agreed_names(shards: Sequence[Shard]) -> set[str]:
     for shard in shards[1:]:
         odd = sorted(names ^ set(shard.tensors))
         if odd:
-            raise MalformedCheckpoint(f"{shards[0].path.name} and {shard.path.name} disagree: only one of them holds {odd[0]!r}")
+            raise MalformedCheckpoint(
+                f"{shards[0].path.name} and {shard.path.name} disagree: only one of them holds {odd[0]!r}"
+            )
     return names
 
 
@@ -133,6 +139,8 @@ def _check_parts(place: _Place, cut: Cut, held: Sequence[Stored], head_rows: int
     joined = sum(part.shape[axis] for part in held)
     if rest != {place.shape[:axis] + place.shape[axis + 1 :]} or joined != place.shape[axis]:
         parts = " + ".join(str(list(part.shape)) for part in held)
-        raise MalformedCheckpoint(f"{place.name!r}: the shards hold {parts}, but params.json promises {list(place.shape)}")
+        raise MalformedCheckpoint(
+            f"{place.name!r}: the shards hold {parts}, but params.json promises {list(place.shape)}"
+        )
     if head_rows and any(part.shape[0] % head_rows for part in held):
         raise MalformedCheckpoint(f"{place.name!r}: a shard ends inside an attention head")

@@ -54,7 +54,9 @@ def parse_params(document: Mapping[str, Any]) -> MetaParams:
     document = inner if isinstance(inner, dict) else document
     unknown = sorted(set(document) - _KNOWN)
     if unknown:
-        raise InputError(f"params.json has settings that Meta's Llama language models do not have: {', '.join(unknown[:5])[:200]}")
+        raise InputError(
+            f"params.json has settings that Meta's Llama language models do not have: {', '.join(unknown[:5])[:200]}"
+        )
     return _checked(document)
 
 
@@ -89,7 +91,9 @@ def _intermediate(document: Mapping[str, Any], dim: int) -> int:
 def _count(document: Mapping[str, Any], name: str) -> int:
     value = document.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _LARGEST:
-        raise MalformedCheckpoint(f"params.json: {name} must be a whole number from 1 to {_LARGEST}, not {_shown(value)}")
+        raise MalformedCheckpoint(
+            f"params.json: {name} must be a whole number from 1 to {_LARGEST}, not {_shown(value)}"
+        )
     return value
 
 
@@ -109,8 +113,8 @@ def _shown(value: object) -> str:
 def context_length(params: MetaParams, tokenizer: TokenizerKind) -> int:
     """Positions the model was trained for; the file itself does not say.
 
-    Llama 3.1 and later scale the rotary angles, Llama 3 brought tiktoken, Code Llama raised theta, and Llama 1 is told from
-    Llama 2 by its epsilon (an early Llama 2 7B that kept Llama 1's gets the smaller bound).
+    Llama 3.1 and later scale the rotary angles, Llama 3 brought tiktoken, Code Llama raised theta, and Llama 1 is told
+    from Llama 2 by its epsilon (an early Llama 2 7B that kept Llama 1's gets the smaller bound).
     """
     if tokenizer == "tiktoken":
         return 131072 if params.scaled_rope else 8192
@@ -120,7 +124,9 @@ def context_length(params: MetaParams, tokenizer: TokenizerKind) -> int:
 
 
 def rope_scaling(params: MetaParams, tied: bool) -> dict[str, Any] | None:
-    """Llama 3.1's scaling of the rotary angles. Factor 8; 32 for Llama 3.2, whose text models alone tie head and embedding."""
+    """Llama 3.1's scaling of the rotary angles. Factor 8; 32 for Llama 3.2, whose text models alone tie head and
+    embedding.
+    """
     if not params.scaled_rope:
         return None
     return {
@@ -133,9 +139,18 @@ def rope_scaling(params: MetaParams, tied: bool) -> dict[str, Any] | None:
 
 
 def hf_config(
-    params: MetaParams, *, tokenizer: TokenizerKind, bos: int, eos: tuple[int, ...], vocab_size: int, dtype: str, tied: bool
+    params: MetaParams,
+    *,
+    tokenizer: TokenizerKind,
+    bos: int,
+    eos: tuple[int, ...],
+    vocab_size: int,
+    dtype: str,
+    tied: bool,
 ) -> dict[str, Any]:
-    """`config.json` of the same model. Rotary settings are spelled the old way, which every version of transformers reads."""
+    """`config.json` of the same model. Rotary settings are spelled the old way, which every version of transformers
+    reads.
+    """
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,

@@ -4,8 +4,8 @@ Shards are the parts of one model cut for model parallelism: column-parallel mat
 stored), row-parallel ones along their columns. A joined tensor is streamed in runs of rows, so that memory stays at one
 chunk whatever the tensor's size. It knows nothing of names, of params.json or of Hugging Face's layout.
 
-Pickle is what these files are. It is only ever read with `weights_only=True`, and only for what the file says of itself: the
-tensors are built without bytes, their places in the file are noted, and the bytes are read as bytes.
+Pickle is what these files are. It is only ever read with `weights_only=True`, and only for what the file says of
+itself: the tensors are built without bytes, their places in the file are noted, and the bytes are read as bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _LOCAL_HEADER = struct.Struct("<26xHH")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one shard holds under a name: `dtype` as safetensors calls it, and the file's byte at which the elements begin."""
+    """What one shard holds under a name: `dtype` as safetensors calls it, and the file's byte at which the elements
+    begin.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,12 +64,17 @@ def _records(path: Path) -> dict[int, int]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             infos = archive.infolist()
-            order = next((archive.read(info) for info in infos if info.filename.endswith("/byteorder") and info.file_size < 16), b"little")
+            order = next(
+                (archive.read(info) for info in infos if info.filename.endswith("/byteorder") and info.file_size < 16),
+                b"little",
+            )
             records = {_data_offset(file.fileno(), info): info.file_size for info in infos}
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise MalformedCheckpoint(f"{path.name} is not a PyTorch checkpoint in zip format: {error}") from None
     for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED or (info.filename.endswith(".pkl") and info.file_size > _LARGEST_PICKLE):
+        if info.compress_type != zipfile.ZIP_STORED or (
+            info.filename.endswith(".pkl") and info.file_size > _LARGEST_PICKLE
+        ):
             raise MalformedCheckpoint(f"{path.name}: record {info.filename[:100]!r} is compressed or too large")
     if order != b"little":
         raise MalformedCheckpoint(f"{path.name} was written on a big-endian machine")
@@ -87,9 +94,12 @@ def _structure(path: Path) -> Mapping[str, Tensor]:
     try:
         state = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:
-        # torch raises UnpicklingError for what it refuses, and almost anything for a damaged archive; its texts span pages.
+        # torch raises UnpicklingError for what it refuses, and almost anything for a damaged archive; its texts span
+        # pages.
         if type(error).__name__ == "UnpicklingError":
-            raise UnsafeCheckpoint(f"{path.name} holds more than tensors; it was refused and nothing of it was run") from None
+            raise UnsafeCheckpoint(
+                f"{path.name} holds more than tensors; it was refused and nothing of it was run"
+            ) from None
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise MalformedCheckpoint(f"{path.name} cannot be read: {reason}") from None
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
@@ -105,7 +115,8 @@ def _stored(path: Path, key: str, tensor: object, records: Mapping[int, int]) ->
         raise MalformedCheckpoint(f"{path.name}: {key!r} is not a tensor of float32, float16 or bfloat16")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise MalformedCheckpoint(f"{path.name}: tensor {key!r} is not stored contiguously")
-    # Documented for loads without bytes: where the storage's record begins. Checked against the archive, since torch computes it.
+    # Documented for loads without bytes: where the storage's record begins. Checked against the archive, since torch
+    # computes it.
     record = tensor.untyped_storage()._checkpoint_offset
     begin = int(tensor.storage_offset()) * tensor.element_size()
     if record is None or begin + tensor.numel() * tensor.element_size() > records.get(record, -1):
@@ -127,8 +138,8 @@ class ShardPart:
 class JoinedTensor:
     """A tensor put together from parts in several shards: a `SourceTensor`.
 
-    `parts`: in order; a single one for a tensor that all shards replicate. `head_rows`: rows per attention head where the
-    rotary layout is to be changed from Meta's interleaved pairs to Hugging Face's halves, else 0.
+    `parts`: in order; a single one for a tensor that all shards replicate. `head_rows`: rows per attention head where
+    the rotary layout is to be changed from Meta's interleaved pairs to Hugging Face's halves, else 0.
     """
 
     key: str
@@ -163,8 +174,12 @@ class JoinedTensor:
         with ExitStack() as stack:
             files = [stack.enter_context(part.path.open("rb", buffering=0)) for part in self.parts]
             if self.axis == "columns":
-                for lo, hi in _ranges(self.parts[0].rows, sum(part.columns for part in self.parts) * width, self.head_rows or 1, size):
-                    blocks = [_read_rows(file, part, lo, hi, width) for file, part in zip(files, self.parts, strict=True)]
+                for lo, hi in _ranges(
+                    self.parts[0].rows, sum(part.columns for part in self.parts) * width, self.head_rows or 1, size
+                ):
+                    blocks = [
+                        _read_rows(file, part, lo, hi, width) for file, part in zip(files, self.parts, strict=True)
+                    ]
                     yield np.concatenate(blocks, axis=1)
                 return
             for file, part in zip(files, self.parts, strict=True):
@@ -180,7 +195,9 @@ def _ranges(rows: int, row_bytes: int, step: int, size: int) -> Iterator[tuple[i
 
 
 def _read_rows(file: FileIO, part: ShardPart, lo: int, hi: int, width: int) -> np.ndarray:
-    """Rows [lo, hi) of a part: an array [hi - lo, columns] of elements that are `width` bytes each and never looked into."""
+    """Rows [lo, hi) of a part: an array [hi - lo, columns] of elements that are `width` bytes each and never looked
+    into.
+    """
     import numpy as np
 
     array = np.empty((hi - lo, part.columns), dtype=f"u{width}")
@@ -196,7 +213,9 @@ def _read_rows(file: FileIO, part: ShardPart, lo: int, hi: int, width: int) -> n
 
 
 def _halves(rows: np.ndarray, head_rows: int) -> np.ndarray:
-    """Rows of each head from (pair, part) order to (part, pair) order: rotary dimension 2i + j moves to j * half + i."""
+    """Rows of each head from (pair, part) order to (part, pair) order: rotary dimension 2i + j moves to j * half +
+    i.
+    """
     if not head_rows:
         return rows
     heads, columns = rows.shape[0] // head_rows, rows.shape[1]
@@ -204,7 +223,9 @@ def _halves(rows: np.ndarray, head_rows: int) -> np.ndarray:
 
 
 def same_bytes(one: JoinedTensor, other: JoinedTensor, size: int = 1 << 20) -> bool:
-    """Whether two tensors are equal bit for bit. Streams both (their chunks may be cut at different places), up to the first difference."""
+    """Whether two tensors are equal bit for bit. Streams both (their chunks may be cut at different places), up to the
+    first difference.
+    """
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     left, right = one.chunks(size), other.chunks(size)

@@ -1,7 +1,9 @@
-"""Meta's `tokenizer.model` as Hugging Face's `tokenizer.json`: SentencePiece (Llama 1, 2, Code Llama) or tiktoken ranks (Llama 3).
+"""Meta's `tokenizer.model` as Hugging Face's `tokenizer.json`: SentencePiece (Llama 1, 2, Code Llama) or tiktoken ranks
+(Llama 3).
 
-The pieces and merges come from transformers' own converters; what surrounds them (how spaces are marked, where <s> goes)
-is set to what the original libraries do, so that both give the same ids for any text. It knows nothing of weights.
+The pieces and merges come from transformers' own converters; what surrounds them (how spaces are marked, where <s>
+goes) is set to what the original libraries do, so that both give the same ids for any text. It knows nothing of
+weights.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _SPECIALS = 256
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTokenizer:
-    """`size`: number of ids. `eos`: every token that ends an answer, the base model's first. `sides`: the files to keep."""
+    """`size`: number of ids. `eos`: every token that ends an answer, the base model's first. `sides`: the files to
+    keep.
+    """
 
     kind: TokenizerKind
     bos: int
@@ -68,10 +72,14 @@ def _from_sentencepiece(data: bytes, context: int, instruct: bool) -> ConvertedT
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = None
     tokenizer.model.unk_token = "<unk>"  # noqa: S105 - a token of text, not a secret
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s>:0 $A:0 <s>:1 $B:1", special_tokens=[("<s>", bos)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s>:0 $A:0 <s>:1 $B:1", special_tokens=[("<s>", bos)]
+    )
     config = _config("<s>", "</s>", context) | {"unk_token": "<unk>"}
     sides = _sides(tokenizer.to_str(), config, _LLAMA2_CHAT if instruct else None)
-    return ConvertedTokenizer("sentencepiece", bos, (eos,), tokenizer.get_vocab_size(), (*sides, SourceSide("tokenizer.model", data)))
+    return ConvertedTokenizer(
+        "sentencepiece", bos, (eos,), tokenizer.get_vocab_size(), (*sides, SourceSide("tokenizer.model", data))
+    )
 
 
 def _sentencepiece_backend(data: bytes) -> Any:
@@ -107,9 +115,14 @@ def _from_tiktoken(data: bytes, scaled_rope: bool, context: int, instruct: bool)
     # tiktoken's own reader caches by file name, so another file of that name would be mistaken for this one.
     converter.load_tiktoken_bpe = lambda _: ranks
     tokenizer = converter.converted()
-    start, ends = "<|begin_of_text|>", [end for end in ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>") if end in specials]
+    start, ends = (
+        "<|begin_of_text|>",
+        [end for end in ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>") if end in specials],
+    )
     bos = tokenizer.token_to_id(start)
-    template = processors.TemplateProcessing(single=f"{start} $A", pair=f"{start}:0 $A:0 {start}:1 $B:1", special_tokens=[(start, bos)])
+    template = processors.TemplateProcessing(
+        single=f"{start} $A", pair=f"{start}:0 $A:0 {start}:1 $B:1", special_tokens=[(start, bos)]
+    )
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     config = _config(start, ends[-1] if instruct else ends[0], context)
     sides = _sides(tokenizer.to_str(), config, _LLAMA3_CHAT if instruct else None)
@@ -139,7 +152,15 @@ def _llama3_specials(scaled_rope: bool) -> list[str]:
     """The 256 special tokens that follow the ranks, in order of id (Llama 3, or 3.1 and later)."""
     names = ["begin_of_text", "end_of_text", "RESERVED", "RESERVED"]
     if scaled_rope:
-        names += ["finetune_right_pad_id", "RESERVED", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag"]
+        names += [
+            "finetune_right_pad_id",
+            "RESERVED",
+            "start_header_id",
+            "end_header_id",
+            "eom_id",
+            "eot_id",
+            "python_tag",
+        ]
     else:
         names += ["RESERVED", "RESERVED", "start_header_id", "end_header_id", "RESERVED", "eot_id"]
     names += ["RESERVED"] * (_SPECIALS - len(names))
@@ -185,7 +206,8 @@ _LLAMA2_CHAT = (
 _LLAMA3_CHAT = (
     "{{ bos_token }}"
     "{% for message in messages %}"
-    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + "
+    "'<|eot_id|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )

@@ -1,7 +1,8 @@
 """Pickled weights behind the explicit switch: read by torch's restricted loader, offered as safetensors.
 
 `weights_only=True` builds tensors and plain containers and nothing else; memory maps keep the peak small. The files
-that come out on export are safetensors, so a pickled checkpoint is the one kind whose files do not come back as they were.
+that come out on export are safetensors, so a pickled checkpoint is the one kind whose files do not come back as they
+were.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class TorchTensor:
         """Raises MalformedCheckpoint for layouts and dtypes that safetensors does not have."""
         name = _dtype_name(tensor)
         if name is None:
-            raise MalformedCheckpoint(f"tensor {key!r} has a layout or a dtype that safetensors cannot hold ({tensor.dtype})")
+            raise MalformedCheckpoint(
+                f"tensor {key!r} has a layout or a dtype that safetensors cannot hold ({tensor.dtype})"
+            )
         return cls(key, name, tuple(tensor.shape), tensor.numel() * tensor.element_size(), tensor)
 
     def chunks(self, size: int) -> Iterator[bytes]:
@@ -52,7 +55,9 @@ class TorchTensor:
 
 
 def open_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None) -> Source:
-    """The `*.bin` files of a folder as a source of safetensors; see `surgery.sources.local.open_local` for the errors."""
+    """The `*.bin` files of a folder as a source of safetensors; see `surgery.sources.local.open_local` for the
+    errors.
+    """
     from surgery.sources.local import left_out_note
 
     files = _files(here, adapter is not None)
@@ -78,7 +83,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     except pickle.UnpicklingError:
         raise UnsafeCheckpoint(f"{path.name} holds more than tensors: torch's restricted loader refuses it") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise MalformedCheckpoint(f"{path.name} cannot be read: {(str(error).splitlines() or ['?'])[0][:200]}") from None
+        raise MalformedCheckpoint(
+            f"{path.name} cannot be read: {(str(error).splitlines() or ['?'])[0][:200]}"
+        ) from None
     if not isinstance(loaded, Mapping) or not loaded:
         raise MalformedCheckpoint(f"{path.name} holds no state dict")
     for key, value in loaded.items():
@@ -122,7 +129,9 @@ def _index(weights: tuple[SourceWeights, ...]) -> tuple[SourceSide, ...]:
     table = {tensor.key: one.path for one in weights for tensor in one.tensors}
     total = sum(tensor.nbytes for one in weights for tensor in one.tensors)
     document = {"metadata": {"total_size": total}, "weight_map": table}
-    return (SourceSide("model.safetensors.index.json", json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"),)
+    return (
+        SourceSide("model.safetensors.index.json", json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"),
+    )
 
 
 def _dtype_name(tensor: torch.Tensor) -> str | None:

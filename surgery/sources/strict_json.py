@@ -18,8 +18,8 @@ def parse_object(data: bytes, name: str, limit: int = CONFIG_LIMIT) -> dict[str,
     """Parse a JSON object.
 
     Raises:
-        MalformedCheckpoint: longer than `limit` bytes, not UTF-8, not JSON, too deep, not an object, or holding NaN or infinity
-            (also as a number too large for a float, such as 1e999).
+        MalformedCheckpoint: longer than `limit` bytes, not UTF-8, not JSON, too deep, not an object, or holding NaN or
+            infinity (also as a number too large for a float, such as 1e999).
     """
     if len(data) > limit:
         raise MalformedCheckpoint(f"{name} is too large: {len(data):,} bytes, at most {limit:,} are read")

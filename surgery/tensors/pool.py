@@ -1,8 +1,8 @@
 """Stored tensors as torch tensors: mapped from the object files, one per distinct digest, dropped by reference count.
 
-A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that maps them. A packed
-one is decoded into memory of its own each time it is asked for.
-Knows the store and torch; nothing of components or models.
+A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that
+maps them. A packed one is decoded into memory of its own each time it is asked for. Knows the store and torch; nothing
+of components or models.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def stored_tensor(store: Store, digest: str) -> torch.Tensor:
 
 
 def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
-    """Stored tensors, in order, each by itself; packed ones are decoded side by side, the largest first. Raises as `stored_tensor`."""
+    """Stored tensors, in order, each by itself; packed ones are decoded side by side, the largest first. Raises as
+    `stored_tensor`.
+    """
     objects = store.objects
     packed = [index for index, digest in enumerate(digests) if not objects.path(digest).is_file()]
     packed.sort(key=lambda index: objects.packed.shelf.size(digests[index]), reverse=True)
@@ -69,7 +71,9 @@ def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
 
 
 def map_tensor(opened: OpenedTensor | Decoded) -> torch.Tensor:
-    """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach the file."""
+    """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach
+    the file.
+    """
     meta = opened.tensor
     dtype = TORCH_DTYPES[meta.dtype]
     if meta.nbytes == 0:
@@ -83,7 +87,9 @@ def map_tensor(opened: OpenedTensor | Decoded) -> torch.Tensor:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """A model's tensors by digest, mapped anew whenever one is asked for: places with equal weights share pages until one learns."""
+    """A model's tensors by digest, mapped anew whenever one is asked for: places with equal weights share pages until
+    one learns.
+    """
 
     def __init__(self, store: Store, manifest: ModelManifest, dtype: torch.dtype | None = None) -> None:
         """`dtype`: cast floating-point tensors to this; None keeps what is stored."""
@@ -157,7 +163,9 @@ class TensorPool:
         uploads: how tensors get to the device, where that is not what suits it (see `surgery.tensors.upload`).
     """
 
-    def __init__(self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None, uploads: Uploads | None = None) -> None:
+    def __init__(
+        self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None, uploads: Uploads | None = None
+    ) -> None:
         self._store = store
         self._device = torch.device(device)
         self._uploads = uploads or uploads_to(self._device)
@@ -169,7 +177,9 @@ class TensorPool:
         return self.acquire_all([digest])[0]
 
     def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
-        """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an error."""
+        """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an
+        error.
+        """
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
         read = self._placed(stored_tensors(self._store, new))
         for digest, tensor in zip(new, read, strict=True):

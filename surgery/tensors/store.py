@@ -44,6 +44,8 @@ class TensorBytes:
 
 
 def keep_tensors(store: Store, tensors: Mapping[_Key, torch.Tensor]) -> dict[_Key, TensorMeta]:
-    """Store tensors, durably; what names each. Raises StoreFull, StoreError; KeyError for a dtype that safetensors lacks."""
+    """Store tensors, durably; what names each. Raises StoreFull, StoreError; KeyError for a dtype that safetensors
+    lacks.
+    """
     puts = store.objects.put_many(TensorBytes(tensor) for tensor in tensors.values())
     return {key: put.tensor for key, put in zip(tensors, puts, strict=True)}

@@ -2,8 +2,8 @@
 
     stored tensor --read, cast, a part at a time--> buffer 0 | buffer 1 --a stream of their own--> the device's tensor
 
-Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `UploadLink`; `HostLink` does the same on a
-CPU, by copies that are done when they return. Knows tensors; nothing of stores.
+Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `UploadLink`;
+`HostLink` does the same on a CPU, by copies that are done when they return. Knows tensors; nothing of stores.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Uploads:
     """See the top of the file. The buffers are made when first needed, and kept.
 
     Args:
-        nbytes: of one buffer, a multiple of 8; all that is held on this side beyond the tensors themselves is two of them.
+        nbytes: of one buffer, a multiple of 8; all that is held on this side beyond the tensors themselves is two of
+            them.
     """
 
     def __init__(self, link: UploadLink, nbytes: int = BUFFER_BYTES) -> None:
@@ -115,7 +116,10 @@ class Uploads:
             self._buffers = (self._link.buffer(self._nbytes), self._link.buffer(self._nbytes))
         self._link.begin()
         try:
-            return [self._sent(tensor, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
+            return [
+                self._sent(tensor, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype)
+                for tensor in tensors
+            ]
         finally:
             self._link.join()
 

@@ -1,4 +1,5 @@
-"""The built-in text: the sources of Python's own standard library, cut into slices by subject. What the demo's family learns.
+"""The built-in text: the sources of Python's own standard library, cut into slices by subject. What the demo's family
+learns.
 
 Deterministic: the same Python gives the same corpus, in the same order, with the same held-out files. No network.
 Knows nothing of tokens, models or training.
@@ -22,12 +23,26 @@ from zoo.errors import InputError
 #: Folders not to learn from: tests and graphics (absent from many builds), generated tables, other people's packages.
 _SKIPPED_FOLDERS = frozenset(
     (
-        "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3", "pydoc_data",
-        "ensurepip", "turtledemo", "tkinter", "idlelib", "distutils",
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "encodings",
+        "lib2to3",
+        "pydoc_data",
+        "ensurepip",
+        "turtledemo",
+        "tkinter",
+        "idlelib",
+        "distutils",
     )
-)  # fmt: skip
+)
 #: Generated tables and frozen configuration.
-_SKIPPED_FILES = re.compile(r"^(_sysconfigdata.*|entities|turtle|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$")
+_SKIPPED_FILES = re.compile(
+    r"^(_sysconfigdata.*|entities|turtle|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$"
+)
 _QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
 #: Shorter docstrings are mostly one line that repeats a name.
 _SHORTEST_DOCSTRING = 60
@@ -37,18 +52,41 @@ _MAX_FILE = 1 << 20
 SUBJECTS: Mapping[str, frozenset[str]] = {
     "concurrency": frozenset(
         (
-            "asyncio", "concurrent", "multiprocessing", "threading", "_threading_local", "queue", "selectors", "socketserver", "sched",
-            "subprocess", "asyncore", "asynchat",
+            "asyncio",
+            "concurrent",
+            "multiprocessing",
+            "threading",
+            "_threading_local",
+            "queue",
+            "selectors",
+            "socketserver",
+            "sched",
+            "subprocess",
+            "asyncore",
+            "asynchat",
         )
     ),
     "mail": frozenset(
         (
-            "email", "http", "mailbox", "smtplib", "smtpd", "imaplib", "poplib", "nntplib", "urllib", "ftplib", "cgi", "wsgiref",
+            "email",
+            "http",
+            "mailbox",
+            "smtplib",
+            "smtpd",
+            "imaplib",
+            "poplib",
+            "nntplib",
+            "urllib",
+            "ftplib",
+            "cgi",
+            "wsgiref",
             "xmlrpc",
         )
     ),
-    "maths": frozenset(("_pydecimal", "fractions", "statistics", "random", "numbers", "datetime", "_pydatetime", "colorsys")),
-}  # fmt: skip
+    "maths": frozenset(
+        ("_pydecimal", "fractions", "statistics", "random", "numbers", "datetime", "_pydatetime", "colorsys")
+    ),
+}
 GENERAL = "general"
 #: Everything, and the docstrings of everything: slices made from all subjects.
 EVERYTHING = "python"
@@ -94,7 +132,8 @@ class Corpus:
     def _slices(self) -> dict[str, LibrarySlice]:
         parts = {name: self._subject(name) for name in (GENERAL, *SUBJECTS)}
         everything = LibrarySlice(
-            tuple(text for part in parts.values() for text in part.train), tuple(text for part in parts.values() for text in part.held_out)
+            tuple(text for part in parts.values() for text in part.train),
+            tuple(text for part in parts.values() for text in part.held_out),
         )
         return {**parts, EVERYTHING: everything}
 
@@ -108,7 +147,10 @@ class Corpus:
         return self._prose if name == PROSE else self._slices[name]
 
     def _subject(self, name: str) -> LibrarySlice:
-        ordered = sorted((d for d in self.documents if subject_of(d.path) == name), key=lambda d: hashlib.sha256(d.path.encode()).digest())
+        ordered = sorted(
+            (d for d in self.documents if subject_of(d.path) == name),
+            key=lambda d: hashlib.sha256(d.path.encode()).digest(),
+        )
         held = _held_out(ordered)
         return LibrarySlice(tuple(d.text for d in ordered if d not in held), tuple(d.text for d in held))
 
@@ -166,7 +208,9 @@ def read_library(library: Path | None = None, max_bytes: int | None = None) -> C
         documents = [document for name in (GENERAL, *SUBJECTS) for document in _first(documents, name, max_bytes)]
     corpus = Corpus(tuple(documents))
     if any(not corpus.slice(name).train for name in SUBJECTS):
-        raise InputError(f"the built-in text is the sources of Python's standard library, and {folder} does not hold them")
+        raise InputError(
+            f"the built-in text is the sources of Python's standard library, and {folder} does not hold them"
+        )
     return corpus
 
 
@@ -174,4 +218,6 @@ def _first(documents: Sequence[LibraryDocument], subject: str, max_bytes: int) -
     """The first documents of a subject whose texts fit `max_bytes`, two at least: one to learn, one to measure."""
     kept = [document for document in documents if subject_of(document.path) == subject]
     ends = accumulate(len(document.text) for document in kept)
-    return [document for index, (document, end) in enumerate(zip(kept, ends, strict=True)) if index < 2 or end <= max_bytes]
+    return [
+        document for index, (document, end) in enumerate(zip(kept, ends, strict=True)) if index < 2 or end <= max_bytes
+    ]

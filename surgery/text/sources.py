@@ -1,7 +1,7 @@
 """Where documents come from: a text file, a JSONL file, a `datasets` name, the sources of the standard library.
 
-A document is a text, or the token ids of one. Bounded: no file over 1 GiB, no more than 256 MiB of a dataset. No network but
-what `datasets` itself does, and no code from a dataset is run. Knows nothing of how documents are used.
+A document is a text, or the token ids of one. Bounded: no file over 1 GiB, no more than 256 MiB of a dataset. No
+network but what `datasets` itself does, and no code from a dataset is run. Knows nothing of how documents are used.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ Document = str | tuple[int, ...]
 _MAX_FILE = 1 << 30
 _MAX_DATASET_CHARACTERS = 256 << 20
 _HIGHEST_ID = (1 << 31) - 1
-#: Characters that a plain text file is cut into, at ends of lines: what is learned and what is held out are told apart by document.
+#: Characters that a plain text file is cut into, at ends of lines: what is learned and what is held out are told apart
+#: by document.
 _PIECE = 4096
 _DATASET = re.compile(r"(?P<path>[^:\[\]]+?)(:(?P<config>[^:\[\]]+))?(:(?P<split>[\w.+%-]+(\[[\d:%+\-]*\])?))?")
 _LIBRARY = "library"
 
 
 def library_slice(source: str | None) -> LibrarySlice | None:
-    """The built-in text that a source names (None, `library`, `library:mail`), or None when it names another. Raises InputError."""
+    """The built-in text that a source names (None, `library`, `library:mail`), or None when it names another. Raises
+    InputError.
+    """
     if source is None or source == _LIBRARY:
         return read_library().slice(EVERYTHING)
     if not source.startswith(f"{_LIBRARY}:"):
@@ -49,13 +52,17 @@ def read_documents(source: str) -> list[Document]:
     return _file_documents(path, source)
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# -------------------------------------------------------------------------------------------------------------- files
 
 
 def _file_documents(path: Path, shown: str) -> list[Document]:
     text = _read(path, shown)
     if path.suffix in (".jsonl", ".ndjson"):
-        return [document for number, line in enumerate(text.split("\n"), 1) for document in _line_documents(line, number, shown)]
+        return [
+            document
+            for number, line in enumerate(text.split("\n"), 1)
+            for document in _line_documents(line, number, shown)
+        ]
     return list(_pieces(text))
 
 
@@ -102,7 +109,7 @@ def _reason(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-# ---------------------------------------------------------------------------------------------------------------- records
+# ------------------------------------------------------------------------------------------------------------ records
 
 
 def _record_documents(record: Any) -> Iterator[Document]:
@@ -142,7 +149,7 @@ def _turn(turn: Any) -> str:
     return said
 
 
-# --------------------------------------------------------------------------------------------------------------- datasets
+# ----------------------------------------------------------------------------------------------------------- datasets
 
 
 def _dataset_documents(name: str) -> list[Document]:
@@ -150,7 +157,8 @@ def _dataset_documents(name: str) -> list[Document]:
     parsed = _DATASET.fullmatch(name)
     if parsed is None:
         raise InputError(
-            f"{name[:200]!r} is no dataset: it is written PATH[:CONFIG][:SPLIT], as in wikitext/wikitext-2-raw-v1:train[:1000]"
+            f"{name[:200]!r} is no dataset: it is written PATH[:CONFIG][:SPLIT], as in "
+            "wikitext/wikitext-2-raw-v1:train[:1000]"
         )
     rows = _rows(parsed["path"], parsed["config"], parsed["split"] or "train", name)
     documents: list[Document] = []
@@ -176,7 +184,9 @@ def _rows(path: str, config: str | None, split: str, name: str) -> Iterable[Any]
     for place, chosen in _readings(path, config):
         try:
             return _load(datasets, place, chosen, split)
-        except Exception as error:  # the library raises whatever its back ends raise; every one of them means that there are no rows
+        except (
+            Exception
+        ) as error:  # the library raises whatever its back ends raise; every one of them means that there are no rows
             problem = problem or error
     said = str(problem).strip().split("\n")[0][:300] or type(problem).__name__
     raise InputError(f"the dataset {name} cannot be read: {said}")

@@ -26,8 +26,8 @@ Part = Literal["train", "held_out", "all"]
 
 #: One document in so many is held out.
 _HELD_OUT = 16
-#: Characters that are drawn at once, per token of a window: a token of English or of code has four or so, so a window is seldom
-#: made of more than three places, and seldom are more than two windows of the same place.
+#: Characters that are drawn at once, per token of a window: a token of English or of code has four or so, so a window
+#: is seldom made of more than three places, and seldom are more than two windows of the same place.
 _STRIDE = 8
 
 
@@ -83,7 +83,10 @@ class Text:
             if len(windows) == count:
                 break
         if not windows:
-            raise InputError(f"{self.origin} has too little text: one window takes {length} tokens, and {_named(part)} holds {len(rest)}")
+            raise InputError(
+                f"{self.origin} has too little text: one window takes {length} tokens, and {_named(part)} holds "
+                f"{len(rest)}"
+            )
         return torch.tensor(windows, dtype=torch.int64)
 
     def _places(self, part: Part, length: int, seed: int) -> list[Document]:
@@ -98,8 +101,9 @@ def read_text(source: str | None = None) -> Text:
     """The text that a source names.
 
     Args:
-        source: a text file; a JSONL file (`text`, `conversations`, `messages`, or `token_ids` for models without a tokenizer);
-            `datasets:PATH[:CONFIG][:SPLIT]`, on the hub or local; `library:mail` for a part of the built-in text; None for all of it.
+        source: a text file; a JSONL file (`text`, `conversations`, `messages`, or `token_ids` for models without a
+            tokenizer); `datasets:PATH[:CONFIG][:SPLIT]`, on the hub or local; `library:mail` for a part of the built-in
+            text; None for all of it.
 
     Raises:
         InputError: it cannot be read, or holds no text; a bad line of a JSONL file is named by its number.
@@ -114,7 +118,9 @@ def read_text(source: str | None = None) -> Text:
 
 
 def _split(documents: Sequence[Document]) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-    """(train, held out) by the documents' own hashes, so that equal documents are never apart. A lone document is learned from."""
+    """(train, held out) by the documents' own hashes, so that equal documents are never apart. A lone document is
+    learned from.
+    """
     hashes = [int.from_bytes(_hash(document)[:8]) for document in documents]
     limit = max(min(hashes), (1 << 64) // _HELD_OUT)
     if max(hashes) <= limit:
@@ -134,7 +140,10 @@ def _encoded(documents: Iterable[Document], tokenizer: Any, origin: str) -> Iter
         if not isinstance(document, str):
             yield document
         elif tokenizer is None:
-            raise InputError(f"without a tokenizer the probe must be token ids (JSONL lines with `token_ids`), and {origin} holds text")
+            raise InputError(
+                f"without a tokenizer the probe must be token ids (JSONL lines with `token_ids`), and {origin} holds "
+                "text"
+            )
         else:
             yield tokenizer(document, verbose=False)["input_ids"]
 
@@ -145,7 +154,9 @@ def _named(part: Part) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What a score was taken on: the text's digest, the tokenizer's ("" where there is none), and windows of ids, int64 [n, length]."""
+    """What a score was taken on: the text's digest, the tokenizer's ("" where there is none), and windows of ids, int64
+    [n, length].
+    """
 
     text: str
     tokenizer: str

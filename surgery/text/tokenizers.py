@@ -1,8 +1,9 @@
-"""Whether two models read text as the same token ids: blocks of models that do not can never stand in for each other (BL-05).
+"""Whether two models read text as the same token ids: blocks of models that do not can never stand in for each other
+(BL-05).
 
-What counts is what turns text into ids: vocabulary, merges, added tokens, normaliser, pre-tokenizer. What only wraps prompts (chat
-templates, which token ends an answer, whether a text begins with one) does not: fine-tunes change it and still share.
-Reads side files; runs no code from a checkpoint. Knows nothing of scores.
+What counts is what turns text into ids: vocabulary, merges, added tokens, normaliser, pre-tokenizer. What only wraps
+prompts (chat templates, which token ends an answer, whether a text begins with one) does not: fine-tunes change it and
+still share. Reads side files; runs no code from a checkpoint. Knows nothing of scores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from zoo.manifest import ModelManifest, canonical_json, digest_of
 
 #: Any of these files means that a model has a tokenizer.
 _MARKS = frozenset(
-    ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer_config.json")
+    (
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tokenizer_config.json",
+    )
 )
 _SHOWN = 40
 
@@ -38,7 +47,9 @@ class Tokenized(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """How text becomes ids. `rules`: named parts of the tokenizer as canonical JSON, in the order in which differences are told."""
+    """How text becomes ids. `rules`: named parts of the tokenizer as canonical JSON, in the order in which differences
+    are told.
+    """
 
     vocabulary: Mapping[int, str] = field(repr=False)
     added: Mapping[int, str] = field(repr=False)
@@ -48,7 +59,9 @@ class Reading:
     @cached_property
     def digest(self) -> str:
         """Equal for readings that give the same ids."""
-        return digest_of([sorted(self.vocabulary.items()), sorted(self.added.items()), list(self.merges), dict(self.rules)])
+        return digest_of(
+            [sorted(self.vocabulary.items()), sorted(self.added.items()), list(self.merges), dict(self.rules)]
+        )
 
 
 def has_tokenizer(model: Tokenized) -> bool:
@@ -75,9 +88,10 @@ def tokenizer_digest(model: Tokenized) -> str:
 def difference(a: Tokenized, b: Tokenized) -> str | None:
     """Why two models' token ids do not mean the same, or None when they do.
 
-    Files with the same content are the same at once; else what is in them is compared. Where either model has no tokenizer there is
-    nothing to compare but the sizes of the vocabularies, and equal sizes pass: its ids are then taken to be the other's, and between
-    two such models only token ids can be a probe. Heads padded to different sizes over the same tokenizer are no difference.
+    Files with the same content are the same at once; else what is in them is compared. Where either model has no
+    tokenizer there is nothing to compare but the sizes of the vocabularies, and equal sizes pass: its ids are then
+    taken to be the other's, and between two such models only token ids can be a probe. Heads padded to different sizes
+    over the same tokenizer are no difference.
 
     Raises:
         MalformedCheckpoint: a tokenizer that cannot be read.
@@ -94,7 +108,8 @@ def require_same(a: Tokenized, b: Tokenized) -> None:
     reason = difference(a, b)
     if reason is not None:
         raise Incomparable(
-            f"{a.name} and {b.name} have different tokenizers, so no block of one can stand in for one of the other: {reason}"
+            f"{a.name} and {b.name} have different tokenizers, so no block of one can stand in for one of the other: "
+            f"{reason}"
         )
 
 
@@ -102,7 +117,10 @@ def _other_size(a: Tokenized, b: Tokenized) -> str | None:
     sizes = vocabulary_size(a.manifest), vocabulary_size(b.manifest)
     if sizes[0] == sizes[1]:
         return None
-    return f"vocabularies of {sizes[0]:,} and {sizes[1]:,} tokens, and {b.name if has_tokenizer(a) else a.name} has no tokenizer to compare"
+    return (
+        f"vocabularies of {sizes[0]:,} and {sizes[1]:,} tokens, and {b.name if has_tokenizer(a) else a.name} has "
+        "no tokenizer to compare"
+    )
 
 
 def _same_files(a: Tokenized, b: Tokenized) -> bool:
@@ -157,7 +175,9 @@ def _shown(token: str | None) -> str:
 
 
 def reading_of(model: Tokenized) -> Reading:
-    """How a model reads text. A tokenizer without a `tokenizer.json` is converted by transformers first. Raises MalformedCheckpoint."""
+    """How a model reads text. A tokenizer without a `tokenizer.json` is converted by transformers first. Raises
+    MalformedCheckpoint.
+    """
     data = model.side_file("tokenizer.json")
     try:
         if data is not None:
@@ -166,7 +186,12 @@ def reading_of(model: Tokenized) -> Reading:
         inner = getattr(tokenizer, "backend_tokenizer", None)
         if inner is not None:
             return _parsed(json.loads(inner.to_str()))
-        return Reading({id_: token for token, id_ in tokenizer.get_vocab().items()}, {}, (), {"tokenizer": type(tokenizer).__name__})
+        return Reading(
+            {id_: token for token, id_ in tokenizer.get_vocab().items()},
+            {},
+            (),
+            {"tokenizer": type(tokenizer).__name__},
+        )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedCheckpoint(f"the tokenizer of {model.name} cannot be read: {error}") from error
 
@@ -191,7 +216,9 @@ def _parsed(saved: Mapping[str, Any]) -> Reading:
 
 
 def _canonical(part: Any) -> str:
-    """A part of a tokenizer as text. Fields that say nothing are left out: versions differ in which of them they write."""
+    """A part of a tokenizer as text. Fields that say nothing are left out: versions differ in which of them they
+    write.
+    """
     if isinstance(part, Mapping):
         kept = {name: value for name, value in part.items() if value not in (None, False, "", [])}
         return canonical_json({name: json.loads(_canonical(value)) for name, value in kept.items()})

@@ -1,8 +1,10 @@
-"""The state of long work that can be stopped, as safetensors files: tensors, the step, and whose state it is in the header.
+"""The state of long work that can be stopped, as safetensors files: tensors, the step, and whose state it is in the
+header.
 
     <store>/work/<what>-<first 16 digits of the task's digest>/<part>.safetensors
 
-The task's digest names everything that the result depends on, so that a file is only ever taken up by the very same task. Written to a
+The task's digest names everything that the result depends on, so that a file is only ever taken up by the very same
+task. Written to a
 temporary file and renamed: a kill in between leaves the one before. No pickle. Knows nothing of what the work is.
 """
 
@@ -55,7 +57,9 @@ def save_state(path: Path, task: str, saved: Saved) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         header = {"task": task, "step": str(saved.step), "facts": canonical_json(dict(saved.facts))}
-        save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in saved.tensors.items()}, partial, header)
+        save_file(
+            {key: tensor.detach().cpu().contiguous().clone() for key, tensor in saved.tensors.items()}, partial, header
+        )
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

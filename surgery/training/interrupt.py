@@ -18,7 +18,9 @@ class Interrupt:
 
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
-    """Within, the first Ctrl-C is only noted; the second ends at once. Outside the main thread nothing is changed: signals do not come."""
+    """Within, the first Ctrl-C is only noted; the second ends at once. Outside the main thread nothing is changed:
+    signals do not come.
+    """
     noted = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield noted

@@ -1,4 +1,5 @@
-"""What trainings share that can be stopped: the loop over their steps, and the moments of their optimizer as tensors to be saved.
+"""What trainings share that can be stopped: the loop over their steps, and the moments of their optimizer as tensors to
+be saved.
 
 Knows nothing of what is trained.
 """
@@ -31,7 +32,9 @@ class Training(Protocol):
         """All that going on takes."""
 
 
-def run_(training: Training, steps: int, keep: Callable[[Saved], None], advance: Callable[[], None] | None = None) -> bool:
+def run_(
+    training: Training, steps: int, keep: Callable[[Saved], None], advance: Callable[[], None] | None = None
+) -> bool:
     """Go on to the last step. False when a step could not be made.
 
     Args:
@@ -66,7 +69,9 @@ def moments(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]) -> 
 def remember_(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], saved: Saved) -> None:
     """Give AdamW back what `moments` took, at the step of the saved state."""
     for name, weight in weights.items():
-        found = {moment: saved.tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in saved.tensors}
+        found = {
+            moment: saved.tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in saved.tensors
+        }
         if found:
             on_device = {moment: value.to(weight.device, copy=True) for moment, value in found.items()}
             optimizer.state[weight] = {"step": torch.tensor(float(saved.step)), **on_device}

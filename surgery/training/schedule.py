@@ -6,7 +6,9 @@ import math
 
 
 def rate_share(step: int, steps: int, warm_up: float, floor: float) -> float:
-    """Share of the peak rate at a step, in (0, 1]: a linear rise over `warm_up` of the steps, then half a cosine down to `floor`."""
+    """Share of the peak rate at a step, in (0, 1]: a linear rise over `warm_up` of the steps, then half a cosine down
+    to `floor`.
+    """
     warm = max(1, round(warm_up * steps))
     if step < warm:
         return (step + 1) / warm

@@ -1,4 +1,5 @@
-"""From a model's name and a run of layers to what can be pruned there, and from a plan to the block's smaller components.
+"""From a model's name and a run of layers to what can be pruned there, and from a plan to the block's smaller
+components.
 
     target = target_of(manifest, config, (4, 6), "layer")        # which components, of which shape; or why not
     run = pruned_run(target, plan, tensors)                      # smaller components over new tensors
@@ -28,7 +29,8 @@ from zoo.manifest import Component, ModelManifest, Placed
 
 @dataclass(frozen=True)
 class PruneTarget:
-    """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo + i, none where
+    """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo +
+    i, none where
     it stays as it is. `family`, `shape`: of its pruned components."""
 
     manifest: ModelManifest
@@ -66,8 +68,8 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
     """The run of a model's layers, first and last inclusive, that a part of is pruned.
 
     Raises:
-        InputError: layers that are not there, stitches or adapters among them, layers of several shapes, a family whose part has no
-            pruned form.
+        InputError: layers that are not there, stitches or adapters among them, layers of several shapes, a family whose
+            part has no pruned form.
     """
     plan = plan_of(config, manifest.components)
     lo, hi = bounds_of(manifest, layers, part)
@@ -78,7 +80,9 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
     sources = [plan.sources[link.source or 0] for link in plan.links[lo:hi] if link.kind in kinds]
     shapes = {(family_of(source).name, shape_of(source)) for source in sources}
     if len(shapes) > 1:
-        raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} are of several shapes: prune them one by one")
+        raise InputError(
+            f"layers {layers[0]}-{layers[1]} of {manifest.name} are of several shapes: prune them one by one"
+        )
     family = family_of(sources[0])
     axes = tuple(axes_of(family, placed.component, part) if placed.component.kind in kinds else () for placed in inside)
     return PruneTarget(manifest, plan, part, layers, lo, hi, family, shapes.pop()[1], axes)
@@ -91,7 +95,9 @@ def _check_inside(name: str, inside: Sequence[Placed], kinds: Sequence[str]) -> 
         if kind == "stitch":
             raise InputError(f"these layers of {name} hold a stitch: surrogates stand for blocks between stitches")
         if kind in kinds and placed.component.adapter is not None:
-            raise InputError(f"the {kind} of layer {placed.layer} of {name} has an adapter: merge it into a checkpoint first")
+            raise InputError(
+                f"the {kind} of layer {placed.layer} of {name} has an adapter: merge it into a checkpoint first"
+            )
 
 
 def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> tuple[int, int]:
@@ -110,7 +116,8 @@ def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> t
 
 
 def pruned_run(target: PruneTarget, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> BlockRun:
-    """The block after a plan. Changed components get tensors of their own, named `<index in the run>.<name>` in place of digests.
+    """The block after a plan. Changed components get tensors of their own, named `<index in the run>.<name>` in place
+    of digests.
 
     Args:
         tensors: the model's, by digest.
@@ -149,14 +156,18 @@ def renamed(run: BlockRun, digests: Mapping[str, str], tensors: Mapping[str, Ten
 def whole_chain(target: PruneTarget, run: BlockRun) -> tuple[ChainPlan, tuple[Placed, ...]]:
     """The model's chain with the run in place.
 
-    Where every such component of the model is pruned, the pruned config is that of the whole model: embedding and head then take its
-    settings too (their tensors stay shared), so that a plain checkpoint of the family can be written.
+    Where every such component of the model is pruned, the pruned config is that of the whole model: embedding and head
+    then take its settings too (their tensors stay shared), so that a plain checkpoint of the family can be written.
     """
     before, after = target.manifest.components[: target.lo], target.manifest.components[target.hi :]
     placed = (*before, *run.placed, *after)
     links = (*target.plan.links[: target.lo], *run.plan.links, *target.plan.links[target.hi :])
     kinds = {target.placed[at].component.kind for at in target.changed}
-    every = all(target.lo <= at < target.hi for at, each in enumerate(target.manifest.components) if each.component.kind in kinds)
+    every = all(
+        target.lo <= at < target.hi
+        for at, each in enumerate(target.manifest.components)
+        if each.component.kind in kinds
+    )
     if not (every and target.plan.is_plain):
         return ChainPlan(run.plan.sources, links), renumbered(each.component for each in placed)
     config = run.plan.sources[-1]

@@ -1,13 +1,14 @@
 """Which slices of a component's tensors go together when a head or a channel is removed (structured pruning, BL-10).
 
-A row of the table says, per tensor, along which dimension its entries belong to which units; a unit removed takes its entries out of
-every tensor that lists it, so that the rest computes what it computed before, less that unit:
+A row of the table says, per tensor, along which dimension its entries belong to which units; a unit removed takes its
+entries out of every tensor that lists it, so that the rest computes what it computed before, less that unit:
 
     heads     a query head: rows of q, columns of the output projection
     kv        a key-value head: rows of k and v; its query heads go with it
     channels  a channel of the ffn: a row of gate and up (or fc1), a column of down (or fc2)
 
-Fused matrices hold several such runs one after the other. Pure data: no torch. Knows nothing of which units are worth keeping.
+Fused matrices hold several such runs one after the other. Pure data: no torch. Knows nothing of which units are worth
+keeping.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Part = Literal["layer", "attention", "ffn"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSegment:
-    """A run of entries along a dimension: all units of a kind in order, `width` entries each. Width 0 stands for the head's dimension."""
+    """A run of entries along a dimension: all units of a kind in order, `width` entries each. Width 0 stands for the
+    head's dimension.
+    """
 
     unit: Unit
     width: int
@@ -56,7 +59,11 @@ def _attention(query: str, key: str, value: str, out: str) -> tuple[Axis, ...]:
 
 
 _QKVO = _attention("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_GATED = (*_linear("mlp.gate_proj", 0, _CHANNELS), *_linear("mlp.up_proj", 0, _CHANNELS), *_linear("mlp.down_proj", 1, _CHANNELS))
+_GATED = (
+    *_linear("mlp.gate_proj", 0, _CHANNELS),
+    *_linear("mlp.up_proj", 0, _CHANNELS),
+    *_linear("mlp.down_proj", 1, _CHANNELS),
+)
 _FUSED_GATED = (*_linear("mlp.gate_up_proj", 0, _CHANNELS, _CHANNELS), *_linear("mlp.down_proj", 1, _CHANNELS))
 _FIXED_HEADS = "its attention takes the width of a head from the model's width, so that no config describes fewer heads"
 
@@ -65,7 +72,8 @@ _FIXED_HEADS = "its attention takes the width of a head from the model's width, 
 class Prunable:
     """What can be removed in a family. A part that cannot has a reason instead.
 
-    `out`: path of the linear layer that each part ends in. `settings`: names of (heads, kv heads, channels) in the family's config.
+    `out`: path of the linear layer that each part ends in. `settings`: names of (heads, kv heads, channels) in the
+    family's config.
     `turned`: linear layers keep their weights as [in, out] (GPT-2's Conv1D).
     """
 
@@ -85,19 +93,34 @@ _TABLE: Mapping[str, Prunable] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "gemma2": _LLAMA,
-    "phi3": Prunable((*_linear("self_attn.qkv_proj", 0, _HEADS, _KV, _KV), *_linear("self_attn.o_proj", 1, _HEADS)), _FUSED_GATED, _OUT),
+    "phi3": Prunable(
+        (*_linear("self_attn.qkv_proj", 0, _HEADS, _KV, _KV), *_linear("self_attn.o_proj", 1, _HEADS)),
+        _FUSED_GATED,
+        _OUT,
+    ),
     "glm4": Prunable(_QKVO, _FUSED_GATED, _OUT),
-    "olmo2": Prunable("its norms of queries and keys reach over all heads, so that heads are not independent", _GATED, _OUT),
-    "mixtral": Prunable(_QKVO, "its experts are chosen per token: remove whole experts instead, which is not offered", _OUT),
+    "olmo2": Prunable(
+        "its norms of queries and keys reach over all heads, so that heads are not independent", _GATED, _OUT
+    ),
+    "mixtral": Prunable(
+        _QKVO, "its experts are chosen per token: remove whole experts instead, which is not offered", _OUT
+    ),
     "gpt2": Prunable(
         _FIXED_HEADS,
-        (Axis("mlp.c_fc.weight", 1, (_CHANNELS,)), Axis("mlp.c_fc.bias", 0, (_CHANNELS,)), Axis("mlp.c_proj.weight", 0, (_CHANNELS,))),
+        (
+            Axis("mlp.c_fc.weight", 1, (_CHANNELS,)),
+            Axis("mlp.c_fc.bias", 0, (_CHANNELS,)),
+            Axis("mlp.c_proj.weight", 0, (_CHANNELS,)),
+        ),
         {"ffn": "mlp.c_proj"},
         ("n_head", "", "n_inner"),
         turned=True,
     ),
     "opt": Prunable(
-        _FIXED_HEADS, (*_linear("fc1", 0, _CHANNELS), *_linear("fc2", 1, _CHANNELS)), {"ffn": "fc2"}, ("num_attention_heads", "", "ffn_dim")
+        _FIXED_HEADS,
+        (*_linear("fc1", 0, _CHANNELS), *_linear("fc2", 1, _CHANNELS)),
+        {"ffn": "fc2"},
+        ("num_attention_heads", "", "ffn_dim"),
     ),
     "gpt_neox": Prunable(
         _FIXED_HEADS,

@@ -1,7 +1,9 @@
-"""How much each head and channel of a block matters (BL-10): first-order Taylor, and the size of the weights as its control.
+"""How much each head and channel of a block matters (BL-10): first-order Taylor, and the size of the weights as its
+control.
 
-Taylor (Molchanov et al. 2019; LLM-Pruner, Ma et al. 2023, equation 3): the loss changes by about |w dL/dw| when w goes; a unit's score
-is the sum over its coupled weights, summed over batches of calibration text. L is the language model's own loss, through the frozen
+Taylor (Molchanov et al. 2019; LLM-Pruner, Ma et al. 2023, equation 3): the loss changes by about |w dL/dw| when w goes;
+a unit's score is the sum over its coupled weights, summed over batches of calibration text. L is the language model's
+own loss, through the frozen
 tail: the distance to the block's own outputs has no gradient at the exact weights, so it can rank nothing.
 
 Only sums per unit are kept between batches. Knows nothing of what is done with scores.
@@ -26,7 +28,9 @@ _BATCH = 8
 
 
 class _Sums:
-    """Running scores per layer and kind of unit. `axes[i]`: of component i; `layers[i]`: its layer, counted from the block's first."""
+    """Running scores per layer and kind of unit. `axes[i]`: of component i; `layers[i]`: its layer, counted from the
+    block's first.
+    """
 
     def __init__(self, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> None:
         self._shape = shape
@@ -42,12 +46,19 @@ class _Sums:
 
     def scores(self) -> list[SliceScores]:
         return [
-            SliceScores(*(self._sums.get((layer, unit), torch.zeros(self._shape.units(unit))).tolist() for unit in ("heads", "kv", "channels")))
+            SliceScores(
+                *(
+                    self._sums.get((layer, unit), torch.zeros(self._shape.units(unit))).tolist()
+                    for unit in ("heads", "kv", "channels")
+                )
+            )
             for layer in range(max(self._layers) + 1)
-        ]  # fmt: skip
+        ]
 
 
-def magnitude(block: ParentBlock, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> list[SliceScores]:
+def magnitude(
+    block: ParentBlock, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
+) -> list[SliceScores]:
     """Sum of squares of each unit's weights: the order of their L2 norms. One per layer of the block."""
     sums = _Sums(shape, axes, layers)
     for at, names in enumerate(block.names):
@@ -57,7 +68,12 @@ def magnitude(block: ParentBlock, shape: BlockShape, axes: Sequence[Sequence[Axi
 
 
 def taylor(
-    subject: Subject, block: ParentBlock, states: States, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
+    subject: Subject,
+    block: ParentBlock,
+    states: States,
+    shape: BlockShape,
+    axes: Sequence[Sequence[Axis]],
+    layers: Sequence[int],
 ) -> list[SliceScores]:
     """|w dL/dw| per unit, summed over batches of `states`. `block`: the exact block. One per layer of the block.
 
@@ -72,7 +88,10 @@ def taylor(
             loss = language_loss(subject.tail(block(batch.inputs, block.course(batch.ids)), batch.ids), batch.ids)
             gradients = torch.autograd.grad(loss, [weight for _, _, weight in sliced])
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-                raise InputError(f"the gradients of {subject.manifest.name} are not finite on this text: try `--importance magnitude`")
+                raise InputError(
+                    f"the gradients of {subject.manifest.name} are not finite on this text: try `--importance "
+                    "magnitude`"
+                )
             for (at, axis, weight), gradient in zip(sliced, gradients, strict=True):
                 sums.add(at, axis, (weight.detach() * gradient).abs())
     finally:

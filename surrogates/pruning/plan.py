@@ -3,9 +3,10 @@
     counts = nearest(shape, part, 0.5, cost)                 # the feasible counts whose removed share is nearest to the ratio
     plan = PrunePlan(…, tuple(choose(shape, counts, scores) for scores in …))
 
-Feasible is what transformers accepts and a layer can compute: as many query heads per key-value head everywhere, the model's width a
-multiple of the heads (Llama's and NeoX's config ask for it), channels in steps that kernels like. All layers of a run get the same
-counts, each keeps its own best units. Pure: no torch, no files. Knows nothing of where scores come from.
+Feasible is what transformers accepts and a layer can compute: as many query heads per key-value head everywhere,
+the model's width a multiple of the heads (Llama's and NeoX's config ask for it), channels in steps that kernels
+like. All layers of a run get the same counts, each keeps its own best units. Pure: no torch, no files. Knows
+nothing of where scores come from.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class SliceScores:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """`layers`: index of the first and the last layer (inclusive). `removed_ratio`: share of the block's parameters that goes, exactly."""
+    """`layers`: index of the first and the last layer (inclusive). `removed_ratio`: share of the block's parameters
+    that goes, exactly.
+    """
 
     part: Part
     layers: tuple[int, int]
@@ -79,10 +82,15 @@ class PrunePlan:
 
 
 def parse_layers(text: str) -> tuple[int, int]:
-    """`4-6` -> (4, 6): layers counted from 0, both ends inclusive, as in a list of pages; `4` is `4-4`. Raises InputError."""
+    """`4-6` -> (4, 6): layers counted from 0, both ends inclusive, as in a list of pages; `4` is `4-4`. Raises
+    InputError.
+    """
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text.strip())
     if match is None:
-        raise InputError(f"--layers {text[:40]!r} is no run of layers: write LO-HI, counted from 0, both included (4-6 is three layers)")
+        raise InputError(
+            f"--layers {text[:40]!r} is no run of layers: write LO-HI, counted from 0, both included (4-6 is three "
+            "layers)"
+        )
     lo, hi = int(match[1]), int(match[2] or match[1])
     if hi < lo:
         raise InputError(f"--layers {text}: the run ends before it begins")
@@ -101,7 +109,9 @@ def check_layers(layers: tuple[int, int], count: int, model: str) -> None:
 def check_ratio(ratio: float) -> None:
     """Raises InputError unless 0 < ratio < 1."""
     if not 0.0 < ratio < 1.0:
-        raise InputError(f"the ratio must be a share between 0 and 1, not {ratio:g}: 0.5 removes half of the block's parameters")
+        raise InputError(
+            f"the ratio must be a share between 0 and 1, not {ratio:g}: 0.5 removes half of the block's parameters"
+        )
 
 
 # -- how many ----------------------------------------------------------------------------------------------------------
@@ -111,9 +121,11 @@ Cost = Callable[[BlockShape], int]
 
 
 def nearest(shape: BlockShape, part: Part, ratio: float, cost: Cost) -> BlockShape:
-    """The feasible counts whose removed share of parameters is nearest to `ratio`; of two as near, those that keep more key-value heads.
+    """The feasible counts whose removed share of parameters is nearest to `ratio`; of two as near, those that keep more
+    key-value heads.
 
-    For a whole layer the heads are settled first, on the attention's own share, and the channels make up for what heads cannot hit.
+    For a whole layer the heads are settled first, on the attention's own share, and the channels make up for what heads
+    cannot hit.
 
     Raises:
         InputError: nothing can be removed, because one head or too few channels are left already.
@@ -121,15 +133,27 @@ def nearest(shape: BlockShape, part: Part, ratio: float, cost: Cost) -> BlockSha
     after = shape
     if part != "ffn":
         aim = ratio * cost(_with(shape, channels=0))
-        after = _closest(_fewer_heads(shape), lambda each: cost(shape) - cost(each), aim, "the attention cannot be pruned: too few heads")
+        after = _closest(
+            _fewer_heads(shape),
+            lambda each: cost(shape) - cost(each),
+            aim,
+            "the attention cannot be pruned: too few heads",
+        )
     if part != "attention":
         fewer = (_with(after, channels=count) for count in _fewer_channels(shape.channels))
-        after = _closest(fewer, lambda each: cost(shape) - cost(each), ratio * cost(shape), "the ffn cannot be pruned: too few channels")
+        after = _closest(
+            fewer,
+            lambda each: cost(shape) - cost(each),
+            ratio * cost(shape),
+            "the ffn cannot be pruned: too few channels",
+        )
     return after
 
 
 def _closest(candidates: Iterator[BlockShape], removed: Cost, aim: float, complaint: str) -> BlockShape:
-    found = min(candidates, key=lambda each: (abs(removed(each) - aim), -each.kv, -each.heads, -each.channels), default=None)
+    found = min(
+        candidates, key=lambda each: (abs(removed(each) - aim), -each.kv, -each.heads, -each.channels), default=None
+    )
     if found is None:
         raise InputError(complaint)
     return found
@@ -149,7 +173,9 @@ def _fewer_heads(shape: BlockShape) -> Iterator[BlockShape]:
 
 
 def channel_step(channels: int) -> int:
-    """Channels go in steps of a power of two up to 64 that the count is a multiple of, small enough for at least 16 steps."""
+    """Channels go in steps of a power of two up to 64 that the count is a multiple of, small enough for at least 16
+    steps.
+    """
     step = 1
     while step < 64 and channels % (2 * step) == 0 and channels // (2 * step) >= 16:
         step *= 2
@@ -167,8 +193,8 @@ def _fewer_channels(channels: int) -> range:
 def choose(shape: BlockShape, after: BlockShape, scores: SliceScores) -> KeptSlices:
     """The units with the highest scores, as many as `after` says. Of equal units the first stays.
 
-    Whole groups go, a key-value head with all its query heads, by the sum of their scores; where fewer query heads per group are
-    asked for, the weakest of each remaining group go too.
+    Whole groups go, a key-value head with all its query heads, by the sum of their scores; where fewer query heads per
+    group are asked for, the weakest of each remaining group go too.
     """
     group, left = shape.heads // shape.kv, after.heads // after.kv
     totals = [scores.kv[at] + sum(scores.heads[at * group : (at + 1) * group]) for at in range(shape.kv)]

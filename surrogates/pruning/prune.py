@@ -1,4 +1,5 @@
-"""Carrying a plan out: the shapes of a family's layers, the pruned config, tensors sliced into really smaller ones, components of them.
+"""Carrying a plan out: the shapes of a family's layers, the pruned config, tensors sliced into really smaller ones,
+components of them.
 
     shape = shape_of(config)
     smaller = slice_tensors(axes, shape, kept, tensors)          # name -> tensor, those without a slice as they are
@@ -25,7 +26,9 @@ from zoo.manifest import Component, canonical_json
 
 
 def shape_of(config: Mapping[str, Any]) -> BlockShape:
-    """The shape of a model's layers, family defaults filled in. Raises UnknownFamily, MalformedCheckpoint, InputError."""
+    """The shape of a model's layers, family defaults filled in. Raises UnknownFamily, MalformedCheckpoint,
+    InputError.
+    """
     settings = _accepted(config, "config.json")
     heads = int(settings.num_attention_heads)
     hidden = int(settings.hidden_size)
@@ -124,8 +127,11 @@ def kept_entries(axis: Axis, shape: BlockShape, kept: KeptSlices) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-def slice_tensors(axes: Iterable[Axis], shape: BlockShape, kept: KeptSlices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A component's tensors with only the kept units in them, as tensors of their own; those that lose nothing stay the same objects.
+def slice_tensors(
+    axes: Iterable[Axis], shape: BlockShape, kept: KeptSlices, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A component's tensors with only the kept units in them, as tensors of their own; those that lose nothing stay the
+    same objects.
 
     Raises:
         MalformedCheckpoint: a tensor is not as long as the config says.
@@ -134,7 +140,9 @@ def slice_tensors(axes: Iterable[Axis], shape: BlockShape, kept: KeptSlices, ten
     for axis in axes:
         tensor = tensors[axis.name]
         if tensor.shape[axis.dim] != axis_length(axis, shape):
-            raise MalformedCheckpoint(f"{axis.name} has shape {list(tensor.shape)}; the config wants {axis_length(axis, shape)} entries")
+            raise MalformedCheckpoint(
+                f"{axis.name} has shape {list(tensor.shape)}; the config wants {axis_length(axis, shape)} entries"
+            )
         entries = kept_entries(axis, shape, kept)
         if len(entries) < tensor.shape[axis.dim]:
             out[axis.name] = tensor.index_select(axis.dim, entries.to(tensor.device)).contiguous()

@@ -1,4 +1,5 @@
-"""Low-rank learners on the linear layers of a block, and their end: merged into the matrices, with nothing left of them.
+"""Low-rank learners on the linear layers of a block, and their end: merged into the matrices, with nothing left of
+them.
 
     learners = attach_(block, rank, generator)       # every linear layer that may change; B is zero, so the block computes what it did
     … train learners.parameters …
@@ -51,7 +52,9 @@ class Learners:
 
 
 def attach_(block: ParentBlock, rank: int, generator: torch.Generator) -> Learners:
-    """Put a learner of `rank` (or of the layer's smaller side, where that is less) on every linear layer of the changed components."""
+    """Put a learner of `rank` (or of the layer's smaller side, where that is less) on every linear layer of the changed
+    components.
+    """
     sites: list[_Site] = []
     for part in (block.parts[at] for at in block.changed):
         for parent in list(part.modules()):
@@ -72,7 +75,9 @@ def linear_size(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _site(parent: nn.Module, name: str, child: nn.Module, size: tuple[int, int], rank: int, generator: torch.Generator) -> _Site:
+def _site(
+    parent: nn.Module, name: str, child: nn.Module, size: tuple[int, int], rank: int, generator: torch.Generator
+) -> _Site:
     out, into = size
     rank = min(rank, out, into)
     device = next(child.parameters()).device

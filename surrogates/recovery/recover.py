@@ -1,9 +1,11 @@
-"""Recovery after pruning (BL-10): the block learns to give what the exact block gives, from the exact block's own inputs.
+"""Recovery after pruning (BL-10): the block learns to give what the exact block gives, from the exact block's own
+inputs.
 
-The loss is the squared distance to the exact outputs in units of what the block adds to its inputs, per window (1: no better than
-leaving the block out), and, with `head_weight`, the divergence of the next-token distributions behind the frozen rest of the model.
-AdamW in float32, cosine schedule with a short warm-up, clipped gradients; batches depend on the seed and the step alone, so that
-an interrupted training goes on as if nothing had happened. The result is the better of before and after, on windows kept apart.
+The loss is the squared distance to the exact outputs in units of what the block adds to its inputs, per window (1: no
+better than leaving the block out), and, with `head_weight`, the divergence of the next-token distributions behind the
+frozen rest of the model. AdamW in float32, cosine schedule with a short warm-up, clipped gradients; batches depend on
+the seed and the step alone, so that an interrupted training goes on as if nothing had happened. The result is the
+better of before and after, on windows kept apart.
 
 Knows nothing of pruning or the store.
 """
@@ -52,12 +54,16 @@ class RecoverySettings:
     def check(self) -> None:
         """Raises InputError for settings that cannot be."""
         if self.steps < 1 or self.rank < 1 or self.batch < 1 or not 0 < self.rate < 1 or self.head_weight < 0:
-            raise InputError("recovery needs at least one step, a rank and a batch of at least 1, and a rate between 0 and 1")
+            raise InputError(
+                "recovery needs at least one step, a rank and a batch of at least 1, and a rate between 0 and 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What came of it. Losses are relative distances on windows kept apart; `stopped` says why it ended early, None when it did not."""
+    """What came of it. Losses are relative distances on windows kept apart; `stopped` says why it ended early, None
+    when it did not.
+    """
 
     steps: int
     loss_first: float
@@ -75,7 +81,8 @@ def recover_(
     task: RecoveryTask,
     progress: Progress | None = None,
 ) -> Recovery:
-    """Train a pruned block in place. `checks`: windows that are not learned from. Ctrl-C saves what was reached and goes on upwards.
+    """Train a pruned block in place. `checks`: windows that are not learned from. Ctrl-C saves what was reached and
+    goes on upwards.
 
     Raises:
         InputError: the pruned block gives values that are not finite.
@@ -134,10 +141,14 @@ class _Trainer:
                 weight.requires_grad_(True)
         self._good = [weight.detach().clone() for weight in self.weights]
         self.accelerator = Accelerator(device_placement=False)
-        self.optimizer = self.accelerator.prepare_optimizer(torch.optim.AdamW(self.weights, lr=self.settings.rate, weight_decay=0.0))
+        self.optimizer = self.accelerator.prepare_optimizer(
+            torch.optim.AdamW(self.weights, lr=self.settings.rate, weight_decay=0.0)
+        )
 
     def advance_(self) -> bool:
-        """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not finite."""
+        """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not
+        finite.
+        """
         batch = self.states.take(self._rows(), self.subject.device)
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
@@ -160,7 +171,10 @@ class _Trainer:
             with torch.no_grad():
                 wanted = self.subject.tail(batch.outputs, batch.ids).log_softmax(-1)
             given = self.subject.tail(out, batch.ids).log_softmax(-1)
-            loss = loss + self.settings.head_weight * F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1).mean()
+            loss = (
+                loss
+                + self.settings.head_weight * F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1).mean()
+            )
         return loss
 
     def _rows(self) -> Tensor:
@@ -187,7 +201,9 @@ class _Trainer:
     def resume_(self, saved: Saved) -> None:
         """Take up a saved state; one that does not fit is left alone."""
         named = self._named()
-        if any(name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in named.items()):
+        if any(
+            name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in named.items()
+        ):
             return
         for name, weight in named.items():
             weight.copy_(saved.tensors[name])
@@ -211,7 +227,9 @@ def schedule(step: int, steps: int) -> float:
 
 
 def distance(out: Tensor, batch: States) -> Tensor:
-    """Squared distance to the exact outputs over the squared size of what the exact block adds, per window, averaged."""
+    """Squared distance to the exact outputs over the squared size of what the exact block adds, per window,
+    averaged.
+    """
     missed = (out - batch.outputs).square().sum((1, 2))
     added = (batch.outputs - batch.inputs).square().sum((1, 2)).clamp_min(1e-12)
     return (missed / added).mean()
@@ -229,7 +247,12 @@ def distance_on(block: ParentBlock, states: States) -> float:
 
 def _matrices(block: ParentBlock) -> dict[str, Tensor]:
     """All weights of a block's changed components, norms included, by component and name."""
-    return {f"{at}.{name}": weight for at in block.changed for name, weight in block.names[at].items() if weight.is_floating_point()}
+    return {
+        f"{at}.{name}": weight
+        for at in block.changed
+        for name, weight in block.names[at].items()
+        if weight.is_floating_point()
+    }
 
 
 @torch.no_grad()

@@ -1,12 +1,14 @@
-"""A closed form for what remains: the linear layer that a half ends in, fitted anew to what the exact half gave (BL-10).
+"""A closed form for what remains: the linear layer that a half ends in, fitted anew to what the exact half gave
+(BL-10).
 
-With A [tokens, kept] what reaches the layer after pruning and Y [tokens, width] what should leave it, ridge regression towards the
-weights W that are there (in the spirit of Optimal Brain Compression and SliceGPT):
+With A [tokens, kept] what reaches the layer after pruning and Y [tokens, width] what should leave it, ridge regression
+towards the weights W that are there (in the spirit of Optimal Brain Compression and SliceGPT):
 
     W' = (A'A + λ I)^-1 (A'Y + λ W)        λ = ridge x mean diagonal of A'A
 
-A constant input is added where the layer has a bias. Only A'A and A'Y are kept, in float64. Halves are fitted in order, each on what
-the fitted halves before it give, so that Y also takes back their errors where nothing stands between the layer and the residual.
+A constant input is added where the layer has a bias. Only A'A and A'Y are kept, in float64. Halves are fitted in order,
+each on what the fitted halves before it give, so that Y also takes back their errors where nothing stands between the
+layer and the residual.
 """
 
 from __future__ import annotations
@@ -52,7 +54,12 @@ class _Seen:
 
 @torch.no_grad()
 def refit_(
-    block: ParentBlock, exact: ParentBlock, states: States, row: Prunable, outs: Sequence[Sequence[str]], ridge: float = RIDGE
+    block: ParentBlock,
+    exact: ParentBlock,
+    states: States,
+    row: Prunable,
+    outs: Sequence[Sequence[str]],
+    ridge: float = RIDGE,
 ) -> None:
     """Fit the output layers of a pruned block, in place.
 
@@ -92,7 +99,9 @@ class _Place:
         return isinstance(part, ResidualHalf) and part.post is None and part.after is None
 
 
-def _fit_(place: _Place, ids: Tensor, given: Tensor, wanted: Tensor, turned: bool, ridge: float, device: torch.device) -> None:
+def _fit_(
+    place: _Place, ids: Tensor, given: Tensor, wanted: Tensor, turned: bool, ridge: float, device: torch.device
+) -> None:
     moments = _Moments()
     layer = place.pruned_layer
     with _watching(layer) as seen, _watching(place.exact_layer) as target:
@@ -100,7 +109,9 @@ def _fit_(place: _Place, ids: Tensor, given: Tensor, wanted: Tensor, turned: boo
             rows, before, after = (each[at : at + _BATCH].to(device) for each in (ids, given, wanted))
             place.block.parts[place.at](before, place.block.course(rows).where(place.at, before))
             right = place.exact.parts[place.at](after, place.exact.course(rows).where(place.at, after))
-            moments.add(_with_constant(seen.inputs, layer.bias), right - before if place.ends_in_residual else target.outputs)
+            moments.add(
+                _with_constant(seen.inputs, layer.bias), right - before if place.ends_in_residual else target.outputs
+            )
     _solve_(layer, moments, turned, ridge)
 
 

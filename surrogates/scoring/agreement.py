@@ -1,8 +1,9 @@
 """How well a stand-in does a block's work (BL-05 per block; Table 4's column): cosines of next-token distributions.
 
-Both blocks get the exact block's input. Their outputs become distributions through the model's own final norm and head, right behind
-the block (what the paper measures), and once more behind the frozen rest of the model (what a request would see). Means over held-out
-tokens. Leaving the block out altogether is scored too: what a stand-in must beat. Knows nothing of how the stand-in was made.
+Both blocks get the exact block's input. Their outputs become distributions through the model's own final norm and head,
+right behind the block (what the paper measures), and once more behind the frozen rest of the model (what a request
+would see). Means over held-out tokens. Leaving the block out altogether is scored too: what a stand-in must beat. Knows
+nothing of how the stand-in was made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Cosines in [0, 1]. `block`: behind the block; `end`: at the model's end; `skipped`, `skipped_end`: without any block in its place.
+    """Cosines in [0, 1]. `block`: behind the block; `end`: at the model's end; `skipped`, `skipped_end`: without any
+    block in its place.
 
     `loss`, `loss_exact`: the model's loss per token on the same text with the stand-in and without.
     """

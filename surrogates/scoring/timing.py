@@ -1,10 +1,11 @@
 """What a stand-in saves: the block's time beside its stand-in's, on the real modules, in the dtype that is stored.
 
-Decoding: one token for each of a batch of sequences, over a cache that holds a context. Prefill: a prompt. Exact and stand-in alternate
-pair by pair, so that what else the machine does hurts both; a ratio per pair, then the median and the spread (quartiles).
+Decoding: one token for each of a batch of sequences, over a cache that holds a context. Prefill: a prompt. Exact and
+stand-in alternate pair by pair, so that what else the machine does hurts both; a ratio per pair, then the median and
+the spread (quartiles).
 
-The paper reports 18 to 37 times for half of a dense block; half the work cannot take a twentieth of the time (at most about 2 times),
-so those figures are not a goal. Knows nothing of how the stand-in was made.
+The paper reports 18 to 37 times for half of a dense block; half the work cannot take a twentieth of the time (at most
+about 2 times), so those figures are not a goal. Knows nothing of how the stand-in was made.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """`pairs` are measured; each is the best of up to `rounds` passes on either side, fewer once they have taken `seconds`."""
+    """`pairs` are measured; each is the best of up to `rounds` passes on either side, fewer once they have taken
+    `seconds`.
+    """
 
     batch: int = 16
     context: int = 64
@@ -93,7 +96,9 @@ def _prefill(block: ParentBlock, hidden: Tensor) -> Callable[[], object]:
     return lambda: block(prompt, course)
 
 
-def _pairs(exact: Callable[[], object], given: Callable[[], object], settings: TimingSettings, device: torch.device) -> Ratio:
+def _pairs(
+    exact: Callable[[], object], given: Callable[[], object], settings: TimingSettings, device: torch.device
+) -> Ratio:
     left, right = [], []
     for pair in range(settings.pairs + 1):
         one, other = _bests((exact, given) if pair % 2 else (given, exact), settings, device)
@@ -105,10 +110,13 @@ def _pairs(exact: Callable[[], object], given: Callable[[], object], settings: T
     return Ratio(statistics.median(ratios), low, high, min(left), min(right))
 
 
-def _bests(runs: tuple[Callable[[], object], Callable[[], object]], settings: TimingSettings, device: torch.device) -> list[float]:
+def _bests(
+    runs: tuple[Callable[[], object], Callable[[], object]], settings: TimingSettings, device: torch.device
+) -> list[float]:
     """The best of some passes of each, taken in turns: what else the machine does then hurts both.
 
-    Many passes, because on a busy machine the longer pass is the likelier to be interrupted, which would flatter the shorter.
+    Many passes, because on a busy machine the longer pass is the likelier to be interrupted, which would flatter the
+    shorter.
     """
     best = [float("inf"), float("inf")]
     due = time.perf_counter() + settings.seconds

@@ -1,4 +1,6 @@
-"""`zoo bench` as its users run it: a server or engines on tiny models, alone and in pairs; document, table, picture, bad input."""
+"""`zoo bench` as its users run it: a server or engines on tiny models, alone and in pairs; document, table, picture,
+bad input.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,34 @@ def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Pa
     out, plot = tmp_path / "deep" / "bench.json", tmp_path / "bench.png"
     with running(tokenizer, pace=lambda _: time.sleep(0.002)) as server:
         result = bench(
-            "--url", server.address, "--requests", "20", "--rate", "500", "--arrivals", "gamma", "--cv", "3", "--vocabulary", "256",
-            "--prompt-tokens", "uniform:3-9", "--answer-tokens", "6", "--slo-ttft", "60000", "--slo-e2e", "0.000001",
-            "--output", str(out), "--plot", str(plot), "--json", "--seed", "4",
-        )  # fmt: skip
+            "--url",
+            server.address,
+            "--requests",
+            "20",
+            "--rate",
+            "500",
+            "--arrivals",
+            "gamma",
+            "--cv",
+            "3",
+            "--vocabulary",
+            "256",
+            "--prompt-tokens",
+            "uniform:3-9",
+            "--answer-tokens",
+            "6",
+            "--slo-ttft",
+            "60000",
+            "--slo-e2e",
+            "0.000001",
+            "--output",
+            str(out),
+            "--plot",
+            str(plot),
+            "--json",
+            "--seed",
+            "4",
+        )
     printed, written = result.document(), json.loads(out.read_text())
     (run,) = printed["runs"]
     assert (run["requests"], run["completed"], run["tokens"], run["errors"], run["goodput"]) == (20, 20, 120, {}, 0.0)
@@ -68,32 +94,77 @@ def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Pa
     assert printed["targets"][0]["models"] == ["org/base", "org/fine"]
     assert printed["targets"][0]["memory"]["server_peak"] > 0
     assert printed["seed"] == 4 and printed["workload"]["arrivals"] == {"rate": 500.0, "kind": "gamma", "cv": 3.0}
-    assert printed["where"]["versions"]["transformers"] and printed["where"]["hardware"]["name"] and printed["where"]["of"] == "client"
+    assert (
+        printed["where"]["versions"]["transformers"]
+        and printed["where"]["hardware"]["name"]
+        and printed["where"]["of"] == "client"
+    )
     assert run["client_cpu_seconds"] > 0
     assert "answers" not in run and len(written["runs"][0]["answers"]) == 20
-    assert [answer["due"] for answer in written["runs"][0]["answers"]] == sorted(answer["due"] for answer in written["runs"][0]["answers"])
+    assert [answer["due"] for answer in written["runs"][0]["answers"]] == sorted(
+        answer["due"] for answer in written["runs"][0]["answers"]
+    )
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_two_servers_by_turns(bench: Run, tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer) as one, running(tokenizer) as other:
         result = bench(
-            "--url", one.address, "--against", f"{other.address}/v1", "--requests", "6", "--clients", "2", "--rounds", "3",
-            "--vocabulary", "256", "--answer-tokens", "4", "--json",
-        )  # fmt: skip
+            "--url",
+            one.address,
+            "--against",
+            f"{other.address}/v1",
+            "--requests",
+            "6",
+            "--clients",
+            "2",
+            "--rounds",
+            "3",
+            "--vocabulary",
+            "256",
+            "--answer-tokens",
+            "4",
+            "--json",
+        )
     document = result.document()
-    assert [(run["round"], run["target"]) for run in document["runs"]] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(run["round"], run["target"]) for run in document["runs"]] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
     ratio = document["ratios"]["tokens_per_second"]
     assert ratio["pairs"] == 3 and ratio["low"] <= ratio["median"] <= ratio["high"]
-    pairs = [(document["runs"][at]["tokens_per_second"], document["runs"][at + 1]["tokens_per_second"]) for at in (0, 2, 4)]
+    pairs = [
+        (document["runs"][at]["tokens_per_second"], document["runs"][at + 1]["tokens_per_second"]) for at in (0, 2, 4)
+    ]
     assert sorted(a / b for a, b in pairs) == pytest.approx([ratio["low"], ratio["median"], ratio["high"]])
 
 
 def test_our_engine_beside_transformers_on_the_same_requests(bench: Run) -> None:
     result = bench(
-        "--against", "transformers", "--models", "org/base", "--models", "lora", "--requests", "6", "--popularity", "distinct",
-        "--prompt-tokens", "uniform:3-9", "--answer-tokens", "uniform:1-5", "--rounds", "2", "--batch", "2", "--json",
-    )  # fmt: skip
+        "--against",
+        "transformers",
+        "--models",
+        "org/base",
+        "--models",
+        "lora",
+        "--requests",
+        "6",
+        "--popularity",
+        "distinct",
+        "--prompt-tokens",
+        "uniform:3-9",
+        "--answer-tokens",
+        "uniform:1-5",
+        "--rounds",
+        "2",
+        "--batch",
+        "2",
+        "--json",
+    )
     document = result.document()
     assert [target["name"] for target in document["targets"]] == ["zoo", "transformers"]
     assert document["targets"][0]["models"] == document["targets"][1]["models"] == ["org/base", "org/lora"]
@@ -107,9 +178,25 @@ def test_our_engine_beside_transformers_on_the_same_requests(bench: Run) -> None
 def test_the_table_names_both_and_the_ratios(bench: Run, tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer, fail_at=(9,)) as server:
         result = bench(
-            "--url", server.address, "--against", server.address, "--requests", "4", "--vocabulary", "256", "--rounds", "2", "--warm", "0"
+            "--url",
+            server.address,
+            "--against",
+            server.address,
+            "--requests",
+            "4",
+            "--vocabulary",
+            "256",
+            "--rounds",
+            "2",
+            "--warm",
+            "0",
         )
-    assert result.code == 0 and "TTFT ms 50/95/99" in result.out and "alternating pairs" in result.out and "e2e.p99" in result.out
+    assert (
+        result.code == 0
+        and "TTFT ms 50/95/99" in result.out
+        and "alternating pairs" in result.out
+        and "e2e.p99" in result.out
+    )
     assert "; the first: the engine failed: FakeFault" in result.err
 
 
@@ -132,13 +219,26 @@ def test_rounds_that_ended_before_an_interrupt_are_reported(
     out = tmp_path / "bench.json"
     with running(tokenizer) as server:
         monkeypatch.setattr(cli.bench.rounds, "drive", interrupted)
-        common = ["--url", server.address, "--against", server.address, "--requests", "2", "--vocabulary", "256", "--warm", "0"]
+        common = [
+            "--url",
+            server.address,
+            "--against",
+            server.address,
+            "--requests",
+            "2",
+            "--vocabulary",
+            "256",
+            "--warm",
+            "0",
+        ]
         result = bench(*common, "--rounds", "3", "--output", str(out))
     document = json.loads(out.read_text())
     assert result.code == 1 and document["interrupted"] and document["rounds"] == 1
     first, second = calls[:2]
     assert calls[2:] == [first, second, second, first]  # every second pair begins with the other one
-    assert [run["target"] for run in document["runs"]] == [0, 1] and document["ratios"]["tokens_per_second"]["pairs"] == 1
+    assert [run["target"] for run in document["runs"]] == [0, 1] and document["ratios"]["tokens_per_second"][
+        "pairs"
+    ] == 1
 
 
 def test_a_trace_with_texts(bench: Run, tmp_path: Path) -> None:
@@ -226,7 +326,11 @@ def test_the_baseline_holds_so_many_models_and_stamps_every_token(store: Path) -
         stamps = runner.run("org/base", both)
         for name in ("org/base", "org/lora", "org/base"):
             runner.run(name, both[1:])
-    assert [len(own) for own in stamps] == [4, 2] and list(stamps[0]) == sorted(set(stamps[0])) and stamps[1] == stamps[0][:2]
+    assert (
+        [len(own) for own in stamps] == [4, 2]
+        and list(stamps[0]) == sorted(set(stamps[0]))
+        and stamps[1] == stamps[0][:2]
+    )
     assert loads == ["org/base", "org/lora", "org/base"]
 
 
@@ -250,7 +354,9 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
             outputs = []
             for name, state in list(self.live.items()):
                 state[0] += 1
-                outputs.append(types.SimpleNamespace(request_id=name, outputs=[types.SimpleNamespace(token_ids=[7] * state[0])]))
+                outputs.append(
+                    types.SimpleNamespace(request_id=name, outputs=[types.SimpleNamespace(token_ids=[7] * state[0])])
+                )
                 if state[0] == state[1]:
                     del self.live[name]
             return outputs
@@ -284,7 +390,9 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
         runner.run("org/base", [WorkloadRequest(0, 0.0, "org/base", (5,), 1)])
         runner.close()
     assert [(answer.error, answer.tokens) for answer in answers] == [(None, 3), (None, 2), (None, 1)]
-    shared, alone = made  # the LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any
+    shared, alone = (
+        made  # the LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any
+    )
     assert shared["enable_lora"] and shared["max_lora_rank"] == 8 and "enable_lora" not in alone
     assert (shared["dtype"], alone["dtype"]) == ("float32", "bfloat16") and not shared["enable_prefix_caching"]
     (first, none), (second, lora), _ = engines[0].requests

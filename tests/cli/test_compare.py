@@ -22,7 +22,10 @@ def store(tmp_path_factory):
     make("llama", root / "base")
     make("llama", root / "tuned")
     generator = torch.Generator().manual_seed(0)
-    edit_weights(root / "tuned", lambda key, tensor: tensor + 0.002 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    edit_weights(
+        root / "tuned",
+        lambda key, tensor: tensor + 0.002 * tensor.std() * torch.randn(tensor.shape, generator=generator),
+    )
     make("llama", root / "deep", seed=3, num_hidden_layers=6)
     make("qwen2", root / "other", vocab_size=500, tokenizer=False)
     with Zoo(root / "zoo_store") as zoo:
@@ -51,16 +54,25 @@ def test_the_document_of_the_contract(zoo):
     code, out, _ = zoo("compare", "base", "tuned", *SMALL, "--json")
     document = json.loads(out)
     assert code == 0
-    assert (document["a"], document["b"], document["probe"]["tokens"], len(document["probe"]["sha"])) == ("base", "tuned", 64, 64)
+    assert (document["a"], document["b"], document["probe"]["tokens"], len(document["probe"]["sha"])) == (
+        "base",
+        "tuned",
+        64,
+        64,
+    )
     assert [(pair["a"], pair["b"]) for pair in document["pairs"]] == [([n, n + 1], [n, n + 1]) for n in range(3)]
-    assert all(0.98 < pair["similarity"] <= 1 and 0 <= pair["control"] < pair["similarity"] for pair in document["pairs"])
+    assert all(
+        0.98 < pair["similarity"] <= 1 and 0 <= pair["control"] < pair["similarity"] for pair in document["pairs"]
+    )
     assert document["mean"] == pytest.approx(sum(pair["similarity"] for pair in document["pairs"]) / 3)
     assert document["control"] < document["mean"]
     assert "matrix" not in document
 
 
 def test_components_of_a_chain_are_named_by_their_place(zoo):
-    _, out, _ = zoo("compare", "base", "tuned", *SMALL, "--granularity", "component", "--no-control", "--matrix", "--json")
+    _, out, _ = zoo(
+        "compare", "base", "tuned", *SMALL, "--granularity", "component", "--no-control", "--matrix", "--json"
+    )
     document = json.loads(out)
     assert [pair["a"] for pair in document["pairs"]] == [[n, n + 1] for n in range(8)]
     assert document["control"] is None and len(document["matrix"]["similarity"]) == 8
@@ -73,11 +85,15 @@ def test_show_lists_what_was_scored_against_exactly_a_block(zoo, store):
     from zoo.records import Equivalence, ScoredRun
 
     with Zoo(store) as opened, opened.store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", ScoredRun("tuned", 0, 8), ScoredRun("base", 0, 8), "0" * 64, 0.99)])
+        writer.put_equivalences(
+            [Equivalence("equivalent", ScoredRun("tuned", 0, 8), ScoredRun("base", 0, 8), "0" * 64, 0.99)]
+        )
     for name, other in (("base", "tuned"), ("tuned", "base")):
         (block,) = json.loads(zoo("show", name, "--json")[1])["chain"]
         (whole,) = json.loads(zoo("show", other, "--json")[1])["chain"]
-        assert block["equivalents"] == [{"block": whole["block"], "model": other, "similarity": 0.99, "blocks": [whole["block"]]}]
+        assert block["equivalents"] == [
+            {"block": whole["block"], "model": other, "similarity": 0.99, "blocks": [whole["block"]]}
+        ]
     assert json.loads(zoo("show", "base", "--threshold", "0.995", "--json")[1])["chain"][0]["equivalents"] == []
     assert "tuned 0.990" in zoo("show", "base")[1]
 
@@ -138,7 +154,9 @@ def test_an_ingest_with_a_probe_cuts_where_models_stop_being_alike(store, fresh)
     code, report, _ = fresh("ingest", store.parent / "tuned", "--base", "base", "--probe", __file__)
     assert code == 0 and report["blocks"] == 1
     (pair,) = report["equivalents"]
-    assert (pair["model"], pair["a"], pair["b"]) == ("base", [0, 8], [0, 8]) and 0.98 < pair["lowest"] <= pair["similarity"] <= 1
+    assert (pair["model"], pair["a"], pair["b"]) == ("base", [0, 8], [0, 8]) and 0.98 < pair["lowest"] <= pair[
+        "similarity"
+    ] <= 1
     (block,) = fresh("show", "base")[1]["chain"]
     assert [each["model"] for each in block["equivalents"]] == ["tuned"]
     _, report, _ = fresh("ingest", store.parent / "tuned", "--base", "base", "--threshold", "1", "--probe", __file__)
@@ -153,7 +171,8 @@ def test_without_a_threshold_an_ingest_scores_nothing(store, fresh):
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [(("--threshold", "2"), "between 0 and 1"), (("--probe", "/nowhere/at/all.txt"), "there is no file")]
+    ("options", "reason"),
+    [(("--threshold", "2"), "between 0 and 1"), (("--probe", "/nowhere/at/all.txt"), "there is no file")],
 )
 def test_bad_scoring_is_refused_before_anything_is_stored(store, fresh, options, reason, tmp_path):
     code, _, err = fresh("ingest", store.parent / "base", *options)

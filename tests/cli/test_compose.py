@@ -45,11 +45,16 @@ def test_a_file_becomes_a_model_of_its_name(store: Path, tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["model"] == "mixed"
 
 
-def test_a_chain_that_is_no_checkpoint_is_served_as_it_computes(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chain_that_is_no_checkpoint_is_served_as_it_computes(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Layers with other heads, from another model."""
     with Zoo(store) as zoo:
         zoo.ingest(make("llama", tmp_path / "thin", num_key_value_heads=1, intermediate_size=48), "org/thin")
-    lines = [f"  - sources: [{{model: {name}, layer_range: [{lo}, {hi}]}}]\n" for name, lo, hi in (("a", 0, 2), ("thin", 1, 3))]
+    lines = [
+        f"  - sources: [{{model: {name}, layer_range: [{lo}, {hi}]}}]\n"
+        for name, lo, hi in (("a", 0, 2), ("thin", 1, 3))
+    ]
     assert run(store, "compose", write(tmp_path / "chain.yaml", "slices:\n" + "".join(lines)), "--json") == 0
     assert json.loads(capsys.readouterr().out)["family"] == "blockzoo_chain"
     assert run(store, "generate", "chain", "--token-ids", "5,6,7", "--max-tokens", "8", "--json") == 0
@@ -69,7 +74,9 @@ def test_a_chain_that_is_no_checkpoint_is_served_as_it_computes(store: Path, tmp
         ("!!python/object/apply:os.getcwd []", "no YAML"),
     ],
 )
-def test_bad_files_are_one_line(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str) -> None:
+def test_bad_files_are_one_line(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, complaint: str
+) -> None:
     assert run(store, "compose", write(tmp_path / "bad.yaml", text)) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and complaint in printed.err and printed.err.count("\n") == 1

@@ -34,13 +34,18 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
-    code, out, _ = run(capsys, "delta", "fine", "--store", str(store), "--rank", "2", "--text", str(text), "--name", "near", "--json")
+    code, out, _ = run(
+        capsys, "delta", "fine", "--store", str(store), "--rank", "2", "--text", str(text), "--name", "near", "--json"
+    )
     said = json.loads(out)
     assert code == 0 and said["variant"] == "near" and said["rank"] == 2
     assert 0.9 < said["similarity"] <= 1.0 and 0 < said["bytes"] < said["bytes_exact"]
     assert [point["rank"] for point in said["curve"]] == [2] and said["control"] < said["similarity"]
     code, out, _ = run(capsys, "ls", "--store", str(store), "--json")
-    assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}["near"] == ("delta", "base")
+    assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}["near"] == (
+        "delta",
+        "base",
+    )
     code, out, _ = run(capsys, "generate", "near", "def", "--store", str(store), "--max-tokens", "4", "--json")
     assert code == 0 and json.loads(out)["usage"]["completion_tokens"] == 4
 
@@ -61,7 +66,10 @@ def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys
     code, out, _ = run(capsys, "profile", "fine", "--store", str(store), *sizes, "--json")
     said = json.loads(out)
     assert code == 0 and said["device"] == "cpu" and said["links"]
-    assert all(set(block["batch"]) == {"1", "2"} and block["load_seconds"] > 0 and block["bytes"] > 0 for block in said["blocks"])
+    assert all(
+        set(block["batch"]) == {"1", "2"} and block["load_seconds"] > 0 and block["bytes"] > 0
+        for block in said["blocks"]
+    )
     assert json.loads(run(capsys, "profile", "fine", "--store", str(store), "--stored", "--json")[1]) == said
     assert said["key"] in run(capsys, "profile", "fine", "--store", str(store), "--stored")[1]
 
@@ -72,7 +80,11 @@ def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
     options = ("--store", str(store), "--text", str(text), "--embeddings", "lowrank", "--json")
     code, out, _ = run(capsys, "delta", "fine", "--bytes", "25%", *options)
     said = json.loads(out)
-    assert code == 0 and said["variant"] == "fine@delta-25pct" and 0.2 * said["bytes_exact"] < said["bytes"] <= 0.25 * said["bytes_exact"]
+    assert (
+        code == 0
+        and said["variant"] == "fine@delta-25pct"
+        and 0.2 * said["bytes_exact"] < said["bytes"] <= 0.25 * said["bytes_exact"]
+    )
     code, out, _ = run(capsys, "delta", "fine", "--bytes", "30kB", "--name", "small", *options)
     assert code == 0 and 20_000 < json.loads(out)["bytes"] <= 30_000
 

@@ -1,4 +1,6 @@
-"""`zoo demo` on a micro family: a few steps on a little text, the same code path. Timings and quality are not tested here."""
+"""`zoo demo` on a micro family: a few steps on a little text, the same code path. Timings and quality are not tested
+here.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def micro(steps: int = 3) -> Recipe:
     def small(member: FamilyMember) -> FamilyMember:
         schedule = Schedule(steps, 2, 1e-2, 0.0 if member.kind == "lora" else 1e-2)
         frozen = (0, 1) if member.frozen else ()
-        return dataclasses.replace(member, schedule=schedule, shape=shapes.get(member.name), frozen=frozen, rank=min(member.rank, 2))
+        return dataclasses.replace(
+            member, schedule=schedule, shape=shapes.get(member.name), frozen=frozen, rank=min(member.rank, 2)
+        )
 
     return dataclasses.replace(TINY, vocabulary=300, context=64, measured=4, members=tuple(map(small, TINY.members)))
 
@@ -53,7 +57,20 @@ def one_thread() -> Iterator[None]:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A little standard library: three modules per subject, and folders that must not be read."""
     root = tmp_path_factory.mktemp("library")
-    names = {"asyncio/a", "threading", "queue", "email/a", "http/b", "urllib/c", "fractions", "random", "statistics", "ast", "json/d", "os"}
+    names = {
+        "asyncio/a",
+        "threading",
+        "queue",
+        "email/a",
+        "http/b",
+        "urllib/c",
+        "fractions",
+        "random",
+        "statistics",
+        "ast",
+        "json/d",
+        "os",
+    }
     for name in names | {"test/x", "encodings/y", "site-packages/z"}:
         path = root / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,10 +100,12 @@ def built(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Time of change and content of every file below."""
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------------ corpus
+# ------------------------------------------------------------------------------------------------------------- corpus
 
 
 def test_corpus_is_the_same_twice_and_keeps_out_what_is_no_source(library: Path) -> None:
@@ -94,9 +113,19 @@ def test_corpus_is_the_same_twice_and_keeps_out_what_is_no_source(library: Path)
     assert first == second
     assert first.digest == second.digest
     assert {document.path for document in first.documents} == {
-        "asyncio/a.py", "threading.py", "queue.py", "email/a.py", "http/b.py", "urllib/c.py", "fractions.py", "random.py", "statistics.py",
-        "ast.py", "json/d.py", "os.py",
-    }  # fmt: skip
+        "asyncio/a.py",
+        "threading.py",
+        "queue.py",
+        "email/a.py",
+        "http/b.py",
+        "urllib/c.py",
+        "fractions.py",
+        "random.py",
+        "statistics.py",
+        "ast.py",
+        "json/d.py",
+        "os.py",
+    }
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -133,7 +162,7 @@ def test_a_python_without_sources_is_refused(tmp_path: Path) -> None:
         read_library(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8), (1, 24, 8), (3, 8, 24)])
@@ -197,7 +226,9 @@ def test_rate_rises_then_falls() -> None:
 def test_more_steps_give_a_lower_perplexity(library: Path, tmp_path: Path) -> None:
     corpus = read_library(library)
     few, many = (
-        build_family(dataclasses.replace(micro(steps), members=micro(steps).members[:1]), corpus, tmp_path / str(steps), SILENT)[0]
+        build_family(
+            dataclasses.replace(micro(steps), members=micro(steps).members[:1]), corpus, tmp_path / str(steps), SILENT
+        )[0]
         for steps in (2, 40)
     )
     assert many.perplexity < few.perplexity / 3
@@ -212,7 +243,7 @@ def test_tokenizer_gives_back_any_text(library: Path) -> None:
         assert tokenizer.decode(encoding.ids) == text
 
 
-# ------------------------------------------------------------------------------------------------------------------ family
+# ------------------------------------------------------------------------------------------------------------- family
 
 
 def test_six_folders_load_in_transformers_and_peft(built: tuple[Path, tuple[Trained, ...]]) -> None:
@@ -236,14 +267,17 @@ def test_frozen_layers_stay_bit_equal_and_all_else_moves(built: tuple[Path, tupl
 
     root, _ = built
     base, partial, whole = (
-        load_file(Places(root).model(name) / "model.safetensors") for name in ("tiny-base", "tiny-concurrency", "tiny-prose")
+        load_file(Places(root).model(name) / "model.safetensors")
+        for name in ("tiny-base", "tiny-concurrency", "tiny-prose")
     )
     kept = {key for key in base if torch.equal(base[key], partial[key])}
     assert kept == {key for key in base if key.startswith(("model.embed_tokens", "model.layers.0.", "model.layers.1."))}
     assert not any(torch.equal(base[key], whole[key]) for key in base)
 
 
-def test_second_run_reuses_everything(built: tuple[Path, tuple[Trained, ...]], library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_run_reuses_everything(
+    built: tuple[Path, tuple[Trained, ...]], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, first = built
     before = fingerprint(root)
     monkeypatch.setattr(family_module, "_made", lambda *_: pytest.fail("trained again"))
@@ -279,7 +313,9 @@ def test_interrupted_run_leaves_no_half_model_and_is_continued(library: Path, tm
     assert fingerprint(Places(tmp_path).model("tiny-base")) == done
 
 
-def test_a_model_that_dies_while_it_is_written_does_not_count(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_dies_while_it_is_written_does_not_count(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import LlamaForCausalLM
 
     corpus, recipe = read_library(library), dataclasses.replace(micro(), members=micro().members[:1])
@@ -302,14 +338,18 @@ def test_a_changed_foundation_retrains_what_grew_from_it_and_nothing_else() -> N
     recipe = micro()
     wider = dataclasses.replace(recipe.members[0], schedule=Schedule(9, 2, 1e-2, 1e-2))
     changed = dataclasses.replace(recipe, members=(wider, *recipe.members[1:]))
-    moved = {old.name for old, new in zip(recipe.members, changed.members, strict=True) if recipe.key(old, "x") != changed.key(new, "x")}
+    moved = {
+        old.name
+        for old, new in zip(recipe.members, changed.members, strict=True)
+        if recipe.key(old, "x") != changed.key(new, "x")
+    }
     assert moved == {"tiny-base", "tiny-concurrency", "tiny-prose", "tiny-mail", "tiny-maths"}
     assert recipe.key(recipe.members[1], "x") != recipe.key(recipe.members[1], "y")
     reworded = dataclasses.replace(recipe.members[0], prompt="another")
     assert recipe.key(reworded, "x") == recipe.key(recipe.members[0], "x")
 
 
-# ----------------------------------------------------------------------------------------------------------------- sharing
+# ------------------------------------------------------------------------------------------------------------ sharing
 
 
 def test_sharing_counts_each_weight_once(built: tuple[Path, tuple[Trained, ...]], tmp_path: Path) -> None:
@@ -329,7 +369,9 @@ def test_sharing_counts_each_weight_once(built: tuple[Path, tuple[Trained, ...]]
     assert first.stored == sum(model.added for model in first.models) <= stored < first.files < first.complete
 
 
-def test_retrained_members_replace_those_of_an_earlier_run(built: tuple[Path, tuple[Trained, ...]], library: Path, tmp_path: Path) -> None:
+def test_retrained_members_replace_those_of_an_earlier_run(
+    built: tuple[Path, tuple[Trained, ...]], library: Path, tmp_path: Path
+) -> None:
     corpus = read_library(library)
     with Zoo(tmp_path / "store") as zoo:
         ingest_family(zoo, build_family(micro(2), corpus, tmp_path / "demo", SILENT))
@@ -344,7 +386,7 @@ def test_retrained_members_replace_those_of_an_earlier_run(built: tuple[Path, tu
         assert len(zoo.models()) == 6
 
 
-# ------------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------------------------- the command
 
 
 def _picture(path: Path) -> tuple[int, int, int]:
@@ -352,7 +394,11 @@ def _picture(path: Path) -> tuple[int, int, int]:
     from matplotlib.image import imread
 
     pixels = imread(path)
-    return pixels.shape[1], pixels.shape[0], len({tuple(pixel) for pixel in pixels[::4, ::4].reshape(-1, pixels.shape[2]).tolist()})
+    return (
+        pixels.shape[1],
+        pixels.shape[0],
+        len({tuple(pixel) for pixel in pixels[::4, ::4].reshape(-1, pixels.shape[2]).tolist()}),
+    )
 
 
 def test_report_and_plots_without_a_server(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +424,9 @@ def test_report_and_plots_without_a_server(library: Path, tmp_path: Path, capsys
     assert f"zoo ls --store {tmp_path / 'store'}" in text
 
 
-def test_the_server_answers_for_every_model_and_shares_a_batch(library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_server_answers_for_every_model_and_shares_a_batch(
+    library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_demo(Demo(micro(), tmp_path / "demo", tmp_path / "store", library=library), SILENT, as_json=True)
     serving = json.loads(capsys.readouterr().out)["serving"]
     assert [answer["model"] for answer in serving["answers"]] == [member.name for member in micro().members]

@@ -47,7 +47,9 @@ def test_exits_are_scored_made_and_found(tmp_path: Path, capsys: pytest.CaptureF
         assert with_exits(zoo, ["org/m"]) == ("org/m",), "they are the old model's"
         assert "org/m@exit-1 is no exit of org/m as it is now" in capsys.readouterr().err
         source = ZooSource(zoo)
-        served = ServedModels(source.served(ModelSpec(name, 1, 16, 256, 320)) for name in ("org/m", "org/m@exit-1", "org/m@exit-2"))
+        served = ServedModels(
+            source.served(ModelSpec(name, 1, 16, 256, 320)) for name in ("org/m", "org/m@exit-1", "org/m@exit-2")
+        )
         assert served.exit_of(served.find("org/m"), 1) is None and served.exits_of(served.find("org/m")) == ()
         zoo.remove("org/m@exit-2")
         make_exit(zoo.store, zoo.model("org/m"), 2)

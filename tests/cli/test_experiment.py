@@ -40,7 +40,16 @@ def zoo(family, tmp_path, monkeypatch, capsys):
     def run(*arguments):
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.app.main(["experiment", *map(str, arguments), "--text", str(family / "text.jsonl"), "--store", str(family / "zoo_store")])
+            cli.app.main(
+                [
+                    "experiment",
+                    *map(str, arguments),
+                    "--text",
+                    str(family / "text.jsonl"),
+                    "--store",
+                    str(family / "zoo_store"),
+                ]
+            )
         printed = capsys.readouterr()
         return int(ended.value.code or 0), printed.out, printed.err
 

@@ -61,7 +61,11 @@ def test_json_has_the_tokens_of_transformers(generate: Run, store: Path, name: s
     assert document["text"] == tokenizer.decode(prompt + document["token_ids"], skip_special_tokens=True)[len(PROMPT) :]
     assert document["finish_reason"] in ("length", "stop")
     count = len(document["token_ids"])
-    assert document["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
+    assert document["usage"] == {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": count,
+        "total_tokens": len(prompt) + count,
+    }
 
 
 def test_text_goes_to_standard_output_alone(generate: Run) -> None:

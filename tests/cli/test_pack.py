@@ -41,7 +41,11 @@ def zoo(family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         with pytest.raises(SystemExit) as ended:
             cli.app.main([*arguments, "--store", str(store), *(["--json"] if as_json else [])])
         printed = capsys.readouterr()
-        return int(ended.value.code or 0), json.loads(printed.out) if as_json and printed.out else printed.out, printed.err
+        return (
+            int(ended.value.code or 0),
+            json.loads(printed.out) if as_json and printed.out else printed.out,
+            printed.err,
+        )
 
     return run
 

@@ -43,7 +43,19 @@ class Served:
 
 @contextmanager
 def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
-    command = [sys.executable, "-c", _COMMAND, "serve", "--store", str(store), "--port", "0", "--kv-bytes", "4MiB", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        _COMMAND,
+        "serve",
+        "--store",
+        str(store),
+        "--port",
+        "0",
+        "--kv-bytes",
+        "4MiB",
+        *arguments,
+    ]
     environment = {**os.environ, "ZOO_API_KEY": "k3y", "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
@@ -60,7 +72,10 @@ def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
 @pytest.mark.parametrize(("backend", "gone"), [("auto", "model.withdraw"), ("local", "model.unload")])
 def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path, backend: str, gone: str) -> None:
     trace = tmp_path / "trace.jsonl"
-    with serving(store, tmp_path / "log", "--trace", str(trace), "--backend", backend) as served, served.client() as client:
+    with (
+        serving(store, tmp_path / "log", "--trace", str(trace), "--backend", backend) as served,
+        served.client() as client,
+    ):
         assert ("(inline)" if backend == "auto" else "(local)") in served.log.read_text()
         assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/lora"]
         assert "left out: org/bloom" in served.log.read_text()
@@ -68,7 +83,9 @@ def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path, bac
             model="base", prompt="def hello", max_tokens=6, temperature=0, extra_body={"return_token_ids": True}
         )
         assert done.model == "org/base" and done.usage.completion_tokens == len(done.choices[0].token_ids)
-        lora = client.chat.completions.create(model="lora", messages=[{"role": "user", "content": "hi"}], max_tokens=6, temperature=0)
+        lora = client.chat.completions.create(
+            model="lora", messages=[{"role": "user", "content": "hi"}], max_tokens=6, temperature=0
+        )
         assert lora.usage.completion_tokens > 0
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="other").models.list()
@@ -92,7 +109,10 @@ def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path, bac
 
 
 def test_the_dense_executor_serves_what_pages_cannot(store: Path, tmp_path: Path) -> None:
-    with serving(store, tmp_path / "log", "--executor", "dense", "--dense-slots", "2") as served, served.client() as client:
+    with (
+        serving(store, tmp_path / "log", "--executor", "dense", "--dense-slots", "2") as served,
+        served.client() as client,
+    ):
         assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/bloom", "org/lora"]
         for model in ("bloom", "lora"):
             done = client.completions.create(
@@ -145,7 +165,10 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--agents", "2", "--backend", "local"), "of one device"),
         (("--backend", "inline", "--executor", "dense"), "--backend local"),
         (("--models", "bloom", "--log", "/dev/null"), "the dense executor plans its own batches"),
-        (("--models", "bloom", "--sharing", "cached"), "--sharing has no effect without a scheduler: the dense executor plans"),
+        (
+            ("--models", "bloom", "--sharing", "cached"),
+            "--sharing has no effect without a scheduler: the dense executor plans",
+        ),
         (("--api-key", ""), "empty"),
         (("--device", "abacus"), "abacus"),
         (("--token-budget", "0"), "token_budget"),
@@ -194,8 +217,13 @@ def test_file_then_command_line(tmp_path: Path) -> None:
 
 def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
     options = gather(None, {"agents": 2, "paths": "reads", "linger_us": 500, "placing": "split", "sharing": "off"})
-    assert options.cluster().paths == "reads" and options.cluster().sharing == "off" and options.relay().linger_us == 500
-    assert gather(None, {"agents": 2}).relay() == AgentConfig() and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
+    assert (
+        options.cluster().paths == "reads" and options.cluster().sharing == "off" and options.relay().linger_us == 500
+    )
+    assert (
+        gather(None, {"agents": 2}).relay() == AgentConfig()
+        and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
+    )
     for wrong in ({"paths": "bytes"}, {"linger_us": -1}):
         with pytest.raises(InputError):
             given = gather(None, {"agents": 2, **wrong})
@@ -203,7 +231,9 @@ def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
 
 
 def test_what_is_as_it_is_by_default_is_not_refused() -> None:
-    assert gather(None, {"placing": "auto", "linger_us": 2000, "equivalent": 0.98, "dense_slots": 16}) == gather(None, {})
+    assert gather(None, {"placing": "auto", "linger_us": 2000, "equivalent": 0.98, "dense_slots": 16}) == gather(
+        None, {}
+    )
 
 
 def test_what_agents_keep_for_moves() -> None:
@@ -216,7 +246,9 @@ def test_what_agents_keep_for_moves() -> None:
 def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
     assert gather(None, {}).adaptation() == DispatchLimits()
     toml = tmp_path / "serve.toml"
-    toml.write_text('agents = 2\ndeltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nequivalent = 0.9\nstitched = 0.8\n')
+    toml.write_text(
+        'agents = 2\ndeltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nequivalent = 0.9\nstitched = 0.8\n'
+    )
     assert gather(toml, {}).adaptation() == DispatchLimits("accuracy", 0.9, 0.8, limit=0.05)
 
 
@@ -243,7 +275,10 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ('agents = 1\nbackend = "inline"\nbalancing = "owner"', "--balancing has no effect on one device"),
         ('backend = "local"\nsharing = "cached"', "--sharing has no effect without agents"),
         ('backend = "local"\nlinger_us = 0', "--linger-us has no effect without agents"),
-        ('executor = "dense"\nsharing = "cached"', "--sharing has no effect without a scheduler: the dense executor plans"),
+        (
+            'executor = "dense"\nsharing = "cached"',
+            "--sharing has no effect without a scheduler: the dense executor plans",
+        ),
         ('device = "cuda"\nblock_rows = 4', "--block-rows has no effect without a scheduler: steps are planned ahead"),
         ("linger_us = 0", "--linger-us has no effect on the only agent"),
         ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
@@ -263,7 +298,8 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1024", 1024), (7, 7), ("512MB", 512_000_000), ("4GiB", 4 << 30), ("2k", 2000), (" 1 kib ", 1024)]
+    ("text", "size"),
+    [("1024", 1024), (7, 7), ("512MB", 512_000_000), ("4GiB", 4 << 30), ("2k", 2000), (" 1 kib ", 1024)],
 )
 def test_sizes(text: str | int, size: int) -> None:
     assert size_of(text) == size
@@ -288,6 +324,8 @@ def test_a_models_own_sampling_defaults_are_vllms_five() -> None:
     }
     assert defaults_from(given) == SamplingDefaults(0.6, 0.9, 20, 0.1, 1.05)
     assert (
-        defaults_from({"temperature": None, "top_p": "x", "top_k": float("nan"), "min_p": True, "repetition_penalty": -1})
+        defaults_from(
+            {"temperature": None, "top_p": "x", "top_k": float("nan"), "min_p": True, "repetition_penalty": -1}
+        )
         == SamplingDefaults()
     )

@@ -57,7 +57,11 @@ def test_a_document_with_what_the_contract_names(scenario: Path, capsys: pytest.
     assert set(document["policies"]) == {"blocks", "pm"}
     assert set(document["latency"]) >= {"p50", "p95", "p99"}
     assert document["communication_bytes"] > 0 == document["policies"]["pm"]["communication_bytes"]
-    assert document["events"] > 12 and document["throughput_tokens"] > 0 and document["virtual_seconds"] > 0 < document["wall_seconds"]
+    assert (
+        document["events"] > 12
+        and document["throughput_tokens"] > 0
+        and document["virtual_seconds"] > 0 < document["wall_seconds"]
+    )
     assert "blocks over pm" in document["cases"][0]["ratios"]
     assert document["figure7"]["compute"] == pytest.approx(document["figure7"]["paper"]["compute"], abs=0.03)
 
@@ -65,7 +69,14 @@ def test_a_document_with_what_the_contract_names(scenario: Path, capsys: pytest.
 def test_same_seed_same_files(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     documents = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        files = ("--trace", tmp_path / f"{name}.trace", "--log", tmp_path / f"{name}.log", "--save-requests", tmp_path / f"{name}.asked")
+        files = (
+            "--trace",
+            tmp_path / f"{name}.trace",
+            "--log",
+            tmp_path / f"{name}.log",
+            "--save-requests",
+            tmp_path / f"{name}.asked",
+        )
         _, out, _ = run(capsys, "--config", scenario, "--seed", seed, "--json", *files)
         documents.append(without_real(json.loads(out)))
     for kind in ("trace", "log", "asked"):
@@ -74,7 +85,9 @@ def test_same_seed_same_files(scenario: Path, tmp_path: Path, capsys: pytest.Cap
     assert documents[0] == documents[1] != documents[2]
 
 
-def test_a_log_can_be_replayed_and_requests_asked_again(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_log_can_be_replayed_and_requests_asked_again(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     log, asked = tmp_path / "log", tmp_path / "asked.jsonl"
     _, first, _ = run(capsys, "--config", scenario, "--json", "--log", log, "--save-requests", asked)
     code, out, _ = run(capsys, "--replay", log, "--json")
@@ -106,7 +119,9 @@ def test_a_folder_with_report_and_pictures(scenario: Path, tmp_path: Path, capsy
         (("--replay", "missing"), "cannot be read"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_is_refused_in_one_line(
+    arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+):
     code, out, told = run(capsys, *arguments)
     assert code == 2 and not out
     assert why in told and len(told.splitlines()) == 1

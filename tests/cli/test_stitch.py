@@ -45,14 +45,44 @@ def test_the_contract_and_the_verbs_around_it(folder, capsys):
         capsys,
         folder,
         *options(
-            folder, "--points", "0:1,2:2", "--unseen", "1:2", "--name", "s", "--plot", str(folder / "s.png"), "--labels", "0.5", "--json"
+            folder,
+            "--points",
+            "0:1,2:2",
+            "--unseen",
+            "1:2",
+            "--name",
+            "s",
+            "--plot",
+            str(folder / "s.png"),
+            "--labels",
+            "0.5",
+            "--json",
         ),
     )
     assert code == 0, err
     document = json.loads(out)
-    assert {"stitch", "a", "b", "dims", "points", "similarity_mean", "loss_first", "loss_last", "seconds"} <= document.keys()
-    assert (document["stitch"], document["a"], document["b"], document["dims"]) == ("s", "org/narrow", "org/wide", [64, 96])
-    assert [(p["a_layer"], p["b_layer"], p["seen"]) for p in document["points"]] == [(0, 1, True), (1, 2, False), (2, 2, True)]
+    assert {
+        "stitch",
+        "a",
+        "b",
+        "dims",
+        "points",
+        "similarity_mean",
+        "loss_first",
+        "loss_last",
+        "seconds",
+    } <= document.keys()
+    assert (document["stitch"], document["a"], document["b"], document["dims"]) == (
+        "s",
+        "org/narrow",
+        "org/wide",
+        [64, 96],
+    )
+    assert [(p["a_layer"], p["b_layer"], p["seen"]) for p in document["points"]] == [
+        (0, 1, True),
+        (1, 2, False),
+        (2, 2, True),
+    ]
     assert all(0 <= p["similarity"] <= 1 for p in document["points"])
     assert (folder / "s.png").is_file()
     assert document["settings"]["labels"] == 0.5
@@ -83,14 +113,30 @@ def test_a_stitched_chain_is_served_token_for_token(folder, capsys):
     """From training to the engine's tokens: the tail's KV comes from stitched states of all tokens of the context."""
     code, out, err = run(capsys, folder, *options(folder, "--json"))
     assert code == 0 and json.loads(out)["stitch"] == "narrow-to-wide-stitch", err
-    slices = [{"sources": [{"model": "narrow", "layer_range": [0, 2]}]}, {"sources": [{"model": "wide", "layer_range": [2, 3]}]}]
+    slices = [
+        {"sources": [{"model": "narrow", "layer_range": [0, 2]}]},
+        {"sources": [{"model": "wide", "layer_range": [2, 3]}]},
+    ]
     (folder / "chain.yaml").write_text(json.dumps({"slices": slices}))
     code, _, err = run(capsys, folder, "compose", str(folder / "chain.yaml"), "--name", "stitched")
     assert code == 0, err
     ids = torch.randint(3, VOCAB, (1, 20), generator=torch.Generator().manual_seed(4))
     with Zoo(folder / "store") as zoo:
-        expected = zoo.model("stitched").load().generate(ids, max_new_tokens=16, do_sample=False, use_cache=False, eos_token_id=-1)
-    arguments = ["--token-ids", ",".join(map(str, ids[0].tolist())), "--max-tokens", "16", "--ignore-eos", "--kv-bytes", "4MiB", "--json"]
+        expected = (
+            zoo.model("stitched")
+            .load()
+            .generate(ids, max_new_tokens=16, do_sample=False, use_cache=False, eos_token_id=-1)
+        )
+    arguments = [
+        "--token-ids",
+        ",".join(map(str, ids[0].tolist())),
+        "--max-tokens",
+        "16",
+        "--ignore-eos",
+        "--kv-bytes",
+        "4MiB",
+        "--json",
+    ]
     code, out, err = run(capsys, folder, "generate", "stitched", *arguments)
     assert code == 0, err
     assert json.loads(out)["token_ids"] == expected[0, 20:].tolist()

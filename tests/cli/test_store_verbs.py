@@ -46,7 +46,9 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """The command in this process, with these verbs only: others have tests of their own. Its working folder is `tmp_path`."""
+    """The command in this process, with these verbs only: others have tests of their own. Its working folder is
+    `tmp_path`.
+    """
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in MINE})
     monkeypatch.chdir(tmp_path)
 
@@ -71,7 +73,11 @@ def test_every_verb_is_in_the_table_of_verbs():
 
 def test_as_a_process_it_has_the_same_exit_codes_and_little_memory(family, tmp_path):
     start = f"import cli.app as app; app.VERBS = {{verb: app.VERBS[verb] for verb in {MINE!r}}}; app.main()"
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "ZOO_STORE": str(tmp_path / "zoo_store")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+        "ZOO_STORE": str(tmp_path / "zoo_store"),
+    }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", start, *arguments]
@@ -86,7 +92,18 @@ def test_as_a_process_it_has_the_same_exit_codes_and_little_memory(family, tmp_p
 
 def test_a_family_goes_in_is_shown_and_comes_out(zoo, family, tmp_path):
     base = _json(zoo("ingest", family / "base", "--name", "org/base-7b", "--json"))
-    assert base.keys() >= {"model", "kind", "base", "family", "components", "blocks", "tensors", "bytes", "seconds", "peak_rss_bytes"}
+    assert base.keys() >= {
+        "model",
+        "kind",
+        "base",
+        "family",
+        "components",
+        "blocks",
+        "tensors",
+        "bytes",
+        "seconds",
+        "peak_rss_bytes",
+    }
     assert (base["model"], base["kind"], base["base"], base["family"]) == ("org/base-7b", "foundation", None, "llama")
     assert (base["components"], base["blocks"]) == (8, 1)
     assert base["tensors"] == {"total": 24, "new": 24}
@@ -166,7 +183,9 @@ def test_bad_input_is_exit_code_2_and_one_line(zoo, tmp_path, arguments, reason)
     assert reason in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("ls",), ("show", "x"), ("verify",), ("gc",), ("rm", "x"), ("export", "x", "out")])
+@pytest.mark.parametrize(
+    "arguments", [("ls",), ("show", "x"), ("verify",), ("gc",), ("rm", "x"), ("export", "x", "out")]
+)
 def test_reading_verbs_do_not_make_a_store(zoo, tmp_path, arguments):
     result = zoo(*arguments)
     assert (result.returncode, result.stdout) == (2, "")

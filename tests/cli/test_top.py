@@ -29,11 +29,31 @@ def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
 
 
 def state(tokens: int, cluster: dict[str, Any] | None = None) -> dict[str, Any]:
-    counters = {"generated_tokens": tokens, "preemptions": 3, "steps": 7, "failed_steps": 1, "speculations": 9, "speculation_hits": 5}
-    agent = {"device": "cpu", "pages": {"capacity": 10, "free": 4}, "memory": {"weights": 2_000_000}, "counters": counters}
+    counters = {
+        "generated_tokens": tokens,
+        "preemptions": 3,
+        "steps": 7,
+        "failed_steps": 1,
+        "speculations": 9,
+        "speculation_hits": 5,
+    }
+    agent = {
+        "device": "cpu",
+        "pages": {"capacity": 10, "free": 4},
+        "memory": {"weights": 2_000_000},
+        "counters": counters,
+    }
     models = [{"name": "m", "running": 2, "waiting": 1, "blocks": ["b"]}]
     more = {} if cluster is None else {"cluster": cluster}
-    return {"agents": [agent], "counters": counters, "models": models, "running": 2, "waiting": 1, "draining": False, **more}
+    return {
+        "agents": [agent],
+        "counters": counters,
+        "models": models,
+        "running": 2,
+        "waiting": 1,
+        "draining": False,
+        **more,
+    }
 
 
 def test_one_device() -> None:
@@ -52,7 +72,9 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_cluster_with_a_sequence_on_its_way() -> None:
     model = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=256)
-    cluster = VirtualCluster([model], [(1, 3, 4)], devices=3, config=ClusterConfig(placing="split", devices=3), page_bytes_per_ms=10.0)
+    cluster = VirtualCluster(
+        [model], [(1, 3, 4)], devices=3, config=ClusterConfig(placing="split", devices=3), page_bytes_per_ms=10.0
+    )
     cluster.ask(request("travels", range(1, 30), "m", max_tokens=200))
     cluster.at(8 * MS, lambda: cluster.migrate("travels", range(2, 3), "d0"))
     cluster.at(12 * MS, lambda: cluster.migrate("travels", range(2, 3), "d0"))
@@ -104,7 +126,16 @@ def answering(body: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[1, 2]", b"null", b"5", b"{}", b'{"agents": [], "models": [], "running": 0, "waiting": 0}', b'{"agents": 5}', b"<html>"]
+    "body",
+    [
+        b"[1, 2]",
+        b"null",
+        b"5",
+        b"{}",
+        b'{"agents": [], "models": [], "running": 0, "waiting": 0}',
+        b'{"agents": 5}',
+        b"<html>",
+    ],
 )
 def test_a_server_that_is_no_zoo_is_an_error_of_one_line(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(body) as url, pytest.raises(SystemExit) as ended:

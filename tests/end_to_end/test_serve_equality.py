@@ -1,7 +1,8 @@
-"""`zoo serve` with every served family and LoRAs at once, and `zoo generate`, give transformers' and peft's own token ids.
+"""`zoo serve` with every served family and LoRAs at once, and `zoo generate`, give transformers' and peft's own token
+ids.
 
-One server process, a pool too small for all that is asked, prompts cut into chunks, requests that arrive while others run: through the
-real client. Then each model once more through the command line.
+One server process, a pool too small for all that is asked, prompts cut into chunks, requests that arrive while others
+run: through the real client. Then each model once more through the command line.
 """
 
 from __future__ import annotations
@@ -56,8 +57,16 @@ def prompts(name: str) -> list[list[int]]:
 
 def test_the_server_gives_the_models_own_tokens(root: Path, tmp_path: Path) -> None:
     small = ("--kv-bytes", "256KiB", "--token-budget", "24", "--max-sequences", "24")
-    with serving(root / "store", tmp_path / "log", *small, "--trace", str(tmp_path / "trace")) as served, served.client() as client:
-        asked = [(name, prompt) for prompt_number in range(3) for name in names() for prompt in [prompts(name)[prompt_number]]]
+    with (
+        serving(root / "store", tmp_path / "log", *small, "--trace", str(tmp_path / "trace")) as served,
+        served.client() as client,
+    ):
+        asked = [
+            (name, prompt)
+            for prompt_number in range(3)
+            for name in names()
+            for prompt in [prompts(name)[prompt_number]]
+        ]
         with ThreadPoolExecutor(24) as pool:
             answers = list(pool.map(lambda pair: ask(client, *pair), asked))
     events = [json.loads(line)["ev"] for line in (tmp_path / "trace").read_text().splitlines()]
@@ -76,7 +85,9 @@ def ask(client: openai.OpenAI, name: str, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_the_command_line_gives_the_models_own_tokens(root: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_gives_the_models_own_tokens(
+    root: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompt = prompts(name)[2]
     ids = ",".join(map(str, prompt))
     arguments = [

@@ -97,17 +97,23 @@ def unowned(zoo: Zoo) -> set[str]:
 def missing(zoo: Zoo) -> set[str]:
     """What models name and the store does not hold."""
     with zoo.store.catalog.reading() as reader:
-        return (reader.live_tensors() - set(zoo.store.objects.digests())) | (reader.live_blobs() - set(zoo.store.blobs.digests()))
+        return (reader.live_tensors() - set(zoo.store.objects.digests())) | (
+            reader.live_blobs() - set(zoo.store.blobs.digests())
+        )
 
 
 def torn_chains(zoo: Zoo) -> set[str]:
-    """Models whose blocks are not their components in order, or hold a component that lies in another block elsewhere."""
+    """Models whose blocks are not their components in order, or hold a component that lies in another block
+    elsewhere.
+    """
     home: dict[str, str] = {}
     torn = set()
     for name in (model.name for model in zoo.models()):
         handle = zoo.model(name)
         chained = [(block.digest, each.component.digest) for block in handle.chain for each in block.components]
-        if [component for _, component in chained] != [placed.component.digest for placed in handle.manifest.components]:
+        if [component for _, component in chained] != [
+            placed.component.digest for placed in handle.manifest.components
+        ]:
             torn.add(name)
         torn |= {name for block, component in chained if home.setdefault(component, block) != block}
     return torn

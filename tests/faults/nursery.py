@@ -1,8 +1,9 @@
-"""A process that has imported everything once and forks a child per job: children start in milliseconds, so that kills hit the work.
+"""A process that has imported everything once and forks a child per job: children start in milliseconds, so that kills
+hit the work.
 
-Protocol, one line each: `verb store argument...` in, `pid N` out when the child runs; `reap` in, `exit CODE` out when it has ended.
-Until it is reaped, an ended child is a zombie: its pid cannot become another process's, so it may be killed at any time.
-The nursery has one thread and has opened no store, so its forks are clean.
+Protocol, one line each: `verb store argument...` in, `pid N` out when the child runs; `reap` in, `exit CODE` out when
+it has ended. Until it is reaped, an ended child is a zombie: its pid cannot become another process's, so it may be
+killed at any time. The nursery has one thread and has opened no store, so its forks are clean.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _await_collection(counts: Path) -> None:
 
 
 def collect(store: str, until: str, counts: str) -> None:
-    """`collect STORE UNTIL COUNTS`: collect garbage in a loop until the file UNTIL exists; a line per collection goes to COUNTS."""
+    """`collect STORE UNTIL COUNTS`: collect garbage in a loop until the file UNTIL exists; a line per collection goes
+    to COUNTS.
+    """
     from zoo import Zoo
     from zoo.errors import StoreBusy
 

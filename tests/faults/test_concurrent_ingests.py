@@ -1,4 +1,6 @@
-"""Two processes ingest models that share tensors while a third collects garbage in a loop: nothing is lost, nothing altered."""
+"""Two processes ingest models that share tensors while a third collects garbage in a loop: nothing is lost, nothing
+altered.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ ROUNDS = 3
 def test_two_ingests_and_a_collector(tmp_path: Path) -> None:
     base = make("llama", tmp_path / "base")
     one = {f"one-{n}": fine_tune(base, tmp_path / f"one-{n}", layers=[n], shift=1) for n in range(3)}
-    # The second writer's models share whole layers with the first's, and two are the same checkpoint under another name.
+    # The second writer's models share whole layers with the first's, and two are the same checkpoint under another
+    # name.
     two = {f"two-{n}": fine_tune(base, tmp_path / f"two-{n}", layers=[n], shift=1 + n % 2) for n in range(3)}
     # One that shares nothing: removing it always makes garbage.
     one["one-alone"] = make("gpt2", tmp_path / "one-alone", seed=3)
@@ -24,7 +27,9 @@ def test_two_ingests_and_a_collector(tmp_path: Path) -> None:
     with nursery() as first, nursery() as second, nursery() as third:
         third.start("collect", store, done, counts)
         for writer, models in ((first, one), (second, two)):
-            writer.start("churn", store, counts, ROUNDS, *(text for name, folder in models.items() for text in (folder, name)))
+            writer.start(
+                "churn", store, counts, ROUNDS, *(text for name, folder in models.items() for text in (folder, name))
+            )
         codes = [first.wait(), second.wait()]
         done.touch()
         codes.append(third.wait())

@@ -98,7 +98,10 @@ def test_kill_at_any_point_leaves_a_sound_store(tmp_path: Path, foundation: Path
     killed = 0
     with nursery() as running:
         cycle = cases(tmp_path, foundation, tuned)
-        seconds = [natural_duration(running, case.fresh(tmp_path / f"natural-{n}"), case.folder) for n, case in enumerate(cycle)]
+        seconds = [
+            natural_duration(running, case.fresh(tmp_path / f"natural-{n}"), case.folder)
+            for n, case in enumerate(cycle)
+        ]
         for number in range(MOST):
             if number >= KILLS and killed >= KILLS // 2:
                 break

@@ -1,4 +1,6 @@
-"""`kill -9` at random points of packing and unpacking: every model reads and exports as before, and a rerun completes."""
+"""`kill -9` at random points of packing and unpacking: every model reads and exports as before, and a rerun
+completes.
+"""
 
 from __future__ import annotations
 

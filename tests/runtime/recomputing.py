@@ -1,4 +1,6 @@
-"""What a move takes, and what it is held to: the formula's costs, and those of computing all of it again where nothing is copied."""
+"""What a move takes, and what it is held to: the formula's costs, and those of computing all of it again where nothing
+is copied.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ _GROUP = 4
 
 
 def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
-    """A group takes these milliseconds to recompute, or over the link; `inputs`: what it is recomputed from, as a part of that."""
+    """A group takes these milliseconds to recompute, or over the link; `inputs`: what it is recomputed from, as a part
+    of that.
+    """
     copy = copy_ms / 1e3
-    return Costs(_GROUP, _GROUP, lambda context, tokens: recompute_ms / 1e3 * tokens / _GROUP, copy, inputs_group=copy * inputs)
+    return Costs(
+        _GROUP, _GROUP, lambda context, tokens: recompute_ms / 1e3 * tokens / _GROUP, copy, inputs_group=copy * inputs
+    )
 
 
 def seconds(trace: ListTrace) -> float:

@@ -1,4 +1,5 @@
-"""Agent and engine under a virtual clock: a heap instead of threads, so that the same inputs give the same trace, byte for byte.
+"""Agent and engine under a virtual clock: a heap instead of threads, so that the same inputs give the same trace, byte
+for byte.
 
 Every event is checked: pages and queues agree, tokens come once and in order, each sequence ends once.
 """
@@ -17,11 +18,15 @@ from runtime.types import ModelSpec, SamplingParams, SequenceRequest, StepPlan, 
 
 
 def spec(name: str = "m", **changes: object) -> ModelSpec:
-    values: dict[str, object] = dict(kv_layers=2, page_tokens=4, max_model_len=64, vocab_size=97, eos_token_ids=(), blocks=("b0", "b1"))
+    values: dict[str, object] = dict(
+        kv_layers=2, page_tokens=4, max_model_len=64, vocab_size=97, eos_token_ids=(), blocks=("b0", "b1")
+    )
     return ModelSpec(name, **(values | changes))  # type: ignore[arg-type]
 
 
-def request(seq: str, prompt: Iterable[int] = (1, 2, 3), model: str = "m", max_tokens: int = 4, **changes: object) -> SequenceRequest:
+def request(
+    seq: str, prompt: Iterable[int] = (1, 2, 3), model: str = "m", max_tokens: int = 4, **changes: object
+) -> SequenceRequest:
     fields = {name: changes.pop(name) for name in ("priority", "arrival", "request") if name in changes}
     sampling = SamplingParams(max_tokens=max_tokens, **changes)  # type: ignore[arg-type]
     fields.setdefault("request", f"r-{seq}")
@@ -71,7 +76,9 @@ class Virtual:
         self.trace = ListTrace()
         self.engine = engine
         trace = self.trace if watched else None
-        self.agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig(), trace, ahead=engine.ahead)
+        self.agent = LocalAgent(
+            engine.models(), engine.page_capacity, config or BatchingConfig(), trace, ahead=engine.ahead
+        )
         self.told: dict[str, Told] = {}
         self.plans: list[StepPlan] = []
         self.now = 0

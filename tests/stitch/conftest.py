@@ -47,7 +47,9 @@ def zoo(stocked: Path, tmp_path: Path) -> Iterator[Zoo]:
 @pytest.fixture
 def settings(text: str) -> StitchSettings:
     """A training of a second."""
-    return StitchSettings(text=text, steps=12, rate=5e-3, batch=2, length=16, places=2, windows=64, start=32, measured=8)
+    return StitchSettings(
+        text=text, steps=12, rate=5e-3, batch=2, length=16, places=2, windows=64, start=32, measured=8
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,9 @@ def test_proportional_places_of_the_small_family():
 @given(st.integers(1, 80), st.integers(1, 80))
 def test_proportional_places_keep_the_depth_and_end_in_training(layers_a, layers_b):
     points = proportional(layers_a, layers_b)
-    assert all(abs((point.a_layer + 1) / layers_a - point.b_layer / layers_b) <= 0.5 / layers_b + 1e-9 for point in points)
+    assert all(
+        abs((point.a_layer + 1) / layers_a - point.b_layer / layers_b) <= 0.5 / layers_b + 1e-9 for point in points
+    )
     assert list(points) == sorted(points)
     assert all(0 <= point.b_layer < layers_b for point in points)
     if points:

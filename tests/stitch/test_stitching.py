@@ -1,4 +1,6 @@
-"""Stitches in the zoo: trained, interrupted, stored, exported, composed into chains that generate; and what is refused."""
+"""Stitches in the zoo: trained, interrupted, stored, exported, composed into chains that generate; and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ IDS = torch.randint(3, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)
 def chain(zoo: Zoo, name: str, a_layers: int, b_layer: int):
     slices = [("narrow", 0, a_layers), ("wide", b_layer, 3)]
     return compose(
-        zoo.store, parse({"slices": [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in slices]}), name
+        zoo.store,
+        parse({"slices": [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in slices]}),
+        name,
     )
 
 
 @torch.inference_mode()
 def check_chains(zoo: Zoo, weights: dict[str, torch.Tensor]) -> None:
-    """One stitch at three places, at no bytes: chains compute what their parts compute, and generate alike with and without a cache."""
+    """One stitch at three places, at no bytes: chains compute what their parts compute, and generate alike with and
+    without a cache.
+    """
     stacks = {name: open_stack(zoo.store, zoo.model(name).manifest) for name in ("narrow", "wide")}
     for at, (a_layers, b_layer) in enumerate([(1, 1), (2, 2), (2, 1)]):
         assert chain(zoo, f"c{at}", a_layers, b_layer).bytes_new == 0
@@ -48,7 +54,8 @@ def check_chains(zoo: Zoo, weights: dict[str, torch.Tensor]) -> None:
         expected = stacks["wide"].run(hidden, stacks["wide"].course(IDS), 1 + 2 * b_layer, 8)
         torch.testing.assert_close(model(IDS).logits, expected, atol=1e-4, rtol=1e-4)
         with_cache, without = (
-            model.generate(IDS, max_new_tokens=12, do_sample=False, use_cache=use, eos_token_id=-1) for use in (True, False)
+            model.generate(IDS, max_new_tokens=12, do_sample=False, use_cache=use, eos_token_id=-1)
+            for use in (True, False)
         )
         assert torch.equal(with_cache, without)
 
@@ -56,9 +63,22 @@ def check_chains(zoo: Zoo, weights: dict[str, torch.Tensor]) -> None:
 def test_a_stitch_is_stored_and_serves_several_places(zoo, settings, tmp_path):
     report = train_stitch(zoo, "narrow", "wide", replace(settings, controls=True))
     document = report.document
-    assert {"stitch", "a", "b", "dims", "points", "similarity_mean", "loss_first", "loss_last", "seconds"} <= document.keys()
+    assert {
+        "stitch",
+        "a",
+        "b",
+        "dims",
+        "points",
+        "similarity_mean",
+        "loss_first",
+        "loss_last",
+        "seconds",
+    } <= document.keys()
     assert (document["stitch"], document["dims"]) == ("narrow-to-wide-stitch", [64, 96])
-    assert [(point["a_layer"], point["b_layer"], point["seen"]) for point in document["points"]] == [(0, 1, True), (1, 2, True)]
+    assert [(point["a_layer"], point["b_layer"], point["seen"]) for point in document["points"]] == [
+        (0, 1, True),
+        (1, 2, True),
+    ]
     assert all({"similarity", "start", "without_position"} <= point.keys() for point in document["points"])
     with zoo.store.catalog.reading() as reader:
         (stored,) = stored_stitches(zoo.store, reader)
@@ -108,12 +128,19 @@ def test_ctrl_c_and_a_rerun_end_in_the_same_bits(zoo, stocked, settings, tmp_pat
     assert "narrow-to-wide-stitch" not in [model.name for model in zoo.models()]
     steps: list[int] = []
     document = train_stitch(
-        zoo, "narrow", "wide", settings, progress=lambda what, done, *_: steps.append(done) if what == "training" else None
+        zoo,
+        "narrow",
+        "wide",
+        settings,
+        progress=lambda what, done, *_: steps.append(done) if what == "training" else None,
     ).document
     assert steps == {"least squares": list(range(1, 13)), "training": list(range(5, 13))}.get(part, [])
     assert {**document, "seconds": 0} == {**whole.document, "seconds": 0}
     with Zoo(tmp_path / "other") as other:
-        assert zoo.model("narrow-to-wide-stitch").manifest.components == other.model("narrow-to-wide-stitch").manifest.components
+        assert (
+            zoo.model("narrow-to-wide-stitch").manifest.components
+            == other.model("narrow-to-wide-stitch").manifest.components
+        )
 
 
 def test_restart_forgets_what_was_kept(zoo, settings):
@@ -125,7 +152,12 @@ def test_restart_forgets_what_was_kept(zoo, settings):
         train_stitch(zoo, "narrow", "wide", settings, progress=stop)
     seen: list[int] = []
     train_stitch(
-        zoo, "narrow", "wide", settings, restart=True, progress=lambda what, done, *_: seen.append(done) if what == "training" else None
+        zoo,
+        "narrow",
+        "wide",
+        settings,
+        restart=True,
+        progress=lambda what, done, *_: seen.append(done) if what == "training" else None,
     )
     assert seen == list(range(1, 13))
 
@@ -143,7 +175,9 @@ def test_a_run_that_stopped_in_the_control_may_do_without_it(zoo, settings):
 
 
 def shifting(folder: Path, hidden: int, shift: float, seed: int = 0) -> Path:
-    """A model whose layers add a constant and do nothing else, with embeddings that are a linear map of a narrow table."""
+    """A model whose layers add a constant and do nothing else, with embeddings that are a linear map of a narrow
+    table.
+    """
     model = build("llama", seed=seed, hidden_size=hidden, mlp_bias=True)
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(VOCAB, 32, generator=generator)
@@ -184,7 +218,9 @@ def test_families_may_differ(zoo, settings, tmp_path):
     assert train_stitch(zoo, "gpt2", "wide", settings).document["dims"] == [64, 96]
     compose(
         zoo.store,
-        parse({"slices": [{"sources": [{"model": m, "layer_range": r}]} for m, r in (("gpt2", [0, 1]), ("wide", [1, 3]))]}),
+        parse(
+            {"slices": [{"sources": [{"model": m, "layer_range": r}]} for m, r in (("gpt2", [0, 1]), ("wide", [1, 3]))]}
+        ),
         "mixed",
     )
     assert torch.isfinite(zoo.model("mixed").load()(IDS).logits).all()
@@ -201,10 +237,26 @@ def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tm
         (Incomparable, "tokenizers", lambda: train_stitch(zoo, "bare", "wide", settings)),
         (InputError, "is a stitch itself", lambda: train_stitch(zoo, "s", "wide", settings)),
         (NameTaken, "another model", lambda: train_stitch(zoo, "narrow", "wide", settings, name="wide")),
-        (NameTaken, "another training", lambda: train_stitch(zoo, "narrow", "wide", replace(settings, steps=3), name="s")),
-        (InputError, "no place 7:1", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(StitchPoint(7, 1),)))),
-        (InputError, "whose context is 256", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
-        (InputError, "does not know", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, text=str(tmp_path / "high.jsonl")))),
+        (
+            NameTaken,
+            "another training",
+            lambda: train_stitch(zoo, "narrow", "wide", replace(settings, steps=3), name="s"),
+        ),
+        (
+            InputError,
+            "no place 7:1",
+            lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(StitchPoint(7, 1),))),
+        ),
+        (
+            InputError,
+            "whose context is 256",
+            lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000)),
+        ),
+        (
+            InputError,
+            "does not know",
+            lambda: train_stitch(zoo, "wide", "narrow", replace(settings, text=str(tmp_path / "high.jsonl"))),
+        ),
         (InputError, "not a model", lambda: zoo.model("s").load()),
     ]
     for error, words, attempt in refusals:

@@ -1,4 +1,6 @@
-"""The trainer by itself: what has gradients, what is learned, that it goes on where it stopped, and that it stops at NaN."""
+"""The trainer by itself: what has gradients, what is learned, that it goes on where it stopped, and that it stops at
+NaN.
+"""
 
 from __future__ import annotations
 
@@ -213,7 +215,8 @@ def _rows(course: StitchCourse, step: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"rate": 0.0}, {"batch": 0}, {"length": 1}, {"kl": 0.0, "cosine": 0.0}, {"kl": float("nan")}]
+    "wrong",
+    [{"steps": 0}, {"rate": 0.0}, {"batch": 0}, {"length": 1}, {"kl": 0.0, "cosine": 0.0}, {"kl": float("nan")}],
 )
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(InputError):

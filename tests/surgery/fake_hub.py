@@ -82,7 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer([self._entry(folder, path) for path in self._paths(folder)])
         else:
             siblings = [{"rfilename": path} for path in self._paths(folder)]
-            self._answer({"id": repo, "sha": COMMIT, "siblings": siblings, "private": False, "downloads": 0, "tags": []})
+            self._answer(
+                {"id": repo, "sha": COMMIT, "siblings": siblings, "private": False, "downloads": 0, "tags": []}
+            )
 
     def _file(self, repo: str, rest: str) -> None:
         folder, name = self.state.repositories.get(repo), rest.split("/", 1)[1]

@@ -1,7 +1,7 @@
 """Makes checkpoints in Meta's original layout from tiny Hugging Face ones, and runs Meta's own arithmetic on them.
 
-`write_meta` undoes what an ingest does (names, rotary layout, shards); `reference_logits` is Meta's model in a few lines,
-with rotary angles on interleaved pairs as complex numbers: an oracle that shares no code with transformers.
+`write_meta` undoes what an ingest does (names, rotary layout, shards); `reference_logits` is Meta's model in a few
+lines, with rotary angles on interleaved pairs as complex numbers: an oracle that shares no code with transformers.
 """
 
 from __future__ import annotations
@@ -46,10 +46,22 @@ def sentencepiece_model(size: int = 600) -> bytes:
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_text().splitlines()), model_writer=model, vocab_size=size, model_type="bpe", byte_fallback=True,
-        split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False, allow_whitespace_only_pieces=True,
-        unk_id=0, bos_id=1, eos_id=2, pad_id=-1, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(_text().splitlines()),
+        model_writer=model,
+        vocab_size=size,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
     return model.getvalue()
 
 
@@ -151,9 +163,17 @@ def shard_states(state: dict[str, Any], count: int, embedding: str) -> list[dict
 
 
 def write_meta(
-    model: Any, folder: Path, *, shards: int = 1, embedding: str = "columns", tokenizer: bytes | None = None, **params: Any
+    model: Any,
+    folder: Path,
+    *,
+    shards: int = 1,
+    embedding: str = "columns",
+    tokenizer: bytes | None = None,
+    **params: Any,
 ) -> Path:
-    """Write a model in Meta's layout. `params` are added to params.json; the tokenizer is SentencePiece unless given."""
+    """Write a model in Meta's layout. `params` are added to params.json; the tokenizer is SentencePiece unless
+    given.
+    """
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +187,9 @@ def write_meta(
 
 
 def write_source(source: Any, folder: Path, chunk: int = 1000) -> Path:
-    """A source as the folder that an export of it gives. A small odd chunk size tests that chunks need not be whole rows."""
+    """A source as the folder that an export of it gives. A small odd chunk size tests that chunks need not be whole
+    rows.
+    """
     for weights in source.weights:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / weights.path).open("wb") as file:
@@ -186,7 +208,11 @@ def reference_logits(state: dict[str, Any], config: Any, tokens: list[int]) -> A
     """Logits [T, vocab] of Meta's model, from unsharded tensors in Meta's layout."""
     import torch
 
-    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    heads, kv_heads, width = (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.hidden_size // config.num_attention_heads,
+    )
     frequencies = 1.0 / (10000.0 ** (torch.arange(0, width, 2).float() / width))
     angles = torch.outer(torch.arange(len(tokens)).float(), frequencies)
     turns = torch.polar(torch.ones_like(angles), angles)[:, None, :]
@@ -203,8 +229,14 @@ def reference_logits(state: dict[str, Any], config: Any, tokens: list[int]) -> A
         at = f"layers.{layer}."
         x = norm(hidden, at + "attention_norm.weight")
         q = rotated((x @ state[at + "attention.wq.weight"].T).view(len(tokens), heads, width))
-        k = rotated((x @ state[at + "attention.wk.weight"].T).view(len(tokens), kv_heads, width)).repeat_interleave(heads // kv_heads, 1)
-        v = (x @ state[at + "attention.wv.weight"].T).view(len(tokens), kv_heads, width).repeat_interleave(heads // kv_heads, 1)
+        k = rotated((x @ state[at + "attention.wk.weight"].T).view(len(tokens), kv_heads, width)).repeat_interleave(
+            heads // kv_heads, 1
+        )
+        v = (
+            (x @ state[at + "attention.wv.weight"].T)
+            .view(len(tokens), kv_heads, width)
+            .repeat_interleave(heads // kv_heads, 1)
+        )
         scores = torch.einsum("qhd,khd->hqk", q, k) / width**0.5
         scores = scores.masked_fill(torch.ones(len(tokens), len(tokens)).triu(1).bool(), float("-inf"))
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(tokens), -1)

@@ -63,7 +63,9 @@ def test_a_pool_decodes_a_packed_tensor_once(copied: Callable[..., Path], zoo: Z
     assert pool.nbytes == 0
 
 
-def test_a_pool_counts_nothing_when_one_of_several_is_damaged(copied: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
+def test_a_pool_counts_nothing_when_one_of_several_is_damaged(
+    copied: Callable[..., Path], zoo: Zoo, tmp_path: Path
+) -> None:
     base = copied("llama", "base", dtype="bfloat16", hidden_size=64, intermediate_size=96)
     zoo.ingest(base)
     zoo.pack(alone=True)

@@ -21,7 +21,9 @@ FAST = TimingSettings(batch=2, context=4, pairs=1, rounds=1)
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of token ids that follow from each other (a walk with a few steps), so that there is something to learn."""
+    """Documents of token ids that follow from each other (a walk with a few steps), so that there is something to
+    learn.
+    """
     path = tmp_path_factory.mktemp("text") / "ids.jsonl"
     generator = torch.Generator().manual_seed(5)
     lines = []
@@ -57,7 +59,16 @@ def options(text: str) -> Callable[..., SurrogateOptions]:
 
     def make(steps: int = 0, how: str = "lora", **changes: Any) -> SurrogateOptions:
         recovery = RecoverySettings(how=how if steps else "none", steps=max(1, steps), rank=8, batch=8, rate=1e-2)
-        settings = {"text": text, "windows": 48, "length": 16, "held_out": 12, "scored": 16, "device": "cpu", "timing": FAST, **changes}
+        settings = {
+            "text": text,
+            "windows": 48,
+            "length": 16,
+            "held_out": 12,
+            "scored": 16,
+            "device": "cpu",
+            "timing": FAST,
+            **changes,
+        }
         return SurrogateOptions(recovery=recovery, **settings)
 
     return make

@@ -1,4 +1,6 @@
-"""Surrogates from outside: stored at the cost of what is pruned, loaded, generated with, exported, recorded with their pair, removed."""
+"""Surrogates from outside: stored at the cost of what is pruned, loaded, generated with, exported, recorded with their
+pair, removed.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,21 @@ def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def same_with_and_without_cache(model) -> bool:
     settings = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
-    return torch.equal(model.generate(IDS, use_cache=True, **settings), model.generate(IDS, use_cache=False, **settings))
+    return torch.equal(
+        model.generate(IDS, use_cache=True, **settings), model.generate(IDS, use_cache=False, **settings)
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("llama", "layer"), ("qwen2", "attention"), ("gemma2", "layer"), ("phi3", "layer"), ("gpt2", "ffn"), ("gpt_neox", "ffn")],
+    [
+        ("llama", "layer"),
+        ("qwen2", "attention"),
+        ("gemma2", "layer"),
+        ("phi3", "layer"),
+        ("gpt2", "ffn"),
+        ("gpt_neox", "ffn"),
+    ],
 )
 @torch.inference_mode()
 def test_a_surrogate_is_a_model_that_costs_what_is_pruned(zoo, stored, options, tmp_path, family, part):
@@ -92,7 +103,11 @@ def test_all_layers_pruned_alike_are_a_plain_checkpoint(zoo, stored, options, tm
     assert report.reason is None and zoo.model("half").family == "llama"
     zoo.model("half").export(tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads, loaded.config.intermediate_size) == (2, 1, 48)
+    assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads, loaded.config.intermediate_size) == (
+        2,
+        1,
+        48,
+    )
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, zoo.model("half").load()(IDS).logits)
     embedding = dict(zoo.model("half").manifest.components[0].component.tensors)
@@ -113,7 +128,9 @@ def test_the_same_again_gives_the_same_model(zoo, stored, options):
     make_surrogate(zoo, parent, (1, 1), options(steps=3, name="one"))
     make_surrogate(zoo, parent, (1, 1), options(steps=3, name="two"))
     one, two = (zoo.model(name).manifest for name in ("one", "two"))
-    assert [placed.component.digest for placed in one.components] == [placed.component.digest for placed in two.components]
+    assert [placed.component.digest for placed in one.components] == [
+        placed.component.digest for placed in two.components
+    ]
 
 
 def test_half_precision_stays_finite_and_stays_half(zoo, stored, options):
@@ -187,11 +204,18 @@ def test_what_an_adapter_leaves_alone_can_be_pruned(zoo, stored, options, tmp_pa
 
 def test_layers_of_two_models_keep_their_own_settings(zoo, stored, options):
     """Alike in shape, not in rotary frequencies: nothing of the one's config may reach the other's layers."""
-    a, b = stored("llama", "a"), stored("llama", "b", seed=1, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    a, b = (
+        stored("llama", "a"),
+        stored("llama", "b", seed=1, rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
+    )
     slices = [{"sources": [{"model": name, "layer_range": bounds}]} for name, bounds in ((a, [0, 2]), (b, [2, 3]))]
     compose(zoo.store, parse({"slices": slices}), "c")
     make_surrogate(zoo, "c", (1, 2), options(name="s"))
-    specs = [json.loads(placed.component.spec) for placed in zoo.model("s").manifest.components if placed.component.kind == "attention"]
+    specs = [
+        json.loads(placed.component.spec)
+        for placed in zoo.model("s").manifest.components
+        if placed.component.kind == "attention"
+    ]
     assert [spec["rope"]["rope_theta"] for spec in specs] == [10000.0, 10000.0, 100.0]
     assert [spec["num_attention_heads"] for spec in specs] == [4, 2, 2]
     with torch.no_grad():
@@ -199,9 +223,14 @@ def test_layers_of_two_models_keep_their_own_settings(zoo, stored, options):
 
 
 def test_a_block_with_a_stitch_inside_is_refused(zoo, stored, options):
-    wide, narrow = stored("llama", "wide", num_hidden_layers=4, hidden_size=96), stored("llama", "narrow", hidden_size=32)
+    wide, narrow = (
+        stored("llama", "wide", num_hidden_layers=4, hidden_size=96),
+        stored("llama", "narrow", hidden_size=32),
+    )
     put_stitch(zoo, "there", narrow, wide, 32, 96)
-    slices = [{"sources": [{"model": name, "layer_range": bounds}]} for name, bounds in ((narrow, [0, 1]), (wide, [2, 4]))]
+    slices = [
+        {"sources": [{"model": name, "layer_range": bounds}]} for name, bounds in ((narrow, [0, 1]), (wide, [2, 4]))
+    ]
     compose(zoo.store, parse({"slices": slices}), "c")
     with pytest.raises(InputError, match="stitch"):
         make_surrogate(zoo, "c", (0, 1), options())
@@ -225,7 +254,9 @@ def test_the_engine_serves_it_with_the_tokens_of_its_own_model(zoo, stored, opti
     model = zoo.model("s")
     ids = model.tokenizer()("def main", return_tensors="pt")["input_ids"]
     expected = model.load().generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist()
-    code, out, _ = run(capsys, "generate", "s", "def main", "--max-tokens", "8", "--store", str(zoo.store.root), "--json")
+    code, out, _ = run(
+        capsys, "generate", "s", "def main", "--max-tokens", "8", "--store", str(zoo.store.root), "--json"
+    )
     given = json.loads(out)["token_ids"]
     assert code == 0 and given and given == expected[: len(given)]
 
@@ -248,7 +279,10 @@ def test_fewer_layers_stand_for_more_at_no_bytes(zoo, stored, options):
 
 
 def test_a_narrow_model_stands_in_with_stitches_at_both_ends(zoo, stored, options):
-    wide, narrow = stored("llama", "wide", num_hidden_layers=4, hidden_size=96), stored("llama", "narrow", hidden_size=32)
+    wide, narrow = (
+        stored("llama", "wide", num_hidden_layers=4, hidden_size=96),
+        stored("llama", "narrow", hidden_size=32),
+    )
     with pytest.raises(NotFound, match="zoo stitch"):
         make_from(zoo, wide, (1, 2), narrow, None, options())
     put_stitch(zoo, "there", "wide", "narrow", 96, 32)
@@ -278,7 +312,9 @@ def put_stitch(zoo, name: str, a: str, b: str, width_a: int, width_b: int) -> No
         component = stitch_component(StitchSpec(width_a, width_b, 0.0), metas["weight"].digest, metas["bias"].digest)
         data = json.dumps({"a": a, "b": b, "dims": [width_a, width_b]}).encode()
         sides = (SideFile(STITCH_FILE, zoo.store.blobs.put(data), len(data)),)
-        manifest = ModelManifest(name, "stitch", None, "stitch", "test", (Placed(None, component),), (), sides, tuple(metas.values()))
+        manifest = ModelManifest(
+            name, "stitch", None, "stitch", "test", (Placed(None, component),), (), sides, tuple(metas.values())
+        )
         with zoo.store.catalog.writing() as writer:
             writer.put_model(manifest)
 
@@ -302,13 +338,34 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 def test_the_command_prints_one_document(zoo, stored, text, capsys):
     parent = stored("llama")
-    common = ("surrogate", parent, "--layers", "1-2", "--store", str(zoo.store.root), "--text", text, "--length", "16", "--windows", "32")
+    common = (
+        "surrogate",
+        parent,
+        "--layers",
+        "1-2",
+        "--store",
+        str(zoo.store.root),
+        "--text",
+        text,
+        "--length",
+        "16",
+        "--windows",
+        "32",
+    )
     code, out, _ = run(capsys, *common, "--plan-only", "--importance", "magnitude")
     plan = json.loads(out)
     assert code == 0 and plan["part"] == "layer" and [each["layer"] for each in plan["kept"]] == [1, 2]
     code, out, err = run(capsys, *common, "--steps", "3", "--rank", "4", "--json")
     document = json.loads(out)
-    assert code == 0 and list(document)[:7] == ["surrogate", "parent", "removed_ratio", "similarity", "speedup", "batch", "seconds"]
+    assert code == 0 and list(document)[:7] == [
+        "surrogate",
+        "parent",
+        "removed_ratio",
+        "similarity",
+        "speedup",
+        "batch",
+        "seconds",
+    ]
     assert (
         document["surrogate"] == "llama@surrogate-1-2-layer"
         and document["batch"] == 16

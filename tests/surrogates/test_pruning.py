@@ -1,4 +1,6 @@
-"""Pruned blocks in every family: nothing removed is the exact block bit for bit, removing what is dead loses nothing, Taylor finds it."""
+"""Pruned blocks in every family: nothing removed is the exact block bit for bit, removing what is dead loses nothing,
+Taylor finds it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def opened(zoo, name: str, part: str, layers: tuple[int, int] = (1, 2)) -> tuple
 
 def plan_for(target: PruneTarget, after: BlockShape, kept: list[KeptSlices]) -> PrunePlan:
     whole = target.cost(target.shape)
-    return PrunePlan(target.part, target.layers, 0.5, target.shape, after, whole, whole - target.cost(after), tuple(kept))
+    return PrunePlan(
+        target.part, target.layers, 0.5, target.shape, after, whole, whole - target.cost(after), tuple(kept)
+    )
 
 
 def everything(shape: BlockShape) -> KeptSlices:
@@ -61,7 +65,9 @@ def test_nothing_removed_is_the_exact_block(zoo, stored, family, part):
     target, subject = opened(zoo, stored(family), part)
     expected = record(subject, IDS).outputs
     assert torch.equal(outputs(subject, subject.block()), expected)
-    same = subject.block(pruned_run(target, plan_for(target, target.shape, [everything(target.shape)] * 2), subject.tensors))
+    same = subject.block(
+        pruned_run(target, plan_for(target, target.shape, [everything(target.shape)] * 2), subject.tensors)
+    )
     assert torch.equal(outputs(subject, same), expected)
     assert target.cost(target.shape) == sum(
         weight.numel() for at in target.changed for name, weight in same.names[at].items() if counted(target, name)
@@ -101,7 +107,10 @@ def planted(zoo, name: str, part: str) -> tuple[PruneTarget, Subject, BlockShape
     from surgery.modules.stack import assemble
     from surgery.tensors.pool import map_tensor
 
-    tensors = {tensor.digest: as_float32(map_tensor(zoo.store.open_tensor(tensor.digest)), "cpu") for tensor in manifest.tensors}
+    tensors = {
+        tensor.digest: as_float32(map_tensor(zoo.store.open_tensor(tensor.digest)), "cpu")
+        for tensor in manifest.tensors
+    }
     killed(target, tensors, dead)
     exact = assemble(target.plan, manifest.components, tensors)
     return target, Subject(manifest, target.plan, (1, 2), target.lo, target.hi, tensors, exact), after, dead
@@ -112,16 +121,25 @@ def test_removing_what_is_dead_loses_nothing(zoo, stored, family, part):
     target, subject, _, dead = planted(zoo, stored(family), part)
     shape = target.shape
     left = [
-        KeptSlices(*(tuple(at for at in range(shape.units(unit)) if at not in layer.units(unit)) for unit in ("heads", "kv", "channels")))
+        KeptSlices(
+            *(
+                tuple(at for at in range(shape.units(unit)) if at not in layer.units(unit))
+                for unit in ("heads", "kv", "channels")
+            )
+        )
         for layer in dead
     ]
     after = BlockShape(shape.hidden, len(left[0].heads), len(left[0].kv), shape.head_dim, len(left[0].channels))
     pruned = subject.block(pruned_run(target, plan_for(target, after, left), subject.tensors))
-    assert sum(weight.numel() for weight in pruned.parameters()) < sum(weight.numel() for weight in subject.block().parameters())
+    assert sum(weight.numel() for weight in pruned.parameters()) < sum(
+        weight.numel() for weight in subject.block().parameters()
+    )
     torch.testing.assert_close(outputs(subject, pruned), record(subject, IDS).outputs, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("family", "part"), [("llama", "layer"), ("phi3", "layer"), ("qwen2", "attention"), ("gpt2", "ffn")])
+@pytest.mark.parametrize(
+    ("family", "part"), [("llama", "layer"), ("phi3", "layer"), ("qwen2", "attention"), ("gpt2", "ffn")]
+)
 @pytest.mark.parametrize("how", ["taylor", "magnitude"])
 def test_importance_finds_the_dead_units(zoo, stored, family, part, how):
     target, subject, after, dead = planted(zoo, stored(family), part)

@@ -1,4 +1,6 @@
-"""Closed form and training make a pruned block better on text that neither saw; merged learners compute the same; training resumes."""
+"""Closed form and training make a pruned block better on text that neither saw; merged learners compute the same;
+training resumes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Case:
         outs = [[row.out[half] for half in wanted if kind in (half, "layer")] for kind in kinds]
         refit_(block, self.subject.block(), self.learn, row, outs)
 
-    def recover(self, block: ParentBlock, root: Path, settings: RecoverySettings = QUICK, progress=None) -> recover.Recovery:
+    def recover(
+        self, block: ParentBlock, root: Path, settings: RecoverySettings = QUICK, progress=None
+    ) -> recover.Recovery:
         return recover_(self.subject, block, self.learn, self.check, settings, RecoveryTask(root, {"a": 1}), progress)
 
 
@@ -66,7 +70,15 @@ def weights(block: ParentBlock) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("llama", "layer"), ("qwen2", "attention"), ("gemma2", "layer"), ("phi3", "layer"), ("phi", "layer"), ("gpt2", "ffn"), ("opt", "ffn")],
+    [
+        ("llama", "layer"),
+        ("qwen2", "attention"),
+        ("gemma2", "layer"),
+        ("phi3", "layer"),
+        ("phi", "layer"),
+        ("gpt2", "ffn"),
+        ("opt", "ffn"),
+    ],
 )
 def test_the_closed_form_comes_closer_on_unseen_text(zoo, stored, family, part):
     case = Case(zoo, stored(family), part)
@@ -211,7 +223,9 @@ def test_a_block_that_gives_nan_is_refused(zoo, stored, tmp_path):
     block.names[0]["self_attn.o_proj.weight"].fill_(math.nan)
     with pytest.raises(InputError, match="not finite"):
         case.recover(block, tmp_path)
-    case.subject.tensors[dict(case.target.manifest.components[0].component.tensors)["embed_tokens.weight"]].fill_(math.nan)
+    case.subject.tensors[dict(case.target.manifest.components[0].component.tensors)["embed_tokens.weight"]].fill_(
+        math.nan
+    )
     with pytest.raises(InputError, match="not finite"):
         record(case.subject, case.learn.ids)
 

@@ -63,7 +63,12 @@ def put(root: str, large: str) -> None:
             print(one.tensor.digest, flush=True)
 
 
-VERBS: dict[str, Callable[..., None]] = {"ingest": ingest_for_ever, "churn": ingest_and_remove, "collect": collect_for, "put": put}
+VERBS: dict[str, Callable[..., None]] = {
+    "ingest": ingest_for_ever,
+    "churn": ingest_and_remove,
+    "collect": collect_for,
+    "put": put,
+}
 
 if __name__ == "__main__":
     VERBS[sys.argv[1]](*sys.argv[2:])

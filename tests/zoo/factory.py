@@ -100,7 +100,12 @@ def ingest(store: Store, name: str, seeds: Sequence[int], size: int = 100) -> Mo
 
 def files_under(root: Path) -> list[str]:
     """All objects, blobs and temporary files of a store."""
-    return sorted(str(path.relative_to(root)) for part in ("objects", "files") for path in (root / part).rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(root))
+        for part in ("objects", "files")
+        for path in (root / part).rglob("*")
+        if path.is_file()
+    )
 
 
 def flip_byte(path: Path, at: int) -> None:

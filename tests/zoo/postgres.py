@@ -1,4 +1,6 @@
-"""A private PostgreSQL cluster for tests: made with initdb, reached by a Unix socket, gone afterwards. Never the machine's own server."""
+"""A private PostgreSQL cluster for tests: made with initdb, reached by a Unix socket, gone afterwards. Never the
+machine's own server.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def cluster(binaries: Path) -> Iterator[str]:
     data = root / "data"
     user = _unprivileged(root)
     try:
-        _run([binaries / "initdb", "-D", data, "-U", "zoo", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"], user)
+        _run(
+            [binaries / "initdb", "-D", data, "-U", "zoo", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"], user
+        )
         options = f"-k {root} -c listen_addresses='' -c fsync=off"
         _run([binaries / "pg_ctl", "-D", data, "-w", "-t", "60", "-l", root / "log", "-o", options, "start"], user)
         try:
@@ -53,7 +57,9 @@ def _unprivileged(root: Path) -> dict[str, Any]:
 def _run(command: list[str | Path], user: dict[str, Any]) -> None:
     # To a file, not a pipe: the server inherits it and would keep a pipe open.
     with tempfile.TemporaryFile() as output:
-        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False, timeout=120, **user)
+        done = subprocess.run(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False, timeout=120, **user
+        )
         output.seek(0)
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")

@@ -41,7 +41,11 @@ def test_the_chain_is_what_the_catalogue_has_now(checkpoint, tmp_path):
         zoo.ingest(checkpoint)
         (block,) = zoo.model("llama").chain
         assert block.layers == (0, 3)
-        assert [(each.component.kind, each.layer) for each in block.components][:3] == [("embedding", None), ("attention", 0), ("ffn", 0)]
+        assert [(each.component.kind, each.layer) for each in block.components][:3] == [
+            ("embedding", None),
+            ("attention", 0),
+            ("ffn", 0),
+        ]
         assert block.shared_with == ()
 
 

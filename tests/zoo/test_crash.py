@@ -23,7 +23,9 @@ REPOSITORY = Path(__file__).parents[2]
 @contextmanager
 def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.zoo.children", *map(str, arguments)]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n", process.stderr.read() if process.stderr else ""
@@ -88,7 +90,11 @@ def test_the_same_objects_from_several_processes(tmp_path: Path) -> None:
 def test_collections_race_ingests(tmp_path: Path) -> None:
     """Two processes ingest and remove the same few tensors; a third collects all the time."""
     Store.open(tmp_path).close()
-    with child("churn", tmp_path, 0, 2.5) as a, child("churn", tmp_path, 1, 2.5) as b, child("collect", tmp_path, 2.5) as c:
+    with (
+        child("churn", tmp_path, 0, 2.5) as a,
+        child("churn", tmp_path, 1, 2.5) as b,
+        child("collect", tmp_path, 2.5) as c,
+    ):
         for process in (a, b):
             finish(process)
         removed = int(finish(c)[0])

@@ -1,4 +1,6 @@
-"""`ZooCallback`: checkpoints become models, the zoo is enough to resume bit for bit, and training survives what goes wrong with it."""
+"""`ZooCallback`: checkpoints become models, the zoo is enough to resume bit for bit, and training survives what goes
+wrong with it.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +73,19 @@ def full(base: Path) -> Any:
 def adapter(base: Path) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1))
+    return get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1)
+    )
 
 
 def trainer(model: Any, folder: Path, *callbacks: TrainerCallback, **options: Any) -> Trainer:
-    settings = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "lr_scheduler_type": "linear"}
+    settings = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "linear",
+    }
     quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_strategy": "no", "seed": 3}
     return Trainer(
         model,
@@ -148,8 +158,14 @@ def test_a_checkpoint_costs_what_changed(base: Path, opened: Zoo, store: Path, t
     assert names(opened) == ["base", "tune@step-2", "tune@step-4"]
     after = opened.store.usage()
     frozen = opened.model("base").manifest
-    embedding = next(t.nbytes for t in frozen.tensors if t.digest == dict(frozen.weight_files[0].entries)["model.embed_tokens.weight"])
-    assert after.bytes_stored - before.bytes_stored < after.bytes_logical - before.bytes_logical - 2 * embedding + 20_000
+    embedding = next(
+        t.nbytes
+        for t in frozen.tensors
+        if t.digest == dict(frozen.weight_files[0].entries)["model.embed_tokens.weight"]
+    )
+    assert (
+        after.bytes_stored - before.bytes_stored < after.bytes_logical - before.bytes_logical - 2 * embedding + 20_000
+    )
     assert len(local_weights(tmp_path / "tune")) == 2  # `delete_local` is off
 
 
@@ -170,7 +186,9 @@ def test_older_ones_that_others_stand_on_stay(
             if state.global_step == 2:
                 opened.ingest(tmp_path / "out" / "checkpoint-1", "heir", base="run@step-1")
 
-    trainer(full(base), tmp_path / "out", ZooCallback(store, "run", keep_last=1, strict=True), Descend(), save_steps=1).train()
+    trainer(
+        full(base), tmp_path / "out", ZooCallback(store, "run", keep_last=1, strict=True), Descend(), save_steps=1
+    ).train()
     assert names(opened) == ["base", "heir", "run@step-1", "run@step-4"]
     assert "run@step-1 stays" in caplog.text
 
@@ -184,9 +202,13 @@ def test_the_best_checkpoint_keeps_its_weights(base: Path, store: Path, tmp_path
     assert f"{chosen.name}/model.safetensors" in local_weights(tmp_path / "out")
 
 
-def test_errors_of_the_zoo_do_not_end_training(base: Path, store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_the_zoo_do_not_end_training(
+    base: Path, store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "blocked").write_text("no folder")
-    run = trainer(full(base), tmp_path / "out", ZooCallback(tmp_path / "blocked", "run", keep_last=1, delete_local=True))
+    run = trainer(
+        full(base), tmp_path / "out", ZooCallback(tmp_path / "blocked", "run", keep_last=1, delete_local=True)
+    )
     with caplog.at_level(logging.ERROR, logger="zoo.integrations"):
         run.train()
     assert run.state.global_step == 4
@@ -208,7 +230,10 @@ def test_what_cannot_be_resumed_says_why(base: Path, store: Path, opened: Zoo, t
     flip_byte(opened.store.objects.path(moved.digest), -1)
     with pytest.raises(DamagedObject, match="run@step-2"):
         callback.resume_folder()
-    assert sorted(path.name for path in (tmp_path / "out" / "checkpoint-2").iterdir() if path.name.startswith(".zoo")) == []
+    assert (
+        sorted(path.name for path in (tmp_path / "out" / "checkpoint-2").iterdir() if path.name.startswith(".zoo"))
+        == []
+    )
     shutil.rmtree(tmp_path / "out")
     with pytest.raises(InputError, match=r"trainer_state\.json"):
         callback.resume_folder()

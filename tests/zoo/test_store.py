@@ -1,4 +1,6 @@
-"""The store as a whole: it opens anywhere, belongs to one catalogue, withdraws what failed, and names whom damage hurts."""
+"""The store as a whole: it opens anywhere, belongs to one catalogue, withdraws what failed, and names whom damage
+hurts.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(store: Store) -> None:
     """The system's own limit on file sizes, in a process of its own."""
     ingest(store, "a", [1])
     before = files_under(store.root)
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(store.root)], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(store.root)], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.startswith("no space left in")
     assert done.stdout.count("\n") == 1
     assert files_under(store.root) == before
@@ -208,7 +212,10 @@ def test_a_catalogue_without_room_says_so(store: Store) -> None:
 def test_the_first_opening_of_many_processes(tmp_path: Path) -> None:
     """All make the folder, its name, the database and its tables at once."""
     code = "import sys; from pathlib import Path; from zoo.store import Store; Store.open(Path(sys.argv[1])).close()"
-    children = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "store")], stderr=subprocess.PIPE) for _ in range(6)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "store")], stderr=subprocess.PIPE)
+        for _ in range(6)
+    ]
     for child in children:
         _, errors = child.communicate(timeout=60)
         assert (child.returncode, errors) == (0, b"")

@@ -43,7 +43,9 @@ class Catalog:
 
     @contextmanager
     def writing(self) -> Iterator[Writer]:
-        """One transaction, alone in writing: all of it happens, durably, or none of it. Raises StoreBusy when its turn does not come."""
+        """One transaction, alone in writing: all of it happens, durably, or none of it. Raises StoreBusy when its turn
+        does not come.
+        """
         with writing(self._engine) as connection:
             yield Writer(connection)
 

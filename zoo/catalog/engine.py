@@ -1,8 +1,9 @@
-"""Connections to the catalogue's database: how transactions begin, how long they wait, what their errors mean, and migration.
+"""Connections to the catalogue's database: how transactions begin, how long they wait, what their errors mean, and
+migration.
 
-SQLite: WAL, foreign keys on, synchronous=FULL (a commit survives a power cut). A writing transaction begins with BEGIN IMMEDIATE:
-one that reads first and writes later is refused as busy at once, whatever the timeout. PostgreSQL: writers take an advisory lock,
-so on both there is one writer at a time; readers see one snapshot and wait for nobody.
+SQLite: WAL, foreign keys on, synchronous=FULL (a commit survives a power cut). A writing transaction begins with BEGIN
+IMMEDIATE: one that reads first and writes later is refused as busy at once, whatever the timeout. PostgreSQL: writers
+take an advisory lock, so on both there is one writer at a time; readers see one snapshot and wait for nobody.
 
 This file knows the tables' version, not the tables.
 """
@@ -33,7 +34,9 @@ _MIGRATING = threading.Lock()
 
 
 def make_engine(url: str | URL) -> Engine:
-    """An engine for any SQLAlchemy URL; connects to nothing yet. Raises StoreError for a URL or driver that cannot be used."""
+    """An engine for any SQLAlchemy URL; connects to nothing yet. Raises StoreError for a URL or driver that cannot be
+    used.
+    """
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() != "sqlite":
@@ -58,7 +61,9 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """The one writing transaction: committed at the end, rolled back on any error. Raises StoreBusy when its turn does not come."""
+    """The one writing transaction: committed at the end, rolled back on any error. Raises StoreBusy when its turn does
+    not come.
+    """
     with _explained(), engine.connect() as connection, connection.execution_options(**{_WRITING: True}).begin():
         if engine.dialect.name == "postgresql":
             connection.execute(text(f"SET LOCAL lock_timeout = '{BUSY_SECONDS}s'"))
@@ -100,7 +105,9 @@ def _upgrade(connection: Connection, version: str | None) -> None:
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if version is not None and version not in known:
-        raise StoreError(f"the catalogue has version {version!r}, which this software does not know: it is too old for this store")
+        raise StoreError(
+            f"the catalogue has version {version!r}, which this software does not know: it is too old for this store"
+        )
     command.upgrade(config, "head")
 
 

@@ -1,4 +1,6 @@
-"""Scored pairs and documents: queries and changes on their two tables, over a connection of the caller's transaction."""
+"""Scored pairs and documents: queries and changes on their two tables, over a connection of the caller's
+transaction.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,12 @@ def put_equivalences(connection: Connection, pairs: Collection[Equivalence], ids
     for pair in pairs:
         key = _pair_columns(pair, ids)
         connection.execute(delete(t.EquivalenceRow).filter_by(**key))
-        values = {"similarity": pair.similarity, "control": pair.control, "metrics": canonical_json(dict(pair.metrics)), "created": _now()}
+        values = {
+            "similarity": pair.similarity,
+            "control": pair.control,
+            "metrics": canonical_json(dict(pair.metrics)),
+            "created": _now(),
+        }
         connection.execute(insert(t.EquivalenceRow).values(**key, **values))
 
 
@@ -59,7 +66,12 @@ def drop_equivalences(connection: Connection, pairs: Collection[Equivalence], id
 
 def _pair_columns(pair: Equivalence, ids: Mapping[str, int]) -> dict[str, Any]:
     """What names a pair."""
-    return {"relation": pair.relation, "probe": pair.probe, **_run_columns("a", pair.a, ids), **_run_columns("b", pair.b, ids)}
+    return {
+        "relation": pair.relation,
+        "probe": pair.probe,
+        **_run_columns("a", pair.a, ids),
+        **_run_columns("b", pair.b, ids),
+    }
 
 
 def _run_columns(side: str, run: ScoredRun, ids: Mapping[str, int]) -> dict[str, int]:

@@ -22,7 +22,9 @@ def resolve(name: str, names: Sequence[str]) -> str:
     """
     if name in names:
         return name
-    endings = [known for known in names if known.endswith(name)] or [known for known in names if known.casefold().endswith(name.casefold())]
+    endings = [known for known in names if known.endswith(name)] or [
+        known for known in names if known.casefold().endswith(name.casefold())
+    ]
     if not name or not endings:
         raise not_found(name, names)
     if len(endings) > 1:

@@ -1,7 +1,7 @@
 """Questions to the catalogue, over one connection and so over one snapshot.
 
-Names are exact here; `resolve` turns what a user typed into one. Digests that the catalogue does not know are left out of answers.
-This file writes nothing and knows nothing of files on disk.
+Names are exact here; `resolve` turns what a user typed into one. Digests that the catalogue does not know are left out
+of answers. This file writes nothing and knows nothing of files on disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Reader:
         return sorted(self._connection.execute(select(t.Model.name)).scalars())
 
     def resolve(self, name: str) -> str:
-        """The model that is meant by a name or a unique ending of it. Raises NotFound, AmbiguousName (see `zoo.catalog.names`)."""
+        """The model that is meant by a name or a unique ending of it. Raises NotFound, AmbiguousName (see
+        `zoo.catalog.names`).
+        """
         return naming.resolve(name, self.names())
 
     def model(self, name: str) -> ModelManifest:
@@ -67,7 +69,9 @@ class Reader:
 
     def fingerprints(self) -> dict[str, str]:
         """Name -> the fingerprint that the model was put with."""
-        return {row.name: row.fingerprint for row in self._connection.execute(select(t.Model.name, t.Model.fingerprint))}
+        return {
+            row.name: row.fingerprint for row in self._connection.execute(select(t.Model.name, t.Model.fingerprint))
+        }
 
     def chain(self, name: str) -> tuple[ChainBlock, ...]:
         """The model's blocks, in order. Raises NotFound."""
@@ -99,7 +103,8 @@ class Reader:
         return {name: tuple(digests) for name, digests in found.items()}
 
     def sharing_group(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Every model that shares a component with these, or with a model that does, and so on: name -> its components in order.
+        """Every model that shares a component with these, or with a model that does, and so on: name -> its components
+        in order.
 
         It is what one newcomer with these components can make lazy partitioning rewrite.
         """
@@ -137,7 +142,11 @@ class Reader:
     def users_of(self, digests: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Digest of a tensor or a blob -> names of the models that need it, sorted."""
         rows: set[tuple[str, str]] = set()
-        columns: tuple[InstrumentedAttribute[str], ...] = (t.ModelTensor.tensor, t.SideFileRow.blob, t.WeightFileRow.header)
+        columns: tuple[InstrumentedAttribute[str], ...] = (
+            t.ModelTensor.tensor,
+            t.SideFileRow.blob,
+            t.WeightFileRow.header,
+        )
         for column in columns:
             query = select(column, t.Model.name).join(t.Model, t.Model.id == column.class_.model)
             rows.update((digest, name) for digest, name in self._where_in(query, column, digests))
@@ -191,7 +200,9 @@ class Reader:
     def _component_tensors(self, model: int) -> Parts:
         mine = select(t.ModelComponent.component).where(t.ModelComponent.model == model)
         query = (
-            select(t.ComponentTensor.component, t.ComponentTensor.adapter, t.ComponentTensor.name, t.ComponentTensor.tensor)
+            select(
+                t.ComponentTensor.component, t.ComponentTensor.adapter, t.ComponentTensor.name, t.ComponentTensor.tensor
+            )
             .where(t.ComponentTensor.component.in_(mine))
             .order_by(t.ComponentTensor.component, t.ComponentTensor.adapter, t.ComponentTensor.position)
         )
@@ -206,7 +217,9 @@ class Reader:
         for row in self._connection.execute(query.order_by(t.WeightEntry.file, t.WeightEntry.position)):
             entries[row.file].append((row.key, row.tensor))
         files = select(t.WeightFileRow).where(t.WeightFileRow.model == model).order_by(t.WeightFileRow.position)
-        return tuple(WeightFile(row.path, row.header, tuple(entries[row.position])) for row in self._connection.execute(files))
+        return tuple(
+            WeightFile(row.path, row.header, tuple(entries[row.position])) for row in self._connection.execute(files)
+        )
 
     def _side_files(self, model: int) -> tuple[SideFile, ...]:
         query = select(t.SideFileRow).where(t.SideFileRow.model == model).order_by(t.SideFileRow.position)

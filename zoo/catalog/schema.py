@@ -143,7 +143,9 @@ class WeightEntry(Base):
     """Tensor number `position` of a model's weight file number `file`."""
 
     __tablename__ = "weight_entries"
-    __table_args__ = (ForeignKeyConstraint(["model", "file"], ["weight_files.model", "weight_files.position"], ondelete="CASCADE"),)
+    __table_args__ = (
+        ForeignKeyConstraint(["model", "file"], ["weight_files.model", "weight_files.position"], ondelete="CASCADE"),
+    )
     model: Mapped[int] = mapped_column(Integer, primary_key=True)
     file: Mapped[int] = mapped_column(Integer, primary_key=True)
     position: Mapped[int] = mapped_column(Integer, primary_key=True)

@@ -79,7 +79,9 @@ def _blocks(connection: Connection) -> Mapping[int, int]:
 
 
 def _bytes(connection: Connection) -> Mapping[int, int]:
-    query = select(t.ModelTensor.model, func.sum(t.Tensor.nbytes)).join(t.Tensor, t.Tensor.digest == t.ModelTensor.tensor)
+    query = select(t.ModelTensor.model, func.sum(t.Tensor.nbytes)).join(
+        t.Tensor, t.Tensor.digest == t.ModelTensor.tensor
+    )
     return _counts(connection, query.group_by(t.ModelTensor.model))
 
 

@@ -1,4 +1,5 @@
-"""Changes to the catalogue, within one transaction that is alone in writing. What no model needs any more goes with the change.
+"""Changes to the catalogue, within one transaction that is alone in writing. What no model needs any more goes with the
+change.
 
 Objects and blobs must be durable on disk before a manifest that names them is put here; this file does not look.
 """
@@ -26,10 +27,13 @@ MAX_NAME_CHARACTERS = 255
 
 
 class Writer(Reader):
-    """Reads and writes. Nothing is seen by others before the transaction ends, and nothing at all if it ends in an error."""
+    """Reads and writes. Nothing is seen by others before the transaction ends, and nothing at all if it ends in an
+    error.
+    """
 
     def put_model(self, manifest: ModelManifest) -> None:
-        """Add a model, as one block until `set_chain` says otherwise (BL-02). Does nothing when this very model has the name already.
+        """Add a model, as one block until `set_chain` says otherwise (BL-02). Does nothing when this very model has the
+        name already.
 
         Raises:
             InputError: the name is empty, too long or unprintable.
@@ -56,7 +60,8 @@ class Writer(Reader):
 
         Raises:
             NotFound: no such model.
-            ValueError: the blocks do not cover the model's components once and in order, or a digest is not its components'.
+            ValueError: the blocks do not cover the model's components once and in order, or a digest is not its
+                components'.
         """
         model = self._model_row(name).id
         components = self.component_digests([name]).get(name, ())
@@ -65,7 +70,11 @@ class Writer(Reader):
         new = self._insert_missing(t.Block.digest, {digest: {"digest": digest} for digest in cut})
         self._insert(
             t.BlockComponent,
-            [{"block": digest, "position": i, "component": part} for digest in new for i, part in enumerate(cut[digest])],
+            [
+                {"block": digest, "position": i, "component": part}
+                for digest in new
+                for i, part in enumerate(cut[digest])
+            ],
         )
         self._connection.execute(delete(t.ModelBlock).where(t.ModelBlock.model == model))
         self._insert(
@@ -90,18 +99,26 @@ class Writer(Reader):
         self._connection.execute(delete(t.Model).where(t.Model.id == model))
         self._delete_unused(t.Block.digest, blocks, [t.ModelBlock.block])
         self._delete_unused(t.ComponentRow.digest, components, [t.ModelComponent.component, t.BlockComponent.component])
-        self._delete_unused(t.Tensor.digest, tensors, [t.ModelTensor.tensor, t.ComponentTensor.tensor, t.WeightEntry.tensor])
+        self._delete_unused(
+            t.Tensor.digest, tensors, [t.ModelTensor.tensor, t.ComponentTensor.tensor, t.WeightEntry.tensor]
+        )
 
     def put_equivalences(self, pairs: Collection[Equivalence]) -> None:
-        """Keep scored pairs; one of the same relation, runs and probe set is replaced. Raises NotFound for a model that is not there."""
+        """Keep scored pairs; one of the same relation, runs and probe set is replaced. Raises NotFound for a model that
+        is not there.
+        """
         findings.put_equivalences(self._connection, pairs, self._ids_of(pairs))
 
     def drop_equivalences(self, pairs: Collection[Equivalence]) -> None:
-        """Forget scored pairs, by relation, runs and probe set; those that are not there count as forgotten. Raises NotFound."""
+        """Forget scored pairs, by relation, runs and probe set; those that are not there count as forgotten. Raises
+        NotFound.
+        """
         findings.drop_equivalences(self._connection, pairs, self._ids_of(pairs))
 
     def put_document(self, document: Document) -> None:
-        """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not there."""
+        """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not
+        there.
+        """
         findings.put_document(self._connection, document, self._model_row(document.model).id)
 
     def set_setting(self, key: str, value: str) -> None:
@@ -115,13 +132,17 @@ class Writer(Reader):
     def _is_there(self, manifest: ModelManifest) -> bool:
         found = self._connection.execute(select(t.Model.fingerprint).where(t.Model.name == manifest.name)).scalar()
         if found is not None and found != manifest.fingerprint:
-            raise NameTaken(f"the name {manifest.name!r} holds another model: choose another name, or remove that model first")
+            raise NameTaken(
+                f"the name {manifest.name!r} holds another model: choose another name, or remove that model first"
+            )
         return found is not None
 
     def _put_components(self, components: dict[str, Component]) -> None:
         rows = {digest: component_row(component) for digest, component in components.items()}
         new = self._insert_missing(t.ComponentRow.digest, rows)
-        self._insert(t.ComponentTensor, list(chained.from_iterable(component_tensor_rows(components[digest]) for digest in new)))
+        self._insert(
+            t.ComponentTensor, list(chained.from_iterable(component_tensor_rows(components[digest]) for digest in new))
+        )
 
     def _insert_model(self, manifest: ModelManifest) -> int:
         base = None
@@ -156,7 +177,9 @@ class Writer(Reader):
 
     def _insert_files(self, model: int, manifest: ModelManifest) -> None:
         files = list(enumerate(manifest.weight_files))
-        self._insert(t.WeightFileRow, [{"model": model, "position": i, "path": f.path, "header": f.header} for i, f in files])
+        self._insert(
+            t.WeightFileRow, [{"model": model, "position": i, "path": f.path, "header": f.header} for i, f in files]
+        )
         self._insert(
             t.WeightEntry,
             [
@@ -168,7 +191,14 @@ class Writer(Reader):
         self._insert(
             t.SideFileRow,
             [
-                {"model": model, "position": i, "path": s.path, "blob": s.blob, "nbytes": s.nbytes, "inherited": s.inherited}
+                {
+                    "model": model,
+                    "position": i,
+                    "path": s.path,
+                    "blob": s.blob,
+                    "nbytes": s.nbytes,
+                    "inherited": s.inherited,
+                }
                 for i, s in enumerate(manifest.side_files)
             ],
         )
@@ -178,7 +208,9 @@ class Writer(Reader):
             self._connection.execute(insert(table), rows)
 
     def _insert_missing(self, key: InstrumentedAttribute[str], rows: dict[str, dict[str, Any]]) -> list[str]:
-        """Insert the rows whose digests the table lacks; returns these digests. There is one writer, so nobody is faster."""
+        """Insert the rows whose digests the table lacks; returns these digests. There is one writer, so nobody is
+        faster.
+        """
         there = {row[0] for row in self._where_in(select(key), key, rows)}
         missing = [digest for digest in rows if digest not in there]
         self._insert(key.class_, [rows[digest] for digest in missing])
@@ -203,7 +235,10 @@ def _chunks(digests: Collection[str]) -> Iterator[list[str]]:
 
 def _check_name(name: str) -> None:
     if not name or name != name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        raise InputError(f"{name[:80]!r} cannot be a model's name: 1 to {MAX_NAME_CHARACTERS} printable characters, no spaces around them")
+        raise InputError(
+            f"{name[:80]!r} cannot be a model's name: 1 to {MAX_NAME_CHARACTERS} printable characters, no spaces "
+            "around them"
+        )
 
 
 def _check_tensors(manifest: ModelManifest) -> None:

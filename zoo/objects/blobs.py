@@ -1,6 +1,7 @@
 """Small files by content: configs, tokenizers, chat templates, the headers of weight files.
 
-A blob is held in memory whole. Its digest is BLAKE3 of its bytes. This file knows nothing of names, models or the catalogue.
+A blob is held in memory whole. Its digest is BLAKE3 of its bytes. This file knows nothing of names, models or the
+catalogue.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class BlobStore:
         self.shelf = ObjectShelf(root)
 
     def put(self, data: bytes) -> str:
-        """Store the bytes, durably on return; bytes that are there already, undamaged, are not written again. Raises StoreFull."""
+        """Store the bytes, durably on return; bytes that are there already, undamaged, are not written again. Raises
+        StoreFull.
+        """
         digest = blake3(data).hexdigest()
         if not self.check(digest):
             staged = self.shelf.stage([data])

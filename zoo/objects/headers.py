@@ -1,8 +1,8 @@
 """Safetensors headers, read strictly and written canonically. Bytes only: no tensor is ever built here.
 
-The `safetensors` library accepts identical duplicate keys, leading white space and control characters in names; two readers that
-disagree about such a file could be made to see different weights, so all of these are refused. What is accepted is kept verbatim:
-`Header.raw` followed by the tensors' bytes is the file.
+The `safetensors` library accepts identical duplicate keys, leading white space and control characters in names; two
+readers that disagree about such a file could be made to see different weights, so all of these are refused. What is
+accepted is kept verbatim: `Header.raw` followed by the tensors' bytes is the file.
 
 This file knows nothing of the store, of models or of torch.
 """
@@ -24,7 +24,8 @@ from zoo.manifest import DTYPE_BYTES
 MAX_HEADER_BYTES = 100_000_000
 MAX_NAME_CHARACTERS = 4096
 MAX_DIMENSIONS = 64
-#: Bound on one extent and on the product of the non-zero ones: far above any tensor, far below 64-bit overflow of byte offsets.
+#: Bound on one extent and on the product of the non-zero ones: far above any tensor, far below 64-bit overflow of byte
+#: offsets.
 MAX_ELEMENTS = 1 << 52
 
 #: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
@@ -62,8 +63,9 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a safetensors file; the tensors' bytes are not read.
 
     Raises:
-        MalformedCheckpoint: no regular file, truncated, oversized, not strict JSON, duplicate or unprintable names, unknown dtype,
-            offsets that overlap, leave holes or do not match dtype and shape, or a file longer or shorter than promised.
+        MalformedCheckpoint: no regular file, truncated, oversized, not strict JSON, duplicate or unprintable names,
+            unknown dtype, offsets that overlap, leave holes or do not match dtype and shape, or a file longer or
+            shorter than promised.
     """
     try:
         status = path.stat()
@@ -82,7 +84,9 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
     try:
         table = _loads(raw[_LENGTH.size :])
         metadata = _metadata(table.pop("__metadata__", {}))
-        entries = tuple(sorted((_entry(key, value, len(raw)) for key, value in table.items()), key=lambda e: (e.begin, e.end)))
+        entries = tuple(
+            sorted((_entry(key, value, len(raw)) for key, value in table.items()), key=lambda e: (e.begin, e.end))
+        )
         _check_cover(entries, len(raw), file_bytes)
     except _Refused as refused:
         raise MalformedCheckpoint(f"{where}: {refused}") from None
@@ -117,7 +121,9 @@ def make_header(
 
 
 def object_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The first bytes of an object's own file: one tensor, `tensor`. Raises MalformedCheckpoint for an impossible dtype or shape."""
+    """The first bytes of an object's own file: one tensor, `tensor`. Raises MalformedCheckpoint for an impossible dtype
+    or shape.
+    """
     return make_header([("tensor", dtype, shape)], align=ALIGNMENT)
 
 
@@ -132,7 +138,9 @@ def _json_length(path: Path, first: bytes, file_bytes: int) -> int:
     if length > MAX_HEADER_BYTES:
         raise MalformedCheckpoint(f"{path} promises a header of {length} bytes, more than {MAX_HEADER_BYTES}")
     if _LENGTH.size + length > file_bytes:
-        raise MalformedCheckpoint(f"{path} is truncated: its header of {length} bytes does not fit in {file_bytes} bytes")
+        raise MalformedCheckpoint(
+            f"{path} is truncated: its header of {length} bytes does not fit in {file_bytes} bytes"
+        )
     return length
 
 
@@ -181,7 +189,9 @@ def _entry(key: str, value: Any, data: int) -> HeaderEntry:
     except MalformedCheckpoint as error:
         raise _Refused(str(error)) from None
     if offsets[1] - offsets[0] != nbytes:
-        raise _Refused(f"tensor {key!r} takes {nbytes} bytes by dtype and shape, {offsets[1] - offsets[0]} by its offsets")
+        raise _Refused(
+            f"tensor {key!r} takes {nbytes} bytes by dtype and shape, {offsets[1] - offsets[0]} by its offsets"
+        )
     return HeaderEntry(key, dtype, tuple(shape), data + offsets[0], data + offsets[1])
 
 
@@ -205,7 +215,9 @@ def _nbytes(key: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _check_name(key: str) -> None:
-    """Names end up in manifests, error lines and exported files: bounded, and free of control characters and lone surrogates."""
+    """Names end up in manifests, error lines and exported files: bounded, and free of control characters and lone
+    surrogates.
+    """
     if not key or len(key) > MAX_NAME_CHARACTERS or key == "__metadata__":
         raise MalformedCheckpoint(f"a tensor's name is empty, reserved or longer than {MAX_NAME_CHARACTERS} characters")
     if any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in key):

@@ -1,7 +1,8 @@
-"""Ties a store's folder to its catalogue, so that a collection never judges the objects of one by the models of another.
+"""Ties a store's folder to its catalogue, so that a collection never judges the objects of one by the models of
+another.
 
-The folder holds a random name in `store.id`, and the catalogue the same name as a setting. A new catalogue may be tied to a folder
-only while that holds no objects. This file knows nothing of what either contains.
+The folder holds a random name in `store.id`, and the catalogue the same name as a setting. A new catalogue may be tied
+to a folder only while that holds no objects. This file knows nothing of what either contains.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ def tie(catalog: Catalog, identity: str, root: Path, is_empty: bool) -> None:
     with catalog.writing() as writer:
         known = writer.setting(_SETTING)  # another process may have been faster
         if known is None and not is_empty:
-            raise StoreError(f"{root} holds objects, but its catalogue is new and empty: give the database it was made with")
+            raise StoreError(
+                f"{root} holds objects, but its catalogue is new and empty: give the database it was made with"
+            )
         if known is None:
             writer.set_setting(_SETTING, identity)
         elif known != identity:
-            raise StoreError(f"the catalogue belongs to another store than {root}: every store needs a database of its own")
+            raise StoreError(
+                f"the catalogue belongs to another store than {root}: every store needs a database of its own"
+            )
 
 
 def _make(root: Path) -> None:

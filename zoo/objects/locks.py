@@ -1,8 +1,8 @@
 """The store-wide lock: many keepers (ingests, exports, audits) or one collector, across processes and threads.
 
-It is `flock` on one file, so the kernel releases it with the process, however that ends. Each holder opens the file for itself: two
-holders in one process exclude each other as two processes do. A steady stream of keepers can hold a collector off; it then gives up
-with StoreBusy instead of blocking them.
+It is `flock` on one file, so the kernel releases it with the process, however that ends. Each holder opens the file for
+itself: two holders in one process exclude each other as two processes do. A steady stream of keepers can hold a
+collector off; it then gives up with StoreBusy instead of blocking them.
 
 This file knows nothing of what the lock protects.
 """
@@ -42,13 +42,16 @@ def _held(path: Path, kind: int, timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Unlocking by name, not only by closing: a child that was forked meanwhile shares the lock through its copy of the descriptor.
+        # Unlocking by name, not only by closing: a child that was forked meanwhile shares the lock through its copy of
+        # the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _locked(path: Path, kind: int, timeout: float) -> int:
-    """A descriptor that holds the lock of the file that has this name now: whoever removes a lock's file holds it, and does so last."""
+    """A descriptor that holds the lock of the file that has this name now: whoever removes a lock's file holds it, and
+    does so last.
+    """
     # Over NFS an exclusive lock needs a writable descriptor; a shared one must do on a read-only mount.
     access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY
     while True:

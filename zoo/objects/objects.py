@@ -1,19 +1,23 @@
-"""Tensors by content: one read-only safetensors file per distinct tensor, named by BLAKE3 over (dtype, shape, bytes) (BL-12).
+"""Tensors by content: one read-only safetensors file per distinct tensor, named by BLAKE3 over (dtype, shape, bytes)
+(BL-12).
 
-The digest is never over a file: a safetensors file with several metadata keys differs from save to save. An object's own file holds
-one tensor, `tensor`, behind a header that follows from dtype and shape alone, so every byte of the file is checked.
+The digest is never over a file: a safetensors file with several metadata keys differs from save to save. An object's
+own file holds one tensor, `tensor`, behind a header that follows from dtype and shape alone, so every byte of the file
+is checked.
 
-Memory: a tensor of up to BUFFER_BYTES is held in one buffer, hashed and written from there. A larger one is read twice in chunks,
-first to hash it and, only if the store lacks it, again to write it; a source that gives other bytes the second time is refused.
+Memory: a tensor of up to BUFFER_BYTES is held in one buffer, hashed and written from there. A larger one is read twice
+in chunks, first to hash it and, only if the store lacks it, again to write it; a source that gives other bytes the
+second time is refused.
 
-A put never trusts what is there already: an object that would stand for the new bytes is verified first and replaced when it is damaged.
-So ingesting a model again heals what `verify` found.
+A put never trusts what is there already: an object that would stand for the new bytes is verified first and replaced
+when it is damaged. So ingesting a model again heals what `verify` found.
 
-An object may be packed instead (`zoo.packed`): then another file stands for it, in fewer bytes, under the same digest. Readers look for
-the plain file first, then for the packed one; as either may be put in the other's place at any time, they look more than once.
+An object may be packed instead (`zoo.packed`): then another file stands for it, in fewer bytes, under the same digest.
+Readers look for the plain file first, then for the packed one; as either may be put in the other's place at any time,
+they look more than once.
 
-Callers hold the store's shared lock from before a put until the catalogue names the object. This file knows nothing of that lock, of
-models, the catalogue or torch.
+Callers hold the store's shared lock from before a put until the catalogue names the object. This file knows nothing of
+that lock, of models, the catalogue or torch.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ BUFFER_BYTES = 8 << 20
 #: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what one writer gets.
 WORKERS = 8
 
-#: How often a reader looks for an object that is neither plain nor packed: between two looks it may have become the other.
+#: How often a reader looks for an object that is neither plain nor packed: between two looks it may have become the
+#: other.
 _LOOKS = 3
 
 _Plain = TypeVar("_Plain")
@@ -57,7 +62,9 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class OpenedTensor:
-    """A verified plain object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the end."""
+    """A verified plain object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the
+    end.
+    """
 
     tensor: TensorMeta
     path: Path
@@ -79,7 +86,9 @@ class _Verified:
 
 
 class ObjectStore:
-    """Objects under `root`, packed ones under `packed` (beside it when None). Safe for any number of threads and processes."""
+    """Objects under `root`, packed ones under `packed` (beside it when None). Safe for any number of threads and
+    processes.
+    """
 
     def __init__(self, root: Path, packed: Path | None = None) -> None:
         self.shelf = ObjectShelf(root)
@@ -91,27 +100,31 @@ class ObjectStore:
         return next(iter(self.put_many([source])))
 
     def put_many(self, sources: Iterable[ByteSource]) -> Iterator[Put]:
-        """Store tensors, in order. Each is durable, name included, when its Put is yielded; `sources` is read a batch ahead.
+        """Store tensors, in order. Each is durable, name included, when its Put is yielded; `sources` is read a batch
+        ahead.
 
         Peak memory: WORKERS x BUFFER_BYTES, whatever the number and size of the tensors.
 
         Raises:
             MalformedCheckpoint: a source whose bytes are more, fewer or other than it said.
-            StoreFull, StoreError: the store cannot be written. On any error nothing of the running batch is left but whole objects.
+            StoreFull, StoreError: the store cannot be written. On any error nothing of the running batch is left but
+                whole objects.
         """
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="zoo-put") as pool:
             for batch in batches(sources):
                 yield from self._put_batch(batch, pool)
 
     def open(self, digest: str) -> OpenedTensor | Decoded:
-        """A plain object's place, verified on first use in this process and again when its file has changed; a packed object's bytes,
-        verified on every call. Raises DamagedObject.
+        """A plain object's place, verified on first use in this process and again when its file has changed; a packed
+        object's bytes, verified on every call. Raises DamagedObject.
         """
         return self._found(digest, self._open_plain, self.packed.load)
 
     def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The tensor's bytes in chunks, verified on the way: DamagedObject comes at the latest after the last chunk."""
-        yield from self._found(digest, lambda wanted: self._read_plain(wanted, size), lambda wanted: self.packed.read(wanted, size))
+        yield from self._found(
+            digest, lambda wanted: self._read_plain(wanted, size), lambda wanted: self.packed.read(wanted, size)
+        )
 
     def has(self, digest: str) -> bool:
         """Whether the object is there; says nothing of its bytes."""
@@ -151,7 +164,9 @@ class ObjectStore:
     def _stage(self, source: ByteSource) -> _Staged:
         header = object_header(source.dtype, source.shape)
         if source.nbytes != TensorMeta("", source.dtype, source.shape).nbytes:
-            raise MalformedCheckpoint(f"a {source.dtype} tensor of shape {list(source.shape)} does not take {source.nbytes} bytes")
+            raise MalformedCheckpoint(
+                f"a {source.dtype} tensor of shape {list(source.shape)} does not take {source.nbytes} bytes"
+            )
         if source.nbytes > BUFFER_BYTES:
             return self._stage_large(source, header)
         # bytes(): the source may use a view's memory again for the next chunk.

@@ -1,10 +1,12 @@
-"""How bytes become a durable, read-only file under a content address: stage (write, fsync), publish (rename), settle (fsync the folders).
+"""How bytes become a durable, read-only file under a content address: stage (write, fsync), publish (rename), settle
+(fsync the folders).
 
     root/ab/abcd…    a published file, named by 64 hex digits; complete from the moment it has that name
     root/tmp/…       staged files; those that a killed process left are garbage
 
-A staged file is durable before it gets its name, so a name never stands for partial bytes. A name is durable once its folder is
-settled; callers settle before they let anything refer to it. This file knows nothing of tensors, digests' meaning or the catalogue.
+A staged file is durable before it gets its name, so a name never stands for partial bytes. A name is durable once its
+folder is settled; callers settle before they let anything refer to it. This file knows nothing of tensors, digests'
+meaning or the catalogue.
 """
 
 from __future__ import annotations
@@ -65,19 +67,25 @@ class ObjectShelf:
         """All published digests, sorted. Files with other names are not ours and are passed over."""
         for folder in _listing(self.root):
             if len(folder) == 2:
-                yield from (name for name in _listing(self.root / folder) if is_digest(name) and name.startswith(folder))
+                yield from (
+                    name for name in _listing(self.root / folder) if is_digest(name) and name.startswith(folder)
+                )
 
     def temporaries(self) -> Iterator[Path]:
         """Staged files, whoever's they are."""
         return (self._temporary / name for name in _listing(self._temporary))
 
     def stage(self, chunks: Iterable[bytes | memoryview]) -> Path:
-        """Write the chunks to a temporary file, durable and read-only. Raises StoreFull; on any error nothing is left."""
+        """Write the chunks to a temporary file, durable and read-only. Raises StoreFull; on any error nothing is
+        left.
+        """
         path = self._temporary / uuid.uuid4().hex
         file = self._created(path)
         try:
             with file:
-                for chunk in chunks:  # outside `_writing`: a source that cannot be read is not a store that cannot be written
+                for (
+                    chunk
+                ) in chunks:  # outside `_writing`: a source that cannot be read is not a store that cannot be written
                     with self._writing():
                         _write_all(file.fileno(), chunk)
                 with self._writing():
@@ -102,7 +110,9 @@ class ObjectShelf:
         return taken
 
     def settle(self, digests: Iterable[str], pool: Executor | None = None) -> None:
-        """Make these published names durable, whichever process gave them: one fsync per folder, side by side in the pool."""
+        """Make these published names durable, whichever process gave them: one fsync per folder, side by side in the
+        pool.
+        """
         folders = {self.path(digest).parent for digest in digests} | {self.root, self.root.parent}
         run = map if pool is None else pool.map
         with self._writing():

@@ -1,4 +1,5 @@
-"""What an ingest offers to the store: tensors as streams of bytes, and the checks and the digest that go with reading them.
+"""What an ingest offers to the store: tensors as streams of bytes, and the checks and the digest that go with reading
+them.
 
 This file knows nothing of where bytes come from or go to.
 """
@@ -15,7 +16,8 @@ from zoo.manifest import TensorMeta, canonical_json
 
 #: Bytes read at a time of what is not held in memory whole.
 CHUNK_BYTES = 2 << 20
-#: A batch of `put_many` ends at this many tensors or bytes, whichever comes first. It bounds the delay of progress, not memory.
+#: A batch of `put_many` ends at this many tensors or bytes, whichever comes first. It bounds the delay of progress, not
+#: memory.
 BATCH_TENSORS = 128
 BATCH_BYTES = 512 << 20
 
@@ -33,21 +35,26 @@ class ByteSource(Protocol):
     def nbytes(self) -> int: ...
 
     def chunks(self, size: int) -> Iterator[bytes | memoryview]:
-        """The bytes in order, at most `size` at a time. A view need only stay valid until the next chunk is asked for."""
+        """The bytes in order, at most `size` at a time. A view need only stay valid until the next chunk is asked
+        for.
+        """
         ...
 
 
 def hasher_of(dtype: str, shape: tuple[int, ...]) -> blake3:
-    """BLAKE3 fed with dtype and shape; the tensor's bytes follow. JSON holds no NUL, so no two tensors feed it the same.
+    """BLAKE3 fed with dtype and shape; the tensor's bytes follow. JSON holds no NUL, so no two tensors feed it the
+    same.
 
-    One thread per tensor: `put_many` has several tensors in hand, one core hashes faster than disks deliver, and BLAKE3's own thread
-    pool hangs in a forked child of a process that has used it.
+    One thread per tensor: `put_many` has several tensors in hand, one core hashes faster than disks deliver, and
+    BLAKE3's own thread pool hangs in a forked child of a process that has used it.
     """
     return blake3(canonical_json([dtype, list(shape)]).encode() + b"\0")
 
 
 def measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | memoryview]:
-    """The source's chunks; raises MalformedCheckpoint as soon as they are more, or at the end fewer, than it promised."""
+    """The source's chunks; raises MalformedCheckpoint as soon as they are more, or at the end fewer, than it
+    promised.
+    """
     seen = 0
     for chunk in source.chunks(size):
         seen += memoryview(chunk).nbytes
@@ -55,7 +62,9 @@ def measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | me
             break
         yield chunk
     if seen != source.nbytes:
-        raise MalformedCheckpoint(f"a tensor of {source.nbytes} bytes came with {'more' if seen > source.nbytes else 'fewer'}")
+        raise MalformedCheckpoint(
+            f"a tensor of {source.nbytes} bytes came with {'more' if seen > source.nbytes else 'fewer'}"
+        )
 
 
 def again(source: ByteSource, header: bytes, tensor: TensorMeta) -> Iterator[bytes | memoryview]:

@@ -1,9 +1,10 @@
 """What a packed file looks like. Bytes only: nothing is read or decoded here.
 
-    magic, 8 bytes | coded planes, chunk by chunk, lowest byte first | table, JSON | length of the table, 8 bytes, little-endian
+    magic, 8 bytes | coded planes, chunk by chunk, lowest byte first | table, JSON | length of the table, 8 bytes,
+    little-endian
 
-The table stands at the end, so that a file is written in one pass; it must be the very text that `make_table` writes. This file knows
-nothing of codecs and disks.
+The table stands at the end, so that a file is written in one pass; it must be the very text that `make_table` writes.
+This file knows nothing of codecs and disks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from zoo.objects.headers import object_header
 from zoo.objects.publish import is_digest
 
 MAGIC = b"zoopack1"
-#: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are decoded side by side.
+#: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are
+#: decoded side by side.
 CHUNK_BYTES = 1 << 20
 #: Bounds on what a file may ask of its reader, in bytes.
 MAX_CHUNK_BYTES = 4 << 20
@@ -42,7 +44,8 @@ class Unreadable(Exception):
 class PackedTable:
     """How a packed tensor is coded.
 
-    `base`: digest of a plain object of the same dtype and shape; None when `delta` is "none". `chunk`: plain bytes per chunk, the last
+    `base`: digest of a plain object of the same dtype and shape; None when `delta` is "none". `chunk`: plain bytes per
+    chunk, the last
     may have fewer. `planes[i][k]`: bytes of coded plane k of chunk i.
     """
 
@@ -89,7 +92,9 @@ def table_bytes(end: bytes, file_bytes: int) -> int:
 
 
 def parse_table(text: bytes, digest: str, file_bytes: int) -> PackedTable:
-    """The table of the packed object of a digest, checked against itself and the size of its file. Raises Unreadable."""
+    """The table of the packed object of a digest, checked against itself and the size of its file. Raises
+    Unreadable.
+    """
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -97,8 +102,12 @@ def parse_table(text: bytes, digest: str, file_bytes: int) -> PackedTable:
     if not isinstance(fields, dict) or set(fields) != _FIELDS:
         raise Unreadable("its table does not have the fields of a packed file")
     if (fields["format"], fields["codec"]) != (FORMAT, CODEC):
-        raise Unreadable(f"it is of format {fields['format']!r}, codec {fields['codec']!r}, which this software does not know")
-    table = PackedTable(_tensor(fields, digest), fields["base"], fields["delta"], fields["chunk"], _planes(fields["planes"]))
+        raise Unreadable(
+            f"it is of format {fields['format']!r}, codec {fields['codec']!r}, which this software does not know"
+        )
+    table = PackedTable(
+        _tensor(fields, digest), fields["base"], fields["delta"], fields["chunk"], _planes(fields["planes"])
+    )
     _check(table)
     if make_table(table)[:-LENGTH_BYTES] != text:
         raise Unreadable("its table is not the one it was written with")

@@ -1,8 +1,10 @@
-"""Packing whole models, and back: maintenance that may run beside ingests, readers and servers, and be killed at any time.
+"""Packing whole models, and back: maintenance that may run beside ingests, readers and servers, and be killed at any
+time.
 
-The order for one object, under the store's shared lock: the packed file is written, durable, named, its name durable, decoded again and
-compared; only then the plain one is removed. Unpacking is the same the other way. So at any moment one of the two is whole, and readers
-look for both. The shared lock is held for one object at a time: a collection never waits long.
+The order for one object, under the store's shared lock: the packed file is written, durable, named, its name durable,
+decoded again and compared; only then the plain one is removed. Unpacking is the same the other way. So at any moment
+one of the two is whole, and readers look for both. The shared lock is held for one object at a time: a collection never
+waits long.
 
 This file knows nothing of how models are cut or served.
 """
@@ -35,7 +37,8 @@ Progress = Callable[[int, int], None]
 class PackReport:
     """What was done; the fields of `zoo pack --json`.
 
-    `packed`: objects whose form changed (unpacked ones, for `unpack`); `skipped`: looked at and left as they were. `bytes_before` and
+    `packed`: objects whose form changed (unpacked ones, for `unpack`); `skipped`: looked at and left as they were.
+    `bytes_before` and
     `bytes_after`: of the files of all of these. `damaged`: objects that do not match their digest and were left alone.
     """
 
@@ -126,7 +129,9 @@ def pack(
         return tally.report()
 
 
-def unpack(store: Store, names: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None) -> PackReport:
+def unpack(
+    store: Store, names: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None
+) -> PackReport:
     """Store packed tensors plainly again: those of some models, or all. `progress` counts objects; else as `pack`."""
     work = _plain_size if dry_run else _unpacked
     with store.packing():
@@ -181,11 +186,17 @@ def _planned(store: Store, names: Collection[str], alone: bool) -> Plan:
 
 def _wanted(reader: Reader, names: Collection[str], alone: bool) -> list[ModelManifest]:
     if not names:
-        return [reader.model(each.name) for each in reader.models() if alone or (each.kind in MOVED and each.base is not None)]
+        return [
+            reader.model(each.name)
+            for each in reader.models()
+            if alone or (each.kind in MOVED and each.base is not None)
+        ]
     models = [reader.model(reader.resolve(name)) for name in names]
     for model in models:
         if not alone and (model.kind not in MOVED or model.base is None):
-            raise InputError(f"{model.name!r} is no full fine-tune with a base in the zoo: there is nothing to pack it against")
+            raise InputError(
+                f"{model.name!r} is no full fine-tune with a base in the zoo: there is nothing to pack it against"
+            )
     return models
 
 

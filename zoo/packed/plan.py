@@ -1,7 +1,8 @@
 """Which objects to pack, and against what. Pure functions of manifests and of what is packed already.
 
-A tensor of a full fine-tune is packed against the tensor in the same place of the model it descends from. Where several ancestors have one,
-the eldest's is taken: a family then stands on its foundation alone, and nothing that is packed has to serve as a base itself.
+A tensor of a full fine-tune is packed against the tensor in the same place of the model it descends from. Where several
+ancestors have one, the eldest's is taken: a family then stands on its foundation alone, and nothing that is packed has
+to serve as a base itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def lineage(model: ModelManifest, models: Mapping[str, ModelManifest]) -> list[M
     return found[::-1]
 
 
-def plan(models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed: Mapping[str, str | None], alone: bool) -> Plan:
+def plan(
+    models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed: Mapping[str, str | None], alone: bool
+) -> Plan:
     """What to pack of some models.
 
     Args:
@@ -61,7 +64,9 @@ def plan(models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed
 
 
 def _counterpart(tensor: TensorMeta, offered: Iterable[TensorMeta], packed: Collection[str]) -> str | None:
-    fits = (one for one in offered if (one.dtype, one.shape) == (tensor.dtype, tensor.shape) and one.digest not in packed)
+    fits = (
+        one for one in offered if (one.dtype, one.shape) == (tensor.dtype, tensor.shape) and one.digest not in packed
+    )
     return next((one.digest for one in fits), None)
 
 

@@ -1,15 +1,17 @@
-"""The arithmetic of packed tensors: elements against their base's, byte planes apart, each plane coded on its own. Lossless for any bytes.
+"""The arithmetic of packed tensors: elements against their base's, byte planes apart, each plane coded on its own.
+Lossless for any bytes.
 
-A fine-tune's weight differs from its base's in the last places only. So the elements are read as unsigned integers of their width, the
-base's are taken away (FM-Delta, ZipLLM), and byte k of every element is gathered in plane k: the high planes are almost all zero, the
-low ones noise. A plane is coded by zstd, whose Huffman coder does most of the work; one that hardly shrinks is kept as it is (ZipNN).
+A fine-tune's weight differs from its base's in the last places only. So the elements are read as unsigned integers
+of their width, the base's are taken away (FM-Delta, ZipLLM), and byte k of every element is gathered in plane k:
+the high planes are almost all zero, the low ones noise. A plane is coded by zstd, whose Huffman coder does most of
+the work; one that hardly shrinks is kept as it is (ZipNN).
 
     difference   element - base modulo 2^w, in digits of base 256 from -128 to 127: small ones of either sign have zero high digits
     xor          element XOR base
     none         the element itself, without a base
 
-A coded plane of 0 bytes is all zeros, one of as many bytes as there are elements is kept as it is, any other is a zstd frame.
-This file knows nothing of files, digests or dtypes' meaning: only of their width.
+A coded plane of 0 bytes is all zeros, one of as many bytes as there are elements is kept as it is, any other is a
+zstd frame. This file knows nothing of files, digests or dtypes' meaning: only of their width.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from numpy.typing import NDArray
 Elements = NDArray[np.unsignedinteger[Any]]
 Buffer = bytes | bytearray | memoryview
 
-#: A plane that zstd leaves longer than this share is kept as it is: decoding it would take more time than its bytes are worth.
+#: A plane that zstd leaves longer than this share is kept as it is: decoding it would take more time than its bytes are
+#: worth.
 WORTH = 0.85
 
 
@@ -40,7 +43,9 @@ def empty(nbytes: int) -> memoryview:
 
 
 def encode(data: Buffer, base: Buffer | None, width: int, delta: str, level: int) -> list[bytes]:
-    """The coded planes of some elements, lowest byte first. `base` has as many bytes; None only where `delta` is "none"."""
+    """The coded planes of some elements, lowest byte first. `base` has as many bytes; None only where `delta` is
+    "none".
+    """
     elements = elements_of(data, width)
     changed = _taken(elements, None if base is None else elements_of(base, width), delta)
     bytewise = np.ascontiguousarray(changed).view(np.uint8).reshape(-1, width)
@@ -81,22 +86,32 @@ class Decoder:
 def _coded(plane: NDArray[np.uint8], level: int) -> bytes:
     if not plane.any():
         return b""
-    coded = min((zstandard.ZstdCompressor(compression_params=way).compress(plane.data) for way in _ways(level)), key=len)
+    coded = min(
+        (zstandard.ZstdCompressor(compression_params=way).compress(plane.data) for way in _ways(level)), key=len
+    )
     return coded if len(coded) <= WORTH * len(plane) else plane.tobytes()
 
 
 @cache
 def _ways(level: int) -> tuple[zstandard.ZstdCompressionParameters, ...]:
-    """Skewed noise: all but no matches, only Huffman codes, which is smaller there and faster to decode. Sparse planes: zstd's own way."""
+    """Skewed noise: all but no matches, only Huffman codes, which is smaller there and faster to decode. Sparse planes:
+    zstd's own way.
+    """
     entropy = zstandard.ZstdCompressionParameters(
-        window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0, strategy=zstandard.STRATEGY_FAST
+        window_log=17,
+        hash_log=6,
+        chain_log=6,
+        search_log=1,
+        min_match=7,
+        target_length=0,
+        strategy=zstandard.STRATEGY_FAST,
     )
     return entropy, zstandard.ZstdCompressionParameters.from_level(level)
 
 
 def _interleave(planes: Sequence[NDArray[np.uint8] | None], out: Elements, signed: bool) -> None:
-    """Planes to elements from the highest byte down, each byte a digit with or without a sign: shifts and additions of whole elements
-    run several times faster than strided bytes.
+    """Planes to elements from the highest byte down, each byte a digit with or without a sign: shifts and additions of
+    whole elements run several times faster than strided bytes.
     """
     digit, whole = (np.int8, out.view(f"<i{out.itemsize}")) if signed else (np.uint8, out)
     whole[...] = 0 if planes[-1] is None else planes[-1].view(digit)

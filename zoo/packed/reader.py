@@ -1,7 +1,9 @@
-"""Packed objects read: decoded chunk by chunk, side by side in threads, and verified against their digest, as plain ones are.
+"""Packed objects read: decoded chunk by chunk, side by side in threads, and verified against their digest, as plain
+ones are.
 
-What is decoded is hashed, so neither the packed file nor its base need be trusted or hashed on the way. Memory: a few chunks per thread
-beside what is asked for. Safe for any number of threads and processes. This file knows nothing of models, the catalogue or locks.
+What is decoded is hashed, so neither the packed file nor its base need be trusted or hashed on the way. Memory: a few
+chunks per thread beside what is asked for. Safe for any number of threads and processes. This file knows nothing of
+models, the catalogue or locks.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class _Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the file."""
+    """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the
+    file.
+    """
 
     table: PackedTable
     file: int
@@ -87,7 +91,9 @@ class Coded:
         self._spare.append(scratch)
 
     def chunks(self, out: memoryview | None = None) -> Iterator[memoryview]:
-        """The tensor's bytes in order, in memory of their own or, where it is given, in `out`. Raises Unreadable, OSError."""
+        """The tensor's bytes in order, in memory of their own or, where it is given, in `out`. Raises Unreadable,
+        OSError.
+        """
         from zoo.packed import planes
 
         def decoded(index: int) -> memoryview:
@@ -129,7 +135,9 @@ class PackedStore:
             return self._sliced(digest, coded, size, stack.pop_all())
 
     def verify(self, digest: str) -> None:
-        """Decode and hash it on first use in this process, and again when its file or its base's has changed. Raises as `load` does."""
+        """Decode and hash it on first use in this process, and again when its file or its base's has changed. Raises as
+        `load` does.
+        """
         with self.opened(digest) as coded:
             stamps = self._stamps(digest, coded.table)
             if self._verified.get(digest) != stamps:
@@ -157,7 +165,9 @@ class PackedStore:
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[Coded]:
-        """Its file and its base's, held open: whatever is removed meanwhile can still be read. Raises DamagedObject, MissingObject."""
+        """Its file and its base's, held open: whatever is removed meanwhile can still be read. Raises DamagedObject,
+        MissingObject.
+        """
         with ExitStack() as stack:
             file, table = stack.enter_context(self._file(digest))
             starts = tuple(accumulate((sum(row) for row in table.planes), initial=len(MAGIC)))
@@ -189,8 +199,12 @@ class PackedStore:
                     raise Unreadable(f"its base {base} has another size")
             except FileNotFoundError as error:
                 if self.shelf.path(digest).exists():
-                    raise DamagedObject(f"object {digest} is damaged: its base {base} is missing from the store") from error
-                raise MissingObject(f"object {digest} is missing from the store") from error  # unpacked and collected since
+                    raise DamagedObject(
+                        f"object {digest} is damaged: its base {base} is missing from the store"
+                    ) from error
+                raise MissingObject(
+                    f"object {digest} is missing from the store"
+                ) from error  # unpacked and collected since
             except (OSError, Unreadable) as error:
                 raise _damaged(digest, error) from error
             yield descriptor
@@ -220,7 +234,9 @@ class PackedStore:
 
 
 def in_order(job: Callable[[int], _Result], count: int, workers: int) -> Iterator[_Result]:
-    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads; few jobs are not worth a thread."""
+    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads; few jobs are not
+    worth a thread.
+    """
     threads = min(workers, count // 2, _cores())
     if threads < 2:
         yield from map(job, range(count))
@@ -252,7 +268,9 @@ def _cause(coded: Coded) -> str:
     for index in range(len(table.planes)):
         begin, end = table.plain(index)
         hasher.update(exactly(coded.base, end - begin, coded.base_start + begin))
-    return "its bytes do not match its digest" if hasher.hexdigest() == table.base else f"its base {table.base} is damaged"
+    return (
+        "its bytes do not match its digest" if hasher.hexdigest() == table.base else f"its base {table.base} is damaged"
+    )
 
 
 @contextmanager
@@ -278,7 +296,9 @@ def exactly(file: int, size: int, offset: int) -> bytes:
 
 
 def filled(file: int, buffer: memoryview, offset: int) -> memoryview:
-    """A buffer, filled with the bytes from there on; a read may give fewer than asked for. Raises Unreadable, OSError."""
+    """A buffer, filled with the bytes from there on; a read may give fewer than asked for. Raises Unreadable,
+    OSError.
+    """
     done = 0
     while done < len(buffer):
         read = os.preadv(file, [buffer[done:]], offset + done)

@@ -1,7 +1,7 @@
 """One object packed: read together with its base, coded chunk by chunk in threads, written in one pass.
 
-Both are hashed on the way: neither a damaged object nor one on a damaged base is packed. Memory: a few chunks per thread. This file knows
-nothing of models, and removes nothing.
+Both are hashed on the way: neither a damaged object nor one on a damaged base is packed. Memory: a few chunks per
+thread. This file knows nothing of models, and removes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ LEVELS = range(-7, 20)
 
 @dataclass(frozen=True, slots=True)
 class PackCandidate:
-    """A tensor that could be packed, and the base that it would be packed against: a tensor of the same dtype and shape, or None."""
+    """A tensor that could be packed, and the base that it would be packed against: a tensor of the same dtype and
+    shape, or None.
+    """
 
     tensor: TensorMeta
     base: str | None
@@ -33,7 +35,8 @@ class PackCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How to pack. `level`: zstd's, one of LEVELS; `delta`: "difference" or "xor" (`zoo.packed.planes`); `threads` per object.
+    """How to pack. `level`: zstd's, one of LEVELS; `delta`: "difference" or "xor" (`zoo.packed.planes`); `threads` per
+    object.
 
     Raises InputError for what is none of these.
     """

@@ -1,4 +1,5 @@
-"""Audit: re-hash every object, blob and manifest, and name the models that damage or loss hurts. It repairs and removes nothing.
+"""Audit: re-hash every object, blob and manifest, and name the models that damage or loss hurts. It repairs and removes
+nothing.
 
 Ingests may go on meanwhile; a collection may not. This file knows nothing of how models are read.
 """
@@ -16,8 +17,8 @@ from zoo.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """What does not match its digest or is missing, and the models that need it: an object, a blob, or (by its fingerprint) a
-    model's own manifest in the catalogue.
+    """What does not match its digest or is missing, and the models that need it: an object, a blob, or (by its
+    fingerprint) a model's own manifest in the catalogue.
     """
 
     digest: str
@@ -26,7 +27,9 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """`objects`: tensors and blobs looked at, missing ones too; `bytes`: of their files. `damaged` is sorted by digest."""
+    """`objects`: tensors and blobs looked at, missing ones too; `bytes`: of their files. `damaged` is sorted by
+    digest.
+    """
 
     objects: int
     bytes: int

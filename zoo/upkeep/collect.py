@@ -1,7 +1,8 @@
-"""Garbage collection: remove what no model names. It holds the store alone, recomputes what lives, and stops at the first doubt.
+"""Garbage collection: remove what no model names. It holds the store alone, recomputes what lives, and stops at the
+first doubt.
 
-Ingests and readers hold the same lock together, so an object that an ingest found in the store, or has just put, is still there when
-its model is committed. This file knows nothing of how models are read or written.
+Ingests and readers hold the same lock together, so an object that an ingest found in the store, or has just put, is
+still there when its model is committed. This file knows nothing of how models are read or written.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """What has to stay: `tensors` and `blobs` are named by models, `packed` are the tensors' packed files, `bases` what these are packed
-    against, whether a model names it or not.
+    """What has to stay: `tensors` and `blobs` are named by models, `packed` are the tensors' packed files, `bases` what
+    these are packed against, whether a model names it or not.
     """
 
     tensors: frozenset[str]
@@ -46,7 +47,8 @@ class _Live:
 
 
 def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) -> Collected:
-    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for (`zoo.upkeep.leftovers`).
+    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for
+    (`zoo.upkeep.leftovers`).
 
     Args:
         dry_run: count only.
@@ -73,7 +75,9 @@ def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) 
 
 
 def withdraw(store: Store, objects: Iterable[str], blobs: Iterable[str]) -> None:
-    """Remove those of these objects and blobs that no model names. Raises StoreBusy at once when anyone else holds the lock."""
+    """Remove those of these objects and blobs that no model names. Raises StoreBusy at once when anyone else holds the
+    lock.
+    """
     with store.collecting(timeout=0):
         live = _live(store)
         for digest in set(objects) - live.objects:  # what a packed object stands on is live
@@ -85,7 +89,9 @@ def withdraw(store: Store, objects: Iterable[str], blobs: Iterable[str]) -> None
 def _live(store: Store) -> _Live:
     with store.catalog.reading() as reader:
         tensors, blobs = frozenset(reader.live_tensors()), frozenset(reader.live_blobs())
-    packed = frozenset(digest for digest in store.objects.packed.shelf.digests() if digest in tensors and not _is_spare(store, digest))
+    packed = frozenset(
+        digest for digest in store.objects.packed.shelf.digests() if digest in tensors and not _is_spare(store, digest)
+    )
     return _Live(tensors, packed, _bases(store, packed), blobs)
 
 
@@ -103,11 +109,16 @@ def _bases(store: Store, packed: Iterable[str]) -> frozenset[str]:
 
 
 def _refuse_if_missing(store: Store, live: _Live) -> None:
-    """A catalogue that names what is not there may not be this store's, or not the newest: no ground to remove anything on."""
+    """A catalogue that names what is not there may not be this store's, or not the newest: no ground to remove anything
+    on.
+    """
     missing = sorted(live.tensors - set(store.objects.digests())) + sorted(live.blobs - set(store.blobs.digests()))
     missing += sorted(live.bases - set(store.objects.shelf.digests()))
     if missing:
-        raise StoreError(f"nothing was removed: {len(missing)} objects that models need are missing, first {missing[0]}; run `zoo verify`")
+        raise StoreError(
+            f"nothing was removed: {len(missing)} objects that models need are missing, first {missing[0]}; run `zoo "
+            "verify`"
+        )
 
 
 def _remove_temporaries(shelf: ObjectShelf, dry_run: bool) -> int:

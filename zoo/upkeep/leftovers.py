@@ -1,8 +1,10 @@
-"""What interrupted runs left under a store's `work/`: kept, so that a rerun goes on where it was, until nobody has come back for long.
+"""What interrupted runs left under a store's `work/`: kept, so that a rerun goes on where it was, until nobody has come
+back for long.
 
     root/work/<name>        the state of one run: a file, or a folder whose `lock` its run holds
 
-A run reads its file once and only writes from then on, so a file is removed by age alone. This file knows nothing of what is in them.
+A run reads its file once and only writes from then on, so a file is removed by age alone. This file knows nothing of
+what is in them.
 """
 
 from __future__ import annotations

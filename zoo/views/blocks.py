@@ -1,4 +1,6 @@
-"""A model's chain as people ask for it: its blocks, who shares each, and what was scored against each. Only reads the catalogue."""
+"""A model's chain as people ask for it: its blocks, who shares each, and what was scored against each. Only reads the
+catalogue.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ class BlockView:
     """A block of a model's chain. `layers` [lo, hi): the layers it has a part in, an empty range for the embedding
     or the head alone.
 
-    `shared_with`: the other models whose chains have the same block. `equivalents`: runs of other models that were scored against this
-    very block (BL-06), best first.
+    `shared_with`: the other models whose chains have the same block. `equivalents`: runs of other models that were
+    scored against this very block (BL-06), best first.
     """
 
     digest: str
@@ -35,7 +37,9 @@ class BlockComponentView:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """A run of another model, as it was scored: `block` names its components, which that model's chain may have cut into `blocks`."""
+    """A run of another model, as it was scored: `block` names its components, which that model's chain may have cut
+    into `blocks`.
+    """
 
     block: str
     model: str
@@ -48,10 +52,14 @@ def chain_of(reader: Reader, manifest: ModelManifest) -> tuple[BlockView, ...]:
     blocks = reader.chain(manifest.name)
     users = reader.block_models([block.digest for block in blocks])
     alike = _equivalents(reader, manifest.name)
-    return tuple(_block(block, manifest, users.get(block.digest, ()), alike.get((block.lo, block.hi), ())) for block in blocks)
+    return tuple(
+        _block(block, manifest, users.get(block.digest, ()), alike.get((block.lo, block.hi), ())) for block in blocks
+    )
 
 
-def _block(block: ChainBlock, manifest: ModelManifest, users: tuple[str, ...], alike: tuple[Equivalent, ...]) -> BlockView:
+def _block(
+    block: ChainBlock, manifest: ModelManifest, users: tuple[str, ...], alike: tuple[Equivalent, ...]
+) -> BlockView:
     placed = manifest.components[block.lo : block.hi]
     return BlockView(
         digest=block.digest,
@@ -63,7 +71,9 @@ def _block(block: ChainBlock, manifest: ModelManifest, users: tuple[str, ...], a
 
 
 def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
-    """Layers that components [lo, hi) have a part in; for the embedding or the head alone, the empty range where it stands."""
+    """Layers that components [lo, hi) have a part in; for the embedding or the head alone, the empty range where it
+    stands.
+    """
     inside = [each.layer for each in manifest.components[lo:hi] if each.layer is not None]
     if inside:
         return (min(inside), max(inside) + 1)
@@ -73,7 +83,9 @@ def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
 
 
 def _equivalents(reader: Reader, name: str) -> dict[tuple[int, int], tuple[Equivalent, ...]]:
-    """Components [lo, hi) of a model -> what was scored against exactly these. Only stored pairs, either way round (BL-06)."""
+    """Components [lo, hi) of a model -> what was scored against exactly these. Only stored pairs, either way round
+    (BL-06).
+    """
     pairs = [_seen_from(pair, name) for pair in reader.equivalences([name]) if pair.relation == "equivalent"]
     others = {other.model for _, other, _ in pairs}
     digests, chains = reader.component_digests(others), reader.chains(others)

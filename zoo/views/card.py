@@ -1,6 +1,7 @@
 """A model card from what the catalogue knows: facts in, Markdown with YAML front matter out. No word of it is made up.
 
-`card_facts` reads, `render` writes; the front matter is what model hubs understand. A source that is a local folder is given by its name
+`card_facts` reads, `render` writes; the front matter is what model hubs understand. A source that is a local folder is
+given by its name
 only: a card is made to be published. This file knows nothing of how models are exported.
 """
 
@@ -46,7 +47,8 @@ class CardFile:
 class CardFacts:
     """All that a card says of a model.
 
-    `base_source`: where the base came from, None without one. `tensors_own`, `bytes_own`: of the tensors that no other model names.
+    `base_source`: where the base came from, None without one. `tensors_own`, `bytes_own`: of the tensors that no other
+    model names.
     """
 
     manifest: ModelManifest
@@ -124,7 +126,11 @@ def _front_matter(facts: CardFacts) -> str:
         if relation is not None:
             fields["base_model_relation"] = relation
     fields["tags"] = ["block-zoo", manifest.family, manifest.kind]
-    return "---\n" + "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields.items()) + "---\n"
+    return (
+        "---\n"
+        + "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in fields.items())
+        + "---\n"
+    )
 
 
 def _about(facts: CardFacts) -> Table:
@@ -148,7 +154,10 @@ def _origin(source: str) -> str:
 
 
 def _blocks(facts: CardFacts) -> Table:
-    rows = [(block.digest, _span(block.layers), len(block.components), ", ".join(block.shared_with)) for block in facts.chain]
+    rows = [
+        (block.digest, _span(block.layers), len(block.components), ", ".join(block.shared_with))
+        for block in facts.chain
+    ]
     return ("block", "layers", "components", "shared with"), rows
 
 
@@ -162,7 +171,11 @@ def _scores(facts: CardFacts) -> Iterator[str]:
     if rows:
         yield _table((("relation", "components", "against", "similarity", "random twin", "probe"), rows))
     for document in facts.documents:
-        found = list(figures(document.value.get("results", document.value) if isinstance(document.value, dict) else document.value))
+        found = list(
+            figures(
+                document.value.get("results", document.value) if isinstance(document.value, dict) else document.value
+            )
+        )
         if found:
             more = f"\n\n{len(found) - _FIGURES:,} more figures are in the catalogue." if len(found) > _FIGURES else ""
             yield f"### {_cell(document.kind)}\n\n{_table((('what', 'value'), found[:_FIGURES]))}{more}"
@@ -172,7 +185,14 @@ def _pair(name: str, pair: Equivalence) -> tuple[object, ...]:
     mine, other = (pair.a, pair.b) if pair.a.model == name else (pair.b, pair.a)
     against = f"{other.model} {other.lo} to {other.hi - 1}"
     control = "" if pair.control is None else f"{pair.control:.4f}"
-    return (pair.relation, f"{mine.lo} to {mine.hi - 1}", against, f"{pair.similarity:.4f}", control, pair.probe[:_SHORT])
+    return (
+        pair.relation,
+        f"{mine.lo} to {mine.hi - 1}",
+        against,
+        f"{pair.similarity:.4f}",
+        control,
+        pair.probe[:_SHORT],
+    )
 
 
 def _files(files: Iterable[CardFile]) -> Table:

@@ -1,6 +1,7 @@
 """Exits of a model, which is left behind so many of its layers (BL-30): how they are called, and which chains they are.
 
-Made by `surgery.chains.exits`, chosen by requests. A name alone says nothing: a model may have been replaced since, or a stranger called so.
+Made by `surgery.chains.exits`, chosen by requests. A name alone says nothing: a model may have been replaced since, or
+a stranger called so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def ends_of(manifest: ModelManifest) -> tuple[int, ...]:
 
 
 def stitch_behind(manifest: ModelManifest, end: int) -> int | None:
-    """The only stitch behind a component, which makes what comes out there as wide as the head; None for none, or several."""
+    """The only stitch behind a component, which makes what comes out there as wide as the head; None for none, or
+    several.
+    """
     stitches = [at for at, placed in enumerate(manifest.components) if at >= end and placed.component.kind == "stitch"]
     return stitches[0] if len(stitches) == 1 else None
 
@@ -44,7 +47,8 @@ def chain_id(components: Iterable[Placed]) -> str:
 
 
 def exit_ids(manifest: ModelManifest) -> tuple[frozenset[str], ...]:
-    """By number of layers: what chains its exit there may be (`chain_id`): its own components up to there, and its head.
+    """By number of layers: what chains its exit there may be (`chain_id`): its own components up to there, and its
+    head.
 
     Two where a stitch is behind, for it stands before the head where that reads another width.
     """
@@ -60,4 +64,9 @@ def exit_ids(manifest: ModelManifest) -> tuple[frozenset[str], ...]:
 def is_exit(model: ModelManifest, other: ModelManifest) -> bool:
     """Whether that is an exit of a model as it is now, by name and by what it runs."""
     named, ids = exit_of(other.name), exit_ids(model)
-    return named is not None and named[0] == model.name and named[1] < len(ids) and chain_id(other.components) in ids[named[1]]
+    return (
+        named is not None
+        and named[0] == model.name
+        and named[1] < len(ids)
+        and chain_id(other.components) in ids[named[1]]
+    )

@@ -1,16 +1,18 @@
-"""Hops that are offered to several devices at once, and taken by the first that says so (BL-23, the agents' style of dispatch).
+"""Hops that are offered to several devices at once, and taken by the first that says so (BL-23, the agents' style of
+dispatch).
 
     scheduler --Open: path, and who else may take which hop of it--> everybody who may come to run a part of it
     offerer --Offer--> candidates        a row is through its hop, and for the next one there is a choice
     candidate --Bid--> offerer           at once where no step runs, else when one is over and the next has room
     offerer --Pass--> the first one, --Retract--> the others, --HopAssigned--> scheduler; whoever bids later is refused
 
-A choice is made once per sequence and hop, with the first row that comes there: nobody has K and V of it for that hop yet. From then on the
-winner owns them, and every later row goes there at once (BL-19).
+A choice is made once per sequence and hop, with the first row that comes there: nobody has K and V of it for that hop
+yet. From then on the winner owns them, and every later row goes there at once (BL-19).
 
-Contract: the offerer's book (`policy.routing.bids`) is the one authority: it gives a row to one device, once, and keeps it until then. What it
-offers and nobody is left for is lost, and told. A candidate holds nothing for an offer, not even for one it has bid for. Offers of what has
-been closed or opened anew are gone. It knows no tensors and no pages: those the scheduler has taken on all candidates.
+Contract: the offerer's book (`policy.routing.bids`) is the one authority: it gives a row to one device, once, and keeps
+it until then. What it offers and nobody is left for is lost, and told. A candidate holds nothing for an offer, not even
+for one it has bid for. Offers of what has been closed or opened anew are gone. It knows no tensors and no pages: those
+the scheduler has taken on all candidates.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class HopBidding:
     # -- who offers ----------------------------------------------------------------------------------------------------
 
     def offers(self, row: QueuedRow, output: Array) -> bool:
-        """Offer the next hop of a row that is through here, if there is a choice. `output` is kept until somebody takes it."""
+        """Offer the next hop of a row that is through here, if there is a choice. `output` is kept until somebody takes
+        it.
+        """
         devices = row.guest.offers.get(row.hop + 1)
         if devices is None:
             return False
@@ -76,7 +80,12 @@ class HopBidding:
         """What is to be said since the last time: one Offer for each candidate, and what nobody is left for."""
         out = [Send(device, _offer_of(self._device, rows)) for device, rows in self._new.items()]
         if self._lost:
-            out.append(Send(SCHEDULER, lost_of(self._device, self._lost, "nobody is left who could take its next hop", retry=True)))
+            out.append(
+                Send(
+                    SCHEDULER,
+                    lost_of(self._device, self._lost, "nobody is left who could take its next hop", retry=True),
+                )
+            )
         self._new, self._lost = {}, []
         return out
 
@@ -100,7 +109,11 @@ class HopBidding:
         if not rows:
             return []
         taken = Send(bid.device, pass_of(rows), tuple(arrays))
-        return [taken, *(Send(device, _retract_of(some)) for device, some in others.items()), Send(SCHEDULER, self._won(rows, bid.device))]
+        return [
+            taken,
+            *(Send(device, _retract_of(some)) for device, some in others.items()),
+            Send(SCHEDULER, self._won(rows, bid.device)),
+        ]
 
     def gone(self, device: str, guests: Iterable[AgentSequence]) -> list[Send]:
         """A device is gone: it takes nothing any more, and has nothing to offer."""
@@ -124,7 +137,9 @@ class HopBidding:
         self._asked = [each for each in self._asked if (each.seq, each.epoch, each.hop) not in gone]
 
     def bids(self, room: int | None) -> list[Send]:
-        """Bid for what was offered here, first come first, while it fits into `room` tokens of the next step; None: for all of it."""
+        """Bid for what was offered here, first come first, while it fits into `room` tokens of the next step; None: for
+        all of it.
+        """
         taken: dict[str, list[_Asked]] = {}
         count = 0
         for each in self._asked:
@@ -153,7 +168,9 @@ class HopBidding:
             raise RuntimeError("a hop is offered that nobody has, or is held that nobody is offered")
 
     def _won(self, rows: list[QueuedRow], winner: str) -> HopAssigned:
-        columns = zip(*((each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens) for each in rows), strict=True)
+        columns = zip(
+            *((each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens) for each in rows), strict=True
+        )
         seqs, epochs, hops, starts, counts = columns
         return HopAssigned(self._device, seqs, epochs, hops, starts, counts, (winner,) * len(rows))
 
@@ -169,7 +186,9 @@ def _settle(guest: AgentSequence, hop: int, device: str) -> None:
 
 
 def _offer_of(device: str, rows: list[QueuedRow]) -> Offer:
-    seqs, epochs, hops, counts = zip(*((each.guest.seq, each.epoch, each.hop + 1, each.tokens) for each in rows), strict=True)
+    seqs, epochs, hops, counts = zip(
+        *((each.guest.seq, each.epoch, each.hop + 1, each.tokens) for each in rows), strict=True
+    )
     return Offer(device, seqs, epochs, hops, counts)
 
 

@@ -1,20 +1,23 @@
-"""The agent: the state machine of one device. It takes requests, says what the next step is, and tells who got which token.
+"""The agent: the state machine of one device. It takes requests, says what the next step is, and tells who got
+which token.
 
 Contract: a driver calls, from one thread at a time,
 
     add(request)           whenever one arrives           abort(seq)          in any phase, as often as it likes
     next_step()            a plan, or None when idle      finish_step(result) or fail_step(error), once per plan, oldest first
 
-with `now` in nanoseconds of its own clock. Every sequence gets each of its tokens once, in order, and exactly one event
-with `finish` set, its last, whatever happens: a refusal, an abort, a preemption, a fault. Pages of a sequence that ends
-while its step runs stay taken until that step is over, for the engine may still be writing them. What is no longer of
-use to the engine is named in the next plan's `released`.
+with `now` in nanoseconds of its own clock. Every sequence gets each of its tokens once, in order, and exactly one
+event with `finish` set, its last, whatever happens: a refusal, an abort, a preemption, a fault. Pages of a sequence
+that ends while its step runs stay taken until that step is over, for the engine may still be writing them. What is
+no longer of use to the engine is named in the next plan's `released`.
 
-Looking `ahead`, it makes the next plan while one is under way: rows stand on tokens that only the engine has (`Row.awaits`). Whoever ends
-by their number gets no row too many; whoever ends by what a token is has one, whose token is dropped. What cannot be planned
+Looking `ahead`, it makes the next plan while one is under way: rows stand on tokens that only the engine has
+(`Row.awaits`). Whoever ends by their number gets no row too many; whoever ends by what a token is has one, whose
+token is dropped. What cannot be planned
 like that waits for the step under way: whoever is to be preempted must be at rest.
 
-It decides nothing about batches (`policy.batching.continuous` does), runs nothing, and knows no tensors, clocks, threads or text.
+It decides nothing about batches (`policy.batching.continuous` does), runs nothing, and knows no tensors, clocks,
+threads or text.
 """
 
 from __future__ import annotations
@@ -35,7 +38,17 @@ from runtime.control.trace_events import TraceEvents
 from runtime.kv.pages import PageBook
 from runtime.policy.batching.continuous import decide
 from runtime.tracing.sink import TraceSink
-from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
+from runtime.types import (
+    FinishReason,
+    ModelSpec,
+    Opened,
+    Row,
+    Sampled,
+    SequenceRequest,
+    StepPlan,
+    StepResult,
+    TokenEvent,
+)
 from zoo.errors import InUse
 
 
@@ -50,7 +63,9 @@ class LocalAgent:
         now: int = 0,
         ahead: bool = False,
     ) -> None:
-        """`ahead`: whether plans are made while a step is under way. Raises NotServable for a model with no room for one token."""
+        """`ahead`: whether plans are made while a step is under way. Raises NotServable for a model with no room for
+        one token.
+        """
         self._config = config
         self._tell = TraceEvents(trace, device)
         self._tally = Counters()
@@ -97,13 +112,16 @@ class LocalAgent:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def next_step(self, now: int) -> StepPlan | None:
-        """The next iteration over all running sequences; None when there are none, or when what is under way must be over first.
+        """The next iteration over all running sequences; None when there are none, or when what is under way must be
+        over first.
 
         Raises RuntimeError while as many are under way as may be.
         """
         self._under_way.require_room()
         if not len(self._roster) or (self._failed and len(self._under_way)):
-            return None  # what lies behind a failed step may not run: its sequences are only known again when it is back
+            return (
+                None  # what lies behind a failed step may not run: its sequences are only known again when it is back
+            )
         self._failed = False
         decision = decide(self._planner.snapshot(), self._config)
         if len(self._under_way) and (decision.preempted or not decision.shares):
@@ -116,7 +134,9 @@ class LocalAgent:
         return self._issue(tuple(self._planner.row(share, self._steps + 1, now) for share in decision.shares), opened)
 
     def flush(self) -> StepPlan | None:
-        """A plan without rows that lets the engine forget what has ended; None if it has. For when a model is about to go."""
+        """A plan without rows that lets the engine forget what has ended; None if it has. For when a model is about to
+        go.
+        """
         return self._issue((), ()) if self._released else None
 
     def finish_step(self, result: StepResult, now: int) -> list[TokenEvent]:
@@ -134,14 +154,19 @@ class LocalAgent:
         deferred = frozenset(result.deferred)
         for row in plan.rows:
             live = self._back(row, now)
-            if live is not None and row.seq not in deferred and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
+            if (
+                live is not None
+                and row.seq not in deferred
+                and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None
+            ):
                 events.append(event)
         return events
 
     def fail_step(self, error: str, now: int) -> list[TokenEvent]:
         """The engine failed on the oldest plan: its sequences end with `error`, all others go on.
 
-        How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once more.
+        How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once
+        more.
         """
         plan = self._under_way.take()
         self._failed = True
@@ -152,7 +177,9 @@ class LocalAgent:
         return [self._end(live, "error", now, error) for live in lives if live is not None]
 
     def skip_step(self, now: int) -> None:
-        """The engine did not begin the oldest plan, because one before it failed: who is left of its sequences is run again."""
+        """The engine did not begin the oldest plan, because one before it failed: who is left of its sequences is run
+        again.
+        """
         plan = self._under_way.take()
         self._released.extend(self._under_way.unopened(plan.released))
         for row in plan.rows:
@@ -176,7 +203,9 @@ class LocalAgent:
     # -- models --------------------------------------------------------------------------------------------------------
 
     def load_model(self, spec: ModelSpec, now: int) -> ModelSpec:
-        """Take requests for a model; returns it capped to this device. Raises NotServable, ValueError if it is there already."""
+        """Take requests for a model; returns it capped to this device. Raises NotServable, ValueError if it is there
+        already.
+        """
         loaded = self.models.load(spec)
         self._tell.model(now, "model.load", spec)
         return loaded
@@ -200,7 +229,9 @@ class LocalAgent:
         return AgentState(len(running), len(waiting), self._book.counts(), models, instances, self._tally.snapshot())
 
     def check(self) -> None:
-        """Verify that pages, queues and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
+        """Verify that pages, queues and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every
+        event.
+        """
         self._book.check()
         self._roster.check(self._book)
 
@@ -226,7 +257,9 @@ class LocalAgent:
     # -- inside: taking a result ---------------------------------------------------------------------------------------
 
     def _back(self, row: Row, now: int) -> PlannedSequence | None:
-        """A row's step is over. Its sequence, if that lives; one that has ended gives its pages back with the last of its rows."""
+        """A row's step is over. Its sequence, if that lives; one that has ended gives its pages back with the last of
+        its rows.
+        """
         live = self._roster.get(row.seq)
         if live is None:
             leaving = self._roster.leaving(row.seq)

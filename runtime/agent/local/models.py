@@ -36,7 +36,9 @@ class ModelTable:
         return None if name in self._closed else self._specs.get(name)
 
     def load(self, spec: ModelSpec) -> ModelSpec:
-        """Add a model, its context capped to the device. Raises NotServable if the device is too small, ValueError if it is there."""
+        """Add a model, its context capped to the device. Raises NotServable if the device is too small, ValueError if
+        it is there.
+        """
         if spec.name in self._specs:
             raise ValueError(f"model {spec.name} is loaded already")
         self._specs[spec.name] = capped(spec, self._page_capacity)

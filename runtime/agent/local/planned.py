@@ -1,8 +1,10 @@
 """A sequence of which rows may be under way while the next step is planned, and the steps that are.
 
-Contract: what `LiveSequence` says of a sequence is what its results have told. A `PlannedSequence` adds what its rows under way will have
-come to once they are back: `ahead` tokens more with K and V, `pending` tokens more whose ids only the engine has. Plans are made from
-the sum of both, so with nothing under way they are what they would be without looking ahead. Decides nothing, and knows no pages.
+Contract: what `LiveSequence` says of a sequence is what its results have told. A `PlannedSequence` adds what its rows
+under way will have
+come to once they are back: `ahead` tokens more with K and V, `pending` tokens more whose ids only the engine has. Plans
+are made from the sum of both, so with nothing under way they are what they would be without looking ahead. Decides
+nothing, and knows no pages.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class PlannedSequence(LiveSequence):
     def view(self, groups: int) -> SequenceView:
         """As it will be once its rows under way are back."""
         phase = "decode" if self.pending else self.phase
-        return SequenceView(self.request.seq, self.spec, self.tokens + self.pending, self.computed + self.ahead, groups, phase)
+        return SequenceView(
+            self.request.seq, self.spec, self.tokens + self.pending, self.computed + self.ahead, groups, phase
+        )
 
     @property
     def concluding(self) -> bool:
@@ -37,10 +41,14 @@ class PlannedSequence(LiveSequence):
         if not self.samples:
             return self.computed + self.ahead >= self.tokens
         made = len(self.output) + self.pending
-        return self.pending > 0 and (made >= self.request.sampling.max_tokens or self.length + self.pending >= self.spec.max_model_len)
+        return self.pending > 0 and (
+            made >= self.request.sampling.max_tokens or self.length + self.pending >= self.spec.max_model_len
+        )
 
     def row(self, count: int, new_pages: tuple[tuple[int, ...], ...]) -> Row:
-        """Its next `count` tokens, which set out with this. The one that is pending, if one is, is the last that there can be."""
+        """Its next `count` tokens, which set out with this. The one that is pending, if one is, is the last that there
+        can be.
+        """
         start = self.computed + self.ahead
         tokens = (0,) if self.pending else self.span(count, self.ahead)
         sample = self.samples and start + count == self.tokens + self.pending

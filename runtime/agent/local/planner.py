@@ -1,6 +1,7 @@
 """What an agent's plans are made of: the device as the policy sees it, who comes in, and the rows of who runs.
 
-Contract: `snapshot` changes nothing; `admit` and `row` do what was decided, sequence by sequence. It decides nothing itself.
+Contract: `snapshot` changes nothing; `admit` and `row` do what was decided, sequence by sequence. It decides nothing
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Planner:
         self._tell = tell
 
     def snapshot(self) -> DeviceSnapshot:
-        """The device as it will be when what is under way is over, whoever ends by then left out; their pages are not free yet."""
+        """The device as it will be when what is under way is over, whoever ends by then left out; their pages are not
+        free yet.
+        """
         running = tuple(live.view(self._book.holds(live.seq)) for live in self._roster.running if not live.concluding)
         # A step admits no more than there are places and tokens for: the rest of the queue is not worth a picture.
         places = min(self._config.max_sequences - len(running), self._config.token_budget)

@@ -1,7 +1,7 @@
 """Who is on a device: sequences that wait, that run, and that have ended while a step is still writing their pages.
 
-Contract: a living sequence is in exactly one queue. `leaving` ones are alive to nobody but the page book. Pages are not this
-file's affair, except in `check`.
+Contract: a living sequence is in exactly one queue. `leaving` ones are alive to nobody but the page book. Pages are not
+this file's affair, except in `check`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Hidden states that came into this device's stages, kept so that blocks can be recomputed where they move to (BL-16). Bounded.
+"""Hidden states that came into this device's stages, kept so that blocks can be recomputed where they move to (BL-16).
+Bounded.
 
-Contract: by sequence and the component that they came before, in pieces as they came: a piece takes the place of all that begins or lies
-behind its own beginning, as its row has written those pages again. Together never more than `limit` bytes, what is around a piece
-included; the oldest pieces go first, whosever they are. So what is there of a sequence may have gaps, at its beginning above all.
-Whoever leaves the device takes all of its own along. Nobody looks into the numbers here; what is a view of something larger is copied, so
-that it does not keep that.
+Contract: by sequence and the component that they came before, in pieces as they came: a piece takes the place of all
+that begins or lies behind its own beginning, as its row has written those pages again. Together never more than `limit`
+bytes, what is around a piece included; the oldest pieces go first, whosever they are. So what is there of a sequence
+may have gaps, at its beginning above all. Whoever leaves the device takes all of its own along. Nobody looks into the
+numbers here; what is a view of something larger is copied, so that it does not keep that.
 """
 
 from __future__ import annotations
@@ -105,14 +106,25 @@ class ActivationCache:
 
     def check(self, seqs: Collection[str]) -> None:
         """Verify sizes, order and whose it is. Raises RuntimeError. For tests, after every event."""
-        every = [(piece, (seq, before)) for seq, stages in self._kept.items() for before, some in stages.items() for piece in some]
-        if {piece.number: whose for piece, whose in every} != self._ages or sum(piece.nbytes for piece, _ in every) != self.nbytes:
+        every = [
+            (piece, (seq, before))
+            for seq, stages in self._kept.items()
+            for before, some in stages.items()
+            for piece in some
+        ]
+        if {piece.number: whose for piece, whose in every} != self._ages or sum(
+            piece.nbytes for piece, _ in every
+        ) != self.nbytes:
             raise RuntimeError("inputs that are kept are not those that are counted")
         if self.nbytes > self._limit or not self._kept.keys() <= set(seqs):
-            raise RuntimeError(f"inputs are kept beyond the limit, or for nobody: {sorted(self._kept.keys() - set(seqs))[:5]}")
+            raise RuntimeError(
+                f"inputs are kept beyond the limit, or for nobody: {sorted(self._kept.keys() - set(seqs))[:5]}"
+            )
         for stages in self._kept.values():
             for some in stages.values():
-                if not some or any(a.stop > b.start or a.number >= b.number for a, b in zip(some, list(some)[1:], strict=False)):
+                if not some or any(
+                    a.stop > b.start or a.number >= b.number for a, b in zip(some, list(some)[1:], strict=False)
+                ):
                     raise RuntimeError("inputs that are kept are out of order")
 
     # -- inside --------------------------------------------------------------------------------------------------------

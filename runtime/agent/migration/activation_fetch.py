@@ -1,10 +1,11 @@
-"""What the front of one move recomputes from, where that is hidden states which the source kept: asked for, checked, and used in order.
+"""What the front of one move recomputes from, where that is hidden states which the source kept: asked for, checked,
+and used in order.
 
     ask --Want--> source --Pages--> arrived --CheckInputs--> checked --> take: the row that recomputes it --> ran
 
-Contract: spans belong to the front from when they are asked for (`policy.migration.two_ended`): inputs travel only for what is recomputed. The next
-ones travel while a row runs. What does not come, or does not verify, is told to be lost; after a few of those, and when the source is gone,
-nothing more is asked for. Sends nothing, and decides nothing.
+Contract: spans belong to the front from when they are asked for (`policy.migration.two_ended`): inputs travel only for
+what is recomputed. The next ones travel while a row runs. What does not come, or does not verify, is told to be lost;
+after a few of those, and when the source is gone, nothing more is asked for. Sends nothing, and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _FAILURES = 4
 
 @dataclass(slots=True)
 class Portion:
-    """Tokens of `span` from `start` on; before it they are there. `array`: None until it has come; `checked`: it may be used."""
+    """Tokens of `span` from `start` on; before it they are there. `array`: None until it has come; `checked`: it may be
+    used.
+    """
 
     span: range
     start: int
@@ -38,7 +41,9 @@ class FetchedSpan:
 
 
 class ActivationFetch:
-    """`before`: the component that the hidden states came into. `nbytes`: that came; `reason`: why some did not, the latest."""
+    """`before`: the component that the hidden states came into. `nbytes`: that came; `reason`: why some did not, the
+    latest.
+    """
 
     def __init__(self, before: int) -> None:
         self.before = before
@@ -123,7 +128,9 @@ class ActivationFetch:
         return waiting
 
     def take(self, reached: int) -> FetchedSpan | None:
-        """What is to run now that all before `reached` is here; None while something runs, or its inputs are not here."""
+        """What is to run now that all before `reached` is here; None while something runs, or its inputs are not
+        here.
+        """
         found = next((each for each in self._portions if each.span.start == reached and each.checked), None)
         if self._running is not None or found is None or found.array is None:
             return None

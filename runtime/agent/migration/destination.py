@@ -1,15 +1,17 @@
 """K and V of sequences on their way to this device (BL-16). What it gives to others is `giving`'s.
 
-    scheduler --StartMigration--> destination --Want--> source --PageData--> destination (WritePages, PagesWritten) … --MigrationReady--> scheduler
-                                       rows that recompute from the front run in its own steps meanwhile, from token ids or from
-                                       --Want (before)--> source --PageData (hidden states)--> `feed` (VerifyActivations, ActivationsVerified)
+    scheduler --StartMigration--> destination --Want--> source --PageData--> destination (WritePages, PagesWritten)
+    … --MigrationReady--> scheduler
+                                       rows that recompute from the front run in its own steps meanwhile, from token
+                                       ids or from --Want (before)--> source --PageData (hidden states)--> `feed`
+                                       (VerifyActivations, ActivationsVerified)
     scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for the last one
     scheduler --FinishMigration--> destination                committed: the table is the sequence's; else its pages are free
 
-Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All pages are taken before the first one
-comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Hidden states that rows were
-recomputed from stay here with the sequence, as if they had come by hops. Nothing here knows how pages travel, or when a move is worth
-while.
+Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All
+pages are taken before the first one comes; without room for all of them nothing begins. The source only reads, and
+serves the sequence on. Hidden states that rows were recomputed from stay here with the sequence, as if they had
+come by hops. Nothing here knows how pages travel, or when a move is worth while.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array, own
 from runtime.config import AgentConfig
-from runtime.control.agent_io import ActivationsVerified, AgentCommand, PagesWritten, Send, VerifyActivations, WritePages
+from runtime.control.agent_io import (
+    ActivationsVerified,
+    AgentCommand,
+    PagesWritten,
+    Send,
+    VerifyActivations,
+    WritePages,
+)
 from runtime.messages import SCHEDULER, FinishMigration, MigrationFailed, MigrationReady, PageData, StartMigration
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
@@ -41,7 +50,9 @@ class IncomingMigrations:
 
     def keys(self) -> set[str]:
         """Tables that are no sequence's yet."""
-        return {each.key for each in self._incoming.values()} | {key for some in self._adopted.values() for _, key in some}
+        return {each.key for each in self._incoming.values()} | {
+            key for some in self._adopted.values() for _, key in some
+        }
 
     def seqs(self) -> set[str]:
         """Sequences that are on their way here."""
@@ -78,7 +89,9 @@ class IncomingMigrations:
         tokens = order.upto if spec.kv_layers else 0
         ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens) or order.inputs, copy=order.copy)
         feed = ActivationFetch(order.stage.lo) if order.inputs else None
-        self._incoming[order.move] = IncomingMigration(self._device, self._tables, self._config, order, key, spec, ends, guest, feed)
+        self._incoming[order.move] = IncomingMigration(
+            self._device, self._tables, self._config, order, key, spec, ends, guest, feed
+        )
         return self._go_on(self._incoming[order.move], now)
 
     def arrived(self, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
@@ -232,7 +245,12 @@ class IncomingMigrations:
         move.told = order.upto
         fed, reason = (move.feed.nbytes, move.feed.reason) if move.feed is not None else (0, "")
         copied, recomputed = ends.copied_spans, ends.recomputed_spans
-        return [Send(SCHEDULER, MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason))]
+        return [
+            Send(
+                SCHEDULER,
+                MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason),
+            )
+        ]
 
     def _drop(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]

@@ -1,9 +1,9 @@
 """One move to this device: both its ends given what they can take, front by rows and back by Wants (BL-16).
 
-Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row starts from token ids, or
-from hidden states that have come (`feed`), which are asked for ahead of the row that runs, where the back would not be there sooner: they
-share the link with pages, and pages wait where the front would wait for them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What
-comes back is told by `moves`.
+Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row
+starts from token ids, or from hidden states that have come (`feed`), which are asked for ahead of the row that runs,
+where the back would not be there sooner: they share the link with pages, and pages wait where the front would wait for
+them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What comes back is told by `moves`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _MOST_AHEAD = 32
 
 @dataclass(slots=True)
 class IncomingMigration:
-    """`feed`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the engine is putting down.
+    """`feed`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the
+    engine is putting down.
     `told`: up to where the scheduler knows that all is here.
     """
 
@@ -119,9 +120,15 @@ class IncomingMigration:
         """Whether the front is to be given more than it has: so much that it need not wait while pages come."""
         if self.ends.front_lacks:
             return True
-        if self.shared.row is None or feed.given > _MOST_AHEAD or (self.order.copy and self._portion(feed) < self.spec.page_tokens):
+        if (
+            self.shared.row is None
+            or feed.given > _MOST_AHEAD
+            or (self.order.copy and self._portion(feed) < self.spec.page_tokens)
+        ):
             return False
-        return feed.given < 2 or not self.shared.supplied(self.groups(feed.behind) - self.groups(feed.running), self._most, now)
+        return feed.given < 2 or not self.shared.supplied(
+            self.groups(feed.behind) - self.groups(feed.running), self._most, now
+        )
 
     def _portion(self, feed: ActivationFetch) -> int:
         """Tokens that the front is given next."""
@@ -132,7 +139,9 @@ class IncomingMigration:
 
     def _want(self, lo: int, hi: int, before: int = 0) -> Send:
         order = self.order
-        return Send(order.source, PageRequest(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before))
+        return Send(
+            order.source, PageRequest(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before)
+        )
 
     @property
     def _most(self) -> int:
@@ -157,11 +166,27 @@ class IncomingMigration:
         return self.pace.chunk(hi - lo, self.config.chunk) if self.order.copy else self.config.chunk
 
     def _start(self, span: range) -> int:
-        """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been there before."""
+        """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been
+        there before.
+        """
         return max(span.start, min(self.tables.book.tokens_of(self.key), span.stop - 1))
 
     def _row(self, start: int, stop: int, ids: tuple[int, ...] | None, array: Array | None, now: int) -> QueuedRow:
         order = self.order
         return QueuedRow(
-            self.guest, order.epoch, 0, self.key, order.stage.id, start, stop - start, ids, array, False, 0, 1, now, True, order.move
-        )  # fmt: skip
+            self.guest,
+            order.epoch,
+            0,
+            self.key,
+            order.stage.id,
+            start,
+            stop - start,
+            ids,
+            array,
+            False,
+            0,
+            1,
+            now,
+            True,
+            order.move,
+        )

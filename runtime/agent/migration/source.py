@@ -1,6 +1,8 @@
-"""What a device gives of the sequences that run on it to where they move: pages, or hidden states that it kept. It only reads.
+"""What a device gives of the sequences that run on it to where they move: pages, or hidden states that it kept. It only
+reads.
 
-Contract: one answer to each PageRequest, which says why where there is nothing to give. Whoever wants is not trusted to know what is here.
+Contract: one answer to each PageRequest, which says why where there is nothing to give. Whoever wants is not trusted to
+know what is here.
 """
 
 from __future__ import annotations
@@ -13,9 +15,13 @@ from runtime.control.agent_io import AgentCommand, ReadPages, Send, SendActivati
 from runtime.messages import PageData, PageRequest
 
 
-def answer(want: PageRequest, guest: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache) -> AgentCommand:
+def answer(
+    want: PageRequest, guest: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache
+) -> AgentCommand:
     """Pages of a sequence that runs here, or what came into a stage of it."""
-    hops = () if guest is None or guest.epoch != want.epoch else tuple(hop for hop in guest.path if hop.device == device)
+    hops = (
+        () if guest is None or guest.epoch != want.epoch else tuple(hop for hop in guest.path if hop.device == device)
+    )
     if want.before:
         return _inputs(want, hops, kept)
     hop = next((hop for hop in hops if hop.covers(want.layers)), None)
@@ -26,7 +32,11 @@ def answer(want: PageRequest, guest: AgentSequence | None, device: str, tables: 
         return _refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here")
     first = hop.layers[0]
     layers = slice(want.layers[0] - first, want.layers[1] - first)
-    return ReadPages(tables.pages(key, want.lo, want.hi, layers), want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, ""))
+    return ReadPages(
+        tables.pages(key, want.lo, want.hi, layers),
+        want.by,
+        PageData(want.move, want.seq, want.epoch, want.lo, want.hi, ""),
+    )
 
 
 def _inputs(want: PageRequest, hops: tuple[Hop, ...], kept: ActivationCache) -> AgentCommand:
@@ -36,7 +46,9 @@ def _inputs(want: PageRequest, hops: tuple[Hop, ...], kept: ActivationCache) -> 
     pieces = kept.pieces(want.seq, want.before, want.lo, want.hi)
     if pieces is None:
         return _refused(want, f"what came into tokens {want.lo} to {want.hi} of {want.seq} is not kept", spans)
-    return SendActivations(pieces, want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, "", "", want.before, spans))
+    return SendActivations(
+        pieces, want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, "", "", want.before, spans)
+    )
 
 
 def _refused(want: PageRequest, why: str, kept: tuple[tuple[int, int], ...] = ()) -> Send:

@@ -1,7 +1,9 @@
-"""Page tables of a device whose sequences come and go while steps run: what the engine knows of them, and what may not be freed yet.
+"""Page tables of a device whose sequences come and go while steps run: what the engine knows of them, and what may not
+be freed yet.
 
-Contract: a key names one table, once. `grow` takes pages; `tell` says which groups the engine has not heard of yet; a table that is
-released while a step writes it is freed by `settle`. The next plan tells the engine what has gone (`take_released`). Decides nothing.
+Contract: a key names one table, once. `grow` takes pages; `tell` says which groups the engine has not heard of yet; a
+table that is released while a step writes it is freed by `settle`. The next plan tells the engine what has gone
+(`take_released`). Decides nothing.
 """
 
 from __future__ import annotations
@@ -60,8 +62,12 @@ class SequencePageTables:
             return False
         return True
 
-    def recut(self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[TableSlice]]], old: Sequence[str], tokens: int) -> list[str]:
-        """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made of; their keys."""
+    def recut(
+        self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[TableSlice]]], old: Sequence[str], tokens: int
+    ) -> list[str]:
+        """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made
+        of; their keys.
+        """
         made: dict[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]] = {}
         for lo, spec, pieces in new:
             self._serial += 1
@@ -73,7 +79,9 @@ class SequencePageTables:
         return list(made)
 
     def grow(self, key: str, tokens: int) -> bool:
-        """Make room for `tokens` more tokens than are written; false, and nothing has changed, where pages are short."""
+        """Make room for `tokens` more tokens than are written; false, and nothing has changed, where pages are
+        short.
+        """
         try:
             self.book.extend(key, tokens)
         except OutOfPages:
@@ -102,7 +110,9 @@ class SequencePageTables:
         return True
 
     def tell(self, key: str, tokens: int) -> tuple[Group, ...]:
-        """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its way here."""
+        """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its
+        way here.
+        """
         told = self.told[key]
         if tokens <= told:
             return ()

@@ -1,8 +1,8 @@
 """Sequences on one device of a cluster, and their rows that wait there.
 
-Contract: a `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes here, under a key that no
-other table ever has, so that a step may still write what has been closed already. A `QueuedRow` row is one hop's work. Nothing here
-decides or counts pages.
+Contract: a `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes
+here, under a key that no other table ever has, so that a step may still write what has been closed already. A
+`QueuedRow` row is one hop's work. Nothing here decides or counts pages.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from runtime.types import PromptLogprobs, SequenceRequest
 
 @dataclass(slots=True)
 class AgentSequence:
-    """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it was opened. `here`:
-    it has neither been closed nor opened anew. `offers`: hops behind this device that are offered, and to whom (BL-23). `scores`: of its
-    prompt, from parts of a row that has not run whole yet.
+    """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it
+    was opened. `here`: it has neither been closed nor opened anew. `offers`: hops behind this device that are offered,
+    and to whom (BL-23). `scores`: of its prompt, from parts of a row that has not run whole yet.
 
-    `ahead`: which of its hops is predicted; `shadow`: the table of what predicts it, if that is here; `prediction`: its latest, as turn and
-    hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
+    `ahead`: which of its hops is predicted; `shadow`: the table of what predicts it, if that is here; `prediction`: its
+    latest, as turn and
+    hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where
+    another had been.
     A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
     """
 
@@ -61,10 +63,13 @@ class AgentSequence:
 
 
 class QueuedRow(msgspec.Struct, eq=False, gc=False):
-    """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it are here already.
+    """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it
+    are here already.
 
-    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
-    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages. `shadow`: it runs the
+    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`:
+    tokens to decode.
+    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages. `shadow`: it
+    runs the
     surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it.
     """
 
@@ -91,8 +96,12 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     @property
     def divisible(self) -> bool:
-        """Whether some of its tokens may run before the others: nobody but the scheduler hears of them, and only when all have run."""
-        return self.ids is not None and self.tokens > 1 and not self.move and not self.turn and len(self.guest.path) == 1
+        """Whether some of its tokens may run before the others: nobody but the scheduler hears of them, and only when
+        all have run.
+        """
+        return (
+            self.ids is not None and self.tokens > 1 and not self.move and not self.turn and len(self.guest.path) == 1
+        )
 
     @property
     def work(self) -> int:
@@ -101,7 +110,9 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
 
 def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
-    """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits anew."""
+    """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits
+    anew.
+    """
     ids = row.ids or ()
     part = replace(row, tokens=count, ids=ids[:count], sample=False, part=True)
     row.start += count

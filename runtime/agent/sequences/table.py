@@ -1,8 +1,9 @@
-"""Sequences of one device: opened with empty tables, with ones that begin as another's, or with what they have here already; and closed.
+"""Sequences of one device: opened with empty tables, with ones that begin as another's, or with what they have here
+already; and closed.
 
-Contract: a sequence is here under one epoch at a time; orders of older ones are stale and dropped. `open` says whether what its path needs
-here is here; else nothing of it stays. Tables of the layers that it passes here go with it, and so does what was kept of what came into its
-stages. Queues and steps are not known here.
+Contract: a sequence is here under one epoch at a time; orders of older ones are stale and dropped. `open` says whether
+what its path needs here is here; else nothing of it stays. Tables of the layers that it passes here go with it, and so
+does what was kept of what came into its stages. Queues and steps are not known here.
 """
 
 from __future__ import annotations
@@ -43,12 +44,16 @@ class SequenceTable:
         self.guests: dict[str, AgentSequence] = {}
 
     def open(self, order: OpenSequences, at: int) -> bool | None:
-        """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs is missing."""
+        """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs
+        is missing.
+        """
         request, epoch = order.requests[at], order.epochs[at]
         known = self.guests.get(request.seq)
         if known is not None and known.epoch >= epoch:
             return None
-        guest = AgentSequence(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
+        guest = AgentSequence(
+            request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None
+        )
         guest.offers.update(order.offers[at] if order.offers else ())
         self.guests[guest.seq] = guest
         if known is not None:
@@ -82,7 +87,9 @@ class SequenceTable:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _seat(self, guest: AgentSequence, shared: tuple[str, int] | None) -> bool:
-        """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share, is missing."""
+        """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share,
+        is missing.
+        """
         other = self.guests.get(shared[0]) if shared is not None else None
         for hop in self._here(guest):
             stage = Stage(guest.request.model, hop.lo, hop.hi).id
@@ -92,16 +99,26 @@ class SequenceTable:
             guest.keys[hop.lo], guest.stages[hop.lo] = self._tables.open(guest.seq, hop.lo, spec), stage
             if shared is None:
                 continue
-            if other is None or hop.lo not in other.keys or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1]):
+            if (
+                other is None
+                or hop.lo not in other.keys
+                or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1])
+            ):
                 return False
         return True
 
     def _reseat(self, guest: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
-        """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new hops.
+        """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new
+        hops.
 
-        False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device before it died.
+        False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device
+        before it died.
         """
-        had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
+        had = (
+            []
+            if known is None
+            else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
+        )
         for _, key in had:
             self._left(key)  # what comes next comes under another
         had += self._moves.adopted(guest.seq, guest.epoch)
@@ -119,13 +136,19 @@ class SequenceTable:
     def _cut(
         self, guest: AgentSequence, had: Sequence[tuple[tuple[int, int], str]], computed: int
     ) -> list[tuple[int, ModelSpec, list[TableSlice]]] | None:
-        """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where that cannot be."""
+        """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where
+        that cannot be.
+        """
         if any(self._tables.writes(key) for _, key in had):
             return None
         new: list[tuple[int, ModelSpec, list[TableSlice]]] = []
         for hop in self._here(guest):
             spec, pieces = self._spec(guest, hop), _pieces(hop, had)
-            if spec is None or pieces is None or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces):
+            if (
+                spec is None
+                or pieces is None
+                or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces)
+            ):
                 return None
             new.append((hop.lo, spec, pieces))
         return new

@@ -1,4 +1,5 @@
-"""Hops that are predicted: a cheaper stand-in of a hop runs before it, and what it gives goes on as if it were the hop's own (BL-25).
+"""Hops that are predicted: a cheaper stand-in of a hop runs before it, and what it gives goes on as if it were the
+hop's own (BL-25).
 
     D is the device of the predicted hop; behind it the path goes on to others, and ends at the scheduler.
 
@@ -6,20 +7,23 @@
              └─ then the hop itself runs ── compared ──SpeculationResult──────────────────────────> scheduler
                        stands: nothing more    else: ──Pass──> behind D again … Done ───> scheduler
 
-Messages: `turns` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for anybody but the
-scheduler, which takes a row for done when its Done is there, or when a tentative one and a SpeculationResult that it stands are.
-On a path one hop is predicted, never the last one; so no two that follow each other are, and nothing is predicted from predictions.
-Roll-back: behind D a real row writes the same positions of the same pages over again; tentative ones are always behind all that the
-scheduler counts as computed, and only what it counts is shared, lent or moved (UN-13). D predicts row p + 1 only when row p itself is
-through, so that behind D rows come in order: p tentative, p real (unless it stood), p + 1 tentative …
-The stand-in attends, so it has a table of its own here, which every row of the sequence fills, predicted or not.
-Exact: a prediction stands if it has the same bits. The token that came of another is only a guess: by it the scheduler sends row p + 1 on
-its way (`scheduler.speculation.in_flight`), so that the hops before D and D itself need not wait for those behind. If the token proves to be another,
-row p + 1 is sent again under a new turn, and supersedes what began at its start wherever it comes. Close, death and preemption end an
+Messages: `turns` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for
+anybody but the scheduler, which takes a row for done when its Done is there, or when a tentative one and a
+SpeculationResult that it stands are. On a path one hop is predicted, never the last one; so no two that follow each
+other are, and nothing is predicted from predictions. Roll-back: behind D a real row writes the same positions of the
+same pages over again; tentative ones are always behind all that the scheduler counts as computed, and only what it
+counts is shared, lent or moved (UN-13). D predicts row p + 1 only when row p itself is through, so that behind D rows
+come in order: p tentative, p real (unless it stood), p + 1 tentative … The stand-in attends, so it has a table of its
+own here, which every row of the sequence fills, predicted or not.
+Exact: a prediction stands if it has the same bits. The token that came of another is only a guess: by it the scheduler
+sends row p + 1 on its way (`scheduler.speculation.in_flight`), so that the hops before D and D itself need not wait for
+those behind. If the token proves to be another, row p + 1 is sent again under a new turn, and supersedes what began at
+its start wherever it comes. Close, death and preemption end an
 epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
 
-Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two arrays are says the
-engine. Shadow rows run in steps of their own: on a stream of their own (`relay.Lane`), or on the only one before the others.
+Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two
+arrays are says the engine. Shadow rows run in steps of their own: on a stream of their own (`relay.Lane`), or on the
+only one before the others.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ class SpeculativeHop:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def opened(self, guest: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
-        """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing nothing is."""
+        """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing
+        nothing is.
+        """
         if guest.ahead is None or guest.path[guest.ahead.hop].device != self._device:
             return
         spec = stages.get(guest.ahead.stage.id)
@@ -84,7 +90,12 @@ class SpeculativeHop:
             return []
         first: dict[int, int] = {}
         for each in waiting:
-            if each.guest.shadow is not None and each.guest.ahead is not None and each.guest.ahead.hop == each.hop and valid(each):
+            if (
+                each.guest.shadow is not None
+                and each.guest.ahead is not None
+                and each.guest.ahead.hop == each.hop
+                and valid(each)
+            ):
                 first.setdefault(id(each.guest), each.turn)
         return [each for each in self.queue if first.get(id(each.guest), each.turn) >= each.turn]
 
@@ -94,7 +105,9 @@ class SpeculativeHop:
         self.queue = [each for each in self.queue if id(each) not in gone]
 
     def predicted(self, row: QueuedRow, output: Array, waiting: Sequence[QueuedRow]) -> QueuedRow | None:
-        """A shadow row is through: the tentative row that goes on, if it may, and if the real one has not been faster."""
+        """A shadow row is through: the tentative row that goes on, if it may, and if the real one has not been
+        faster.
+        """
         guest = row.guest
         late = all(each.guest is not guest or each.turn != row.turn for each in waiting)
         if late or not row.ahead or guest.shadow != row.name:
@@ -119,9 +132,16 @@ class SpeculationResults:
         self._rows: list[tuple[str, int, int, bool, float]] = []
 
     def judge(self, row: QueuedRow, output: Array) -> bool:
-        """Whether what was predicted of a row that has now run stands, and nothing more need go on. It may not have been predicted."""
+        """Whether what was predicted of a row that has now run stands, and nothing more need go on. It may not have
+        been predicted.
+        """
         guest = row.guest
-        if guest.prediction is None or guest.ahead is None or row.hop != guest.ahead.hop or guest.prediction[0] != row.turn:
+        if (
+            guest.prediction is None
+            or guest.ahead is None
+            or row.hop != guest.ahead.hop
+            or guest.prediction[0] != row.turn
+        ):
             return False
         prediction, guest.prediction = guest.prediction[1], None
         comparable = (prediction.dtype, prediction.shape) == (output.dtype, output.shape)

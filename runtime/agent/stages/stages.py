@@ -1,7 +1,9 @@
-"""Stages of one device: which are loaded, of which blocks they consist, how many rows a block takes at once, and which are to go.
+"""Stages of one device: which are loaded, of which blocks they consist, how many rows a block takes at once, and which
+are to go.
 
-Contract: `handle` takes what the scheduler orders and what the engine answers, and returns commands. A stage is let go when the engine has
-forgotten all tables on it (`agent.stages.unloading`), and taken back if it is wanted again before that. Decides nothing.
+Contract: `handle` takes what the scheduler orders and what the engine answers, and returns commands. A stage is let go
+when the engine has forgotten all tables on it (`agent.stages.unloading`), and taken back if it is wanted again before
+that. Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Stages that are to go: an engine drops one when it has forgotten all tables on it, which it is told with its next plan.
+"""Stages that are to go: an engine drops one when it has forgotten all tables on it, which it is told with its next
+plan.
 
-Contract: `drop` names stages; `due` gives those that can go now, each once; `keep` takes back what is wanted again. Decides nothing else.
+Contract: `drop` names stages; `due` gives those that can go now, each once; `keep` takes back what is wanted again.
+Decides nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Whether an engine's result answers the plan it was given. Checked before anything changes, so that a bad one can still be failed."""
+"""Whether an engine's result answers the plan it was given. Checked before anything changes, so that a bad one can
+still be failed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from runtime.types import Sampled, StepPlan, StepResult
 
 
 def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
-    """The sampled tokens by sequence: one for each row that was to sample and was not put off, and no others. Raises ValueError."""
+    """The sampled tokens by sequence: one for each row that was to sample and was not put off, and no others. Raises
+    ValueError.
+    """
     if result.step != plan.step:
         raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
     if not result.sampled and not result.deferred and not any([row.sample for row in plan.rows]):  # noqa: C419

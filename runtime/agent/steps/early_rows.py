@@ -1,6 +1,8 @@
-"""Rows that came before their sequence was opened here: an agent's message may overtake the scheduler's, for those are different links.
+"""Rows that came before their sequence was opened here: an agent's message may overtake the scheduler's, for those are
+different links.
 
-Contract: at most one row of a sequence, that of its newest epoch, for one row of a sequence is under way at a time. Rows of what has been
+Contract: at most one row of a sequence, that of its newest epoch, for one row of a sequence is under way at a time.
+Rows of what has been
 closed come late and are never asked for: they are let go when they are old.
 """
 
@@ -38,9 +40,16 @@ class EarlyRows:
         if known is None or known.rows.epochs[0] <= epoch:
             one = slice(at, at + 1)
             row = ForwardRows(
-                rows.seqs[one], rows.epochs[one], rows.hops[one], rows.starts[one], rows.counts[one], rows.sample[one], rows.generated[one],
-                rows.turns[one], rows.ahead[one],
-            )  # fmt: skip
+                rows.seqs[one],
+                rows.epochs[one],
+                rows.hops[one],
+                rows.starts[one],
+                rows.counts[one],
+                rows.sample[one],
+                rows.generated[one],
+                rows.turns[one],
+                rows.ahead[one],
+            )
             self._rows[seq] = EarlyRow(row, array, now)
 
     def take(self, seq: str, epoch: int) -> EarlyRow | None:

@@ -1,7 +1,7 @@
 """Sequences that went on from a device and are expected back: the countdowns for which slots are kept (BL-22).
 
-Contract: `matter` says whether anybody asks: where no block has a limit of its own there is no slot to keep, and nothing is written down.
-How long a round takes is learnt from those that came back.
+Contract: `matter` says whether anybody asks: where no block has a limit of its own there is no slot to keep, and
+nothing is written down. How long a round takes is learnt from those that came back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Messages that bring rows, as rows that can wait in a queue. What is of an older epoch, or of a hop that is not here, is dropped.
+"""Messages that bring rows, as rows that can wait in a queue. What is of an older epoch, or of a hop that is not here,
+is dropped.
 
 Contract: pure but for `early`, which keeps rows whose sequence is not open yet. Nothing is queued here.
 """
@@ -30,23 +31,49 @@ def rows_of_go(go: RunRows, guests: Mapping[str, AgentSequence], now: int) -> li
         lo = guest.path[0].lo
         rows.append(
             QueuedRow(
-                guest, epoch, 0, guest.keys[lo], guest.stages[lo], start, count, tokens, None, sample, generated, steps, now, start > 0,
-                0, turn, predicted,
+                guest,
+                epoch,
+                0,
+                guest.keys[lo],
+                guest.stages[lo],
+                start,
+                count,
+                tokens,
+                None,
+                sample,
+                generated,
+                steps,
+                now,
+                start > 0,
+                0,
+                turn,
+                predicted,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
 def rows_of_pass(
-    rows: ForwardRows, arrays: Sequence[Array], device: str, guests: Mapping[str, AgentSequence], early: EarlyRows, now: int
+    rows: ForwardRows,
+    arrays: Sequence[Array],
+    device: str,
+    guests: Mapping[str, AgentSequence],
+    early: EarlyRows,
+    now: int,
 ) -> list[QueuedRow]:
-    """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose is whose."""
+    """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose
+    is whose.
+    """
     came: list[QueuedRow] = []
     parts, turns = parts_of(rows.counts, arrays), rows.turns or repeat(0)
     if parts is None:
         return came
-    columns = zip(rows.seqs, rows.epochs, rows.hops, rows.starts, rows.counts, rows.sample, rows.generated, parts, strict=True)
-    for at, ((seq, epoch, index, start, count, sample, generated, part), turn) in enumerate(zip(columns, turns, strict=False)):
+    columns = zip(
+        rows.seqs, rows.epochs, rows.hops, rows.starts, rows.counts, rows.sample, rows.generated, parts, strict=True
+    )
+    for at, ((seq, epoch, index, start, count, sample, generated, part), turn) in enumerate(
+        zip(columns, turns, strict=False)
+    ):
         guest = guests.get(seq)
         if guest is None or guest.epoch < epoch:
             early.keep(rows, at, own(part), now)
@@ -58,7 +85,20 @@ def rows_of_pass(
             continue
         lo = hop.lo
         row = QueuedRow(
-            guest, epoch, index, guest.keys[lo], guest.stages[lo], start, count, None, part, sample, generated, 1, now, start > 0
+            guest,
+            epoch,
+            index,
+            guest.keys[lo],
+            guest.stages[lo],
+            start,
+            count,
+            None,
+            part,
+            sample,
+            generated,
+            1,
+            now,
+            start > 0,
         )
         if turn:
             row.turn, row.ahead = turn, rows.ahead[at]
@@ -67,7 +107,9 @@ def rows_of_pass(
 
 
 def parts_of(counts: Sequence[int], arrays: Sequence[Array]) -> Sequence[Array | Slice] | None:
-    """Rows' tokens out of arrays that hold those of one row or of several, back to back; None where they do not come out even."""
+    """Rows' tokens out of arrays that hold those of one row or of several, back to back; None where they do not come
+    out even.
+    """
     sizes = [array.shape[0] for array in arrays]
     if sizes == list(counts):
         return arrays

@@ -13,7 +13,9 @@ from runtime.types import PromptLogprobs, Sampled
 
 
 class StepMessages:
-    """What one step has to tell, gathered: one message for each device that rows go on to, and one for the scheduler."""
+    """What one step has to tell, gathered: one message for each device that rows go on to, and one for the
+    scheduler.
+    """
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -51,8 +53,14 @@ class StepMessages:
 
 
 def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
-    """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies in one piece."""
-    if not rows or not isinstance(outputs, Stacked) or not outputs.of([each.name for each in rows], [each.tokens for each in rows]):
+    """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies
+    in one piece.
+    """
+    if (
+        not rows
+        or not isinstance(outputs, Stacked)
+        or not outputs.of([each.name for each in rows], [each.tokens for each in rows])
+    ):
         return None
     device = next_device(rows)
     return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
@@ -73,21 +81,44 @@ def next_device(rows: Sequence[QueuedRow]) -> str | None:
 
 def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
     """These rows at the next hop of each."""
-    columns = [(each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated) for each in rows]
+    columns = [
+        (each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
+        for each in rows
+    ]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
     turns = _turns(rows)
-    return ForwardRows(seqs, epochs, hops, starts, counts, sample, generated, turns, tuple(each.ahead for each in rows) if turns else ())
+    return ForwardRows(
+        seqs,
+        epochs,
+        hops,
+        starts,
+        counts,
+        sample,
+        generated,
+        turns,
+        tuple(each.ahead for each in rows) if turns else (),
+    )
 
 
 def done_of(
-    device: str, rows: Sequence[QueuedRow], sampled: Mapping[str, Sampled], prompts: Mapping[str, Sequence[PromptLogprobs]]
+    device: str,
+    rows: Sequence[QueuedRow],
+    sampled: Mapping[str, Sampled],
+    prompts: Mapping[str, Sequence[PromptLogprobs]],
 ) -> RowsDone:
     """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
     scores: tuple[PromptLogprobs, ...] = ()
     if prompts:
-        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
+        scores = tuple(
+            replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name]
+        )
     columns = [
-        (each.guest.seq, each.epoch, each.before + each.tokens + each.steps - 1, _own(sampled.get(each.name), each.guest.seq))
+        (
+            each.guest.seq,
+            each.epoch,
+            each.before + each.tokens + each.steps - 1,
+            _own(sampled.get(each.name), each.guest.seq),
+        )
         for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)

@@ -3,12 +3,14 @@
     finish_step -> ran(rows)        prepare()                        message -> came(…) -> takes(…) -> goes(…) -> gone(…)
                                     while nothing can be run         with nothing left to make but the step's number
 
-Behind a part of the layers nothing of a program is in the processor's caches; what a relay does with some dozens of rows then takes half a
-millisecond, while the next device waits. In the moment in which nothing has come yet it costs nobody anything.
+Behind a part of the layers nothing of a program is in the processor's caches; what a relay does with some dozens of
+rows then takes half a millisecond, while the next device waits. In the moment in which nothing has come yet it
+costs nobody anything.
 
-Contract: nothing is given out ahead: pages that rows need are taken when they run. Rows of moves, predictions and offers are not prepared.
-What is made says of sequences, paths, tables and limits what they were then, so `forget` is called at whatever may change one of them; rows
-that come otherwise than expected go the usual way, which gives the same. It sends nothing and decides nothing.
+Contract: nothing is given out ahead: pages that rows need are taken when they run. Rows of moves, predictions and
+offers are not prepared. What is made says of sequences, paths, tables and limits what they were then, so `forget`
+is called at whatever may change one of them; rows that come otherwise than expected go the usual way, which gives
+the same. It sends nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class PreparedStep:
-    """A step. `short`: places of rows that need another page. `brings`: the message that its rows come with, tokens, which nobody knows
+    """A step. `short`: places of rows that need another page. `brings`: the message that its rows come with, tokens,
+    which nobody knows
     ahead, left out. `onward`: another device, and what goes there, if all of them do."""
 
     rows: list[QueuedRow]
@@ -81,7 +84,9 @@ class StepPrefetcher:
 
     def came(self, message: ForwardRows | RunRows, arrays: Sequence[Array], now: int) -> list[QueuedRow] | None:
         """The rows of a message, if they are those that were expected; they are the caller's from now on."""
-        key = None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, ForwardRows) else 0)
+        key = (
+            None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, ForwardRows) else 0)
+        )
         made = self._made.get(key) if key is not None else None
         if made is None or key is None or not _as_expected(message, arrays, made.brings):
             return None
@@ -96,20 +101,26 @@ class StepPrefetcher:
         return made.rows
 
     def takes(self, waiting: Sequence[QueuedRow]) -> tuple[tuple[Row, ...], Mapping[str, Array]] | None:
-        """The next step's rows and what they start from, if just those wait that have come as expected, and there are pages for them."""
+        """The next step's rows and what they start from, if just those wait that have come as expected, and there are
+        pages for them.
+        """
         made, self._came = self._came, None
         if made is None or waiting is not made.rows or len(waiting) != len(made.plan):  # others may have joined them
             return None
         first = made.rows[0].array
         begins = isinstance(made.brings, RunRows)
-        if not (begins or isinstance(first, Slice)) or not all([self._tables.grow(made.names[at], 1) for at in made.short]):  # noqa: C419
+        if not (begins or isinstance(first, Slice)) or not all(
+            [self._tables.grow(made.names[at], 1) for at in made.short]
+        ):  # noqa: C419
             return None
         self._runs = made
         self.taken += 1
         return self._full(made), Stacked(made.names, first.whole) if isinstance(first, Slice) else {}
 
     def goes(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
-        """What tells of rows that are through, if their step was made ahead and all of them go on to one other device. Once."""
+        """What tells of rows that are through, if their step was made ahead and all of them go on to one other device.
+        Once.
+        """
         made, self._runs = self._runs, None
         if made is None or made.rows is not rows or made.onward is None:
             return None
@@ -134,7 +145,15 @@ class StepPrefetcher:
                 plan[at] = Row(row.seq, row.model, each.ids or (), row.start, (), row.sample, row.generated)
         for at in made.short:
             row = plan[at]
-            plan[at] = Row(row.seq, row.model, row.tokens, row.start, self._tables.tell(row.seq, row.start + 1), row.sample, row.generated)
+            plan[at] = Row(
+                row.seq,
+                row.model,
+                row.tokens,
+                row.start,
+                self._tables.tell(row.seq, row.start + 1),
+                row.sample,
+                row.generated,
+            )
         return tuple(plan)
 
     def _next(self, rows: Sequence[QueuedRow], blocks: Blocks) -> PreparedStep | None:
@@ -152,9 +171,22 @@ class StepPrefetcher:
             generated, last = row.generated + 1, row.hop + 1 == len(guest.path)
             following.append(
                 QueuedRow(
-                    guest, row.epoch, row.hop, row.name, row.stage, start, 1, None, None, row.sample, generated, 1, 0, True
+                    guest,
+                    row.epoch,
+                    row.hop,
+                    row.name,
+                    row.stage,
+                    start,
+                    1,
+                    None,
+                    None,
+                    row.sample,
+                    generated,
+                    1,
+                    0,
+                    True,
                 )
-            )  # fmt: skip
+            )
             plan.append(Row(row.name, row.stage, (0,), start, (), row.sample and last, generated))
         if len({row.ids is None for row in rows}) > 1:
             return None
@@ -164,7 +196,12 @@ class StepPrefetcher:
         onward = None if device in (None, self._device) else (device, pass_of(following))
         short = tuple([at for at, row in enumerate(following) if told[row.name] <= row.start])
         return PreparedStep(
-            following, tuple(plan), short, tuple([row.name for row in rows]), _brings(following, tokens=rows[0].ids is not None), onward
+            following,
+            tuple(plan),
+            short,
+            tuple([row.name for row in rows]),
+            _brings(following, tokens=rows[0].ids is not None),
+            onward,
         )
 
 
@@ -187,7 +224,11 @@ def _brings(rows: Sequence[QueuedRow], *, tokens: bool) -> ForwardRows | RunRows
 def _as_expected(message: ForwardRows | RunRows, arrays: Sequence[Array], expected: ForwardRows | RunRows) -> bool:
     if isinstance(message, ForwardRows):
         return message == expected and [array.shape[0] for array in arrays] == [len(message.seqs)]
-    return isinstance(expected, RunRows) and not (message.turns or message.ahead) and _but_tokens(message) == _but_tokens(expected)
+    return (
+        isinstance(expected, RunRows)
+        and not (message.turns or message.ahead)
+        and _but_tokens(message) == _but_tokens(expected)
+    )
 
 
 def _but_tokens(go: RunRows) -> tuple[tuple[object, ...], ...]:

@@ -1,8 +1,9 @@
 """Rows that wait on one device, and which of them the next step takes.
 
-Contract: rows join in the order in which they come. `take` gives those that run now, with pages for what they write; the others stay, and
-rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put off (`policy.batching.batch_wait`). Whose turn it is
-decides `policy.batching.step`; it sends nothing and knows no engine.
+Contract: rows join in the order in which they come. `take` gives those that run now, with pages for what they write;
+the others stay, and rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put
+off (`policy.batching.batch_wait`). Whose turn it is decides `policy.batching.step`; it sends nothing and knows no
+engine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from runtime.agent.steps.round_trips import RoundTrips
 from runtime.policy.batching.batch_wait import until
 from runtime.policy.batching.step import HopDecision, HopLimits, decide
 
-#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
+#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either
+#: kind on its own.
 Lane = Literal["all", "real", "ahead"]
 
 
@@ -32,7 +34,9 @@ def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
 
 
 class RowQueue:
-    """`rows`: that wait, without those that predict. `lingers`: until when the next step is put off; None while it is not."""
+    """`rows`: that wait, without those that predict. `lingers`: until when the next step is put off; None while it is
+    not.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,9 @@ class RowQueue:
         if lane == "ahead":
             return []
         # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
-        waiting = [each for each in self.rows if (each.guest.here if not each.move and not each.turn else self._stands(each))]
+        waiting = [
+            each for each in self.rows if (each.guest.here if not each.move and not each.turn else self._stands(each))
+        ]
         chosen = self._pick(waiting, now)
         if len(chosen) == len(waiting) and not any(each.part for each in chosen):
             self.rows = []
@@ -97,7 +103,11 @@ class RowQueue:
 
     def starved(self, since: int) -> list[QueuedRow]:
         """Rows that have waited for pages since before then; they leave."""
-        late = [each for each in self.rows if each.since < since and self._stands(each) and not self._tables.fits(each.name, each.work)]
+        late = [
+            each
+            for each in self.rows
+            if each.since < since and self._stands(each) and not self._tables.fits(each.name, each.work)
+        ]
         gone = set(map(id, late))
         self.rows = [each for each in self.rows if id(each) not in gone]
         return late

@@ -1,8 +1,9 @@
-"""Rows that left a device for the scheduler alone and are due back: how many, by when, and how long such a round lately takes.
+"""Rows that left a device for the scheduler alone and are due back: how many, by when, and how long such a round lately
+takes.
 
-Contract: a round is learnt from rows that came back; one that takes longer than `limit` counts as that, and is not waited for. Until one
-has come back nobody is expected. `limit` 0 switches it off, and nothing is written down. Decides nothing (`policy.batching.batch_wait` does); it knows
-no messages.
+Contract: a round is learnt from rows that came back; one that takes longer than `limit` counts as that, and is not
+waited for. Until one has come back nobody is expected. `limit` 0 switches it off, and nothing is written down. Decides
+nothing (`policy.batching.batch_wait` does); it knows no messages.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ class RoundTrips:
         return len(self._left)
 
     def leaves(self, row: QueuedRow, device: str, now: int) -> None:
-        """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and begins again."""
+        """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and
+        begins again.
+        """
         path = row.guest.path
         if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.turn:
-            name = row.guest.keys.get(path[0].lo, row.name)  # its next row comes in at the first hop, which may be another than the last
+            name = row.guest.keys.get(
+                path[0].lo, row.name
+            )  # its next row comes in at the first hop, which may be another than the last
             self._left.pop(name, None)
             self._left[name] = now
 

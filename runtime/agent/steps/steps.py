@@ -1,6 +1,7 @@
 """Steps of one device: rows that wait become a plan for the engine, one at a time in each lane.
 
-Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until `over`. A plan says what the
+Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until `over`. A
+plan says what the
 engine has not heard yet: sequences that are opened or released, and pages. Whose turn it is decides the queue.
 """
 
@@ -74,7 +75,9 @@ class StepPlanner:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]) -> StepPlan:
+    def _begin(
+        self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]
+    ) -> StepPlan:
         self.number += 1
         plan = StepPlan(self.number, rows, opened, self._tables.take_released())
         self.under_way[lane] = plan, chosen

@@ -1,8 +1,8 @@
-"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden states that were
-kept. On the engine's thread.
+"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden
+states that were kept. On the engine's thread.
 
-Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and bytes that do not
-verify are told, not raised; only an EngineLost, and a defect, comes through.
+Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and
+bytes that do not verify are told, not raised; only an EngineLost, and a defect, comes through.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from runtime.transport.messenger import Messenger
 
 
 def beat(post: Messenger, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
-    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to end.
+    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to
+    end.
 
     For a thread of its own, with a post of its own.
     """

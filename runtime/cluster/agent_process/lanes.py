@@ -1,11 +1,12 @@
-"""Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a thread each (BL-25).
+"""Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a
+thread each (BL-25).
 
     OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the loop's thread
     TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it, and wakes the loop
 
-Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which is made for that
-(`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a row of a lane, or an EngineLost, `turn`
-raises EngineLost.
+Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which
+is made for that (`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a
+row of a lane, or an EngineLost, `turn` raises EngineLost.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class _Outcomes:
 class OneLane:
     """See the top of the file."""
 
-    def __init__(self, runner: StepRunner, relay: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]) -> None:
+    def __init__(
+        self, runner: StepRunner, relay: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]
+    ) -> None:
         self._runner, self._relay, self._clock, self._send = runner, relay, clock, send
         self._outcomes = _Outcomes(relay, clock, "all")
 
@@ -153,7 +156,9 @@ class TwoLanes:
         wake: ends the loop's wait for messages; called from the lanes' threads.
     """
 
-    def __init__(self, runners: Mapping[Lane, StepRunner], relay: StepMachine, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, runners: Mapping[Lane, StepRunner], relay: StepMachine, clock: Callable[[], int], wake: Callable[[], None]
+    ) -> None:
         self._relay, self._clock, self._wake = relay, clock, wake
         self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
         self._outcomes = {lane: _Outcomes(relay, clock, lane) for lane in runners}

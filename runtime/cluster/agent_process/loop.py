@@ -1,13 +1,14 @@
-"""One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a thread, an actor.
+"""One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a
+thread, an actor.
 
-Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read, written and run there,
-but for steps of lanes that have threads of their own (`lanes`). What a step gives is sent before its lane's next one begins. A failing step
-is its rows' affair; an EngineLost ends the agent, as it does when the scheduler or a peer will not have it. `run` returns why; it never
-leaves by an exception.
+Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read,
+written and run there, but for steps of lanes that have threads of their own (`lanes`). What a step gives is sent before
+its lane's next one begins. A failing step is its rows' affair; an EngineLost ends the agent, as it does when the
+scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
 Every wait has a limit: an agent that nobody answers ends.
 
-Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is `hands`'.
-It knows no processes, no models and no tensors: engine, relay and post are passed in.
+Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is
+`hands`'. It knows no processes, no models and no tensors: engine, relay and post are passed in.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class AgentSettings:
     """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
 
     `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
-    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25). `direct`: its tensors go directly
-    where they can; None: by the host's memory (BL-33).
+    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25). `direct`: its
+    tensors go directly where they can; None: by the host's memory (BL-33).
     """
 
     weights: int = 0
@@ -126,8 +127,8 @@ class _Unanswered(Exception):
 class AgentLoop:
     """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it.
 
-    `version`: of this program; agents of another than the scheduler's are refused. `directed`: over the same post, where tensors may go
-    directly.
+    `version`: of this program; agents of another than the scheduler's are refused. `directed`: over the same post,
+    where tensors may go directly.
     """
 
     def __init__(
@@ -172,8 +173,8 @@ class AgentLoop:
             self._lanes.close()
 
     def turn(self, limit: float = math.inf) -> AgentEnded | None:
-        """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit` seconds. How it ended, if
-        it did."""
+        """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit`
+        seconds. How it ended, if it did."""
         try:
             if self._stopping:
                 return AgentEnded(AgentExit.STOPPED, "it was told to stop")
@@ -190,7 +191,7 @@ class AgentLoop:
             _log.critical("the agent's loop has died", exc_info=True)
             return AgentEnded(AgentExit.DEFECT, f"the agent's loop has died: {public(error)}")
 
-    # -- the loop --------------------------------------------------------------------------------------------------------
+    # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _turn(self, limit: float) -> None:
         if self._began is None:
@@ -266,7 +267,7 @@ class AgentLoop:
         self._carry_out(commands)
         return True
 
-    # -- messages --------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def _take(self, mail: Envelope) -> None:
         message = mail.message
@@ -306,14 +307,16 @@ class AgentLoop:
     def _tell(self, event: Message | AgentEvent, arrays: Sequence[Array] = ()) -> None:
         self._carry_out(self._relay.handle(event, arrays, self._clock()))
 
-    # -- commands --------------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, commands: Iterable[AgentCommand]) -> None:
         """In order; what a command's outcome makes the relay say comes right behind it."""
         todo = deque(commands)
         while todo:
             command = todo.popleft()
-            if isinstance(command, Send) and command.to == self._relay.device:  # behind a move neighbouring hops may be on one device
+            if (
+                isinstance(command, Send) and command.to == self._relay.device
+            ):  # behind a move neighbouring hops may be on one device
                 todo.extendleft(reversed(self._relay.handle(command.message, command.arrays, self._clock())))
                 continue
             self._busy_since = self._clock()

@@ -1,11 +1,13 @@
-"""The main program of an agent's process, but for the table of engines, which whoever starts it passes in (`cli.serving.agent_engines`).
+"""The main program of an agent's process, but for the table of engines, which whoever starts it passes in
+(`cli.serving.agent_engines`).
 
     standard input     line 1: what engine it will be (`Preparation`); all is imported then.    line 2: who it is (`Identity`); it joins.
-                       Nothing else comes; when it ends, the parent has gone, and so does this process, whatever it is doing.
+                       Nothing else comes; when it ends, the parent has gone, and so does this process, whatever it
+                       is doing.
     standard output    {"warm": true} behind line 1; {"code": …, "reason": …} at the end. What prints goes to standard error.
 
-So a process can stand by, warm, until it is told who it is. Secrets come over the pipe: never in arguments, environments or files.
-SIGTERM ends it after the step under way; the exit code is `ended.Exit`.
+So a process can stand by, warm, until it is told who it is. Secrets come over the pipe: never in arguments,
+environments or files. SIGTERM ends it after the step under way; the exit code is `ended.Exit`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Preparation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Line 2. `scheduler`: its address; `bind`: where other agents reach this one. `keys`: (public, secret), for tcp."""
+    """Line 2. `scheduler`: its address; `bind`: where other agents reach this one. `keys`: (public, secret), for
+    tcp.
+    """
 
     device: str
     incarnation: int
@@ -110,7 +114,9 @@ def be(
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     begun: Callable[[AgentLoop], None] = lambda loop: None,
 ) -> AgentEnded:
-    """An agent on this thread, until it ends. `context`: where the scheduler is in this process. `begun`: is given what can be stopped."""
+    """An agent on this thread, until it ends. `context`: where the scheduler is in this process. `begun`: is given what
+    can be stopped.
+    """
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
         engine = make()
@@ -128,7 +134,9 @@ def be(
         return AgentEnded(AgentExit.LOST, f"it cannot listen: {error}")
     directed = None if direct is None else TensorLink(identity.device, post, direct)
     loop, over = AgentLoop(engine, relay, post, identity.settings, own_version(), directed=directed), threading.Event()
-    pulse = threading.Thread(target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True)
+    pulse = threading.Thread(
+        target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True
+    )
     begun(loop)
     pulse.start()
     try:
@@ -154,7 +162,9 @@ def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> Tens
 
 def _obey_signals(loop: AgentLoop) -> None:
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes: the parent drains and then ends us
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to all of a terminal's processes: the parent drains and then ends us
 
 
 def _say(words: BinaryIO, word: Word) -> None:
@@ -166,13 +176,17 @@ def _say(words: BinaryIO, word: Word) -> None:
 
 
 def _watch(line: int) -> None:
-    """Until the parent has gone, however it went: then nobody needs this process, and what it holds is others' memory."""
+    """Until the parent has gone, however it went: then nobody needs this process, and what it holds is others'
+    memory.
+    """
     while os.read(line, 4096):  # not through the buffer, whose lock would be held while the interpreter ends
         pass
     os._exit(int(AgentExit.ORPHANED))
 
 
 def _die_with_parent() -> None:
-    """Where there is Linux, also while this interpreter is stuck: the kernel sends SIGKILL when the thread that started us ends."""
+    """Where there is Linux, also while this interpreter is stuck: the kernel sends SIGKILL when the thread that started
+    us ends.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

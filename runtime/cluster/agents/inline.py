@@ -1,9 +1,11 @@
-"""A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the scheduler on one thread.
+"""A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the
+scheduler on one thread.
 
     send -> InlineLink -> AgentLoop.turn: Relay.handle, a step of the engine -> InlineLink -> what the scheduler is told
 
-Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An engine that is lost, or
-cannot be made, is not made again by itself: another one would hardly fare better in this process, so that is the end (`AgentLifecycles`: failed).
+Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An
+engine that is lost, or cannot be made, is not made again by itself: another one would hardly fare better in this
+process, so that is the end (`AgentLifecycles`: failed).
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class InlineAgent:
         self._link.wake()
 
     def receive(self, timeout: float) -> list[Told]:
-        """A turn of the agent's loop: what it has to say. Waits up to `timeout` seconds where there is nothing to be done."""
+        """A turn of the agent's loop: what it has to say. Waits up to `timeout` seconds where there is nothing to be
+        done.
+        """
         if self._again:
             return self._end("it was restarted", planned=True)
         for _, incarnation in self.lives.due(self._clock()):
@@ -104,7 +108,7 @@ class InlineAgent:
         """Let the engine go."""
         self._loop = None
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _begin(self, incarnation: int) -> list[Told]:
         self._incarnation = incarnation

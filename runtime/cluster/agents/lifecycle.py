@@ -1,10 +1,12 @@
-"""The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one begins. Pure bookkeeping.
+"""The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one
+begins. Pure bookkeeping.
 
     starting --ready--> up --died, overdue--> down --(backoff)--> starting …               too often lately, or refused: failed, for good
 
-Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier one did is known as such.
-The first death after a while is answered at once, the next ones later and later: each is a strike, and time that an agent was up makes up
-for them bit by bit, so that one that dies every few seconds is not started for ever. Starts and kills nothing itself.
+Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier
+one did is known as such. The first death after a while is answered at once, the next ones later and later: each is
+a strike, and time that an agent was up makes up for them bit by bit, so that one that dies every few seconds is not
+started for ever. Starts and kills nothing itself.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ Phase = Literal["starting", "up", "down", "failed"]
 class LifeConfig:
     """`starts`: strikes at which an agent is given up; `steady_seconds`: of being up make up for one.
 
-    `backoff_seconds`: before the second try; it doubles up to `backoff_most`. `silent_seconds`: without a beat it counts as hung;
-    `stalled_seconds`: so does one that is at one step, or one load, for so long. `ready_seconds`: what a start may take.
+    `backoff_seconds`: before the second try; it doubles up to `backoff_most`. `silent_seconds`: without a beat it
+    counts as hung;
+    `stalled_seconds`: so does one that is at one step, or one load, for so long. `ready_seconds`: what a start may
+    take.
     """
 
     starts: int = 6
@@ -47,8 +51,8 @@ class LifeConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death. `strikes`: deaths that count still, of `most` at
-    which it is given up; `backoff`: seconds that it stays down after the last one."""
+    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death. `strikes`: deaths that count
+    still, of `most` at which it is given up; `backoff`: seconds that it stays down after the last one."""
 
     device: str
     phase: Phase
@@ -95,7 +99,7 @@ class AgentLifecycles:
     def __post_init__(self) -> None:
         self._lives = {device: _Life(device) for device in self.devices}
 
-    # -- what happened ---------------------------------------------------------------------------------------------------
+    # -- what happened -----------------------------------------------------------------------------------------------
 
     def ready(self, device: str, incarnation: int, now: int) -> bool:
         """An agent says that it is there; false if it is not the one that is waited for."""
@@ -119,9 +123,11 @@ class AgentLifecycles:
         if self.up(device, incarnation):
             self._lives[device].heard, self._lives[device].stalled_ms = now, stalled_ms
 
-    def died(self, device: str, incarnation: int, reason: str, now: int, *, final: bool = False, planned: bool = False) -> bool:
-        """An agent is gone, or as good as gone; false if that was known. `final`: another would end as this one did. `planned`: it was
-        told to go, which says nothing against the next.
+    def died(
+        self, device: str, incarnation: int, reason: str, now: int, *, final: bool = False, planned: bool = False
+    ) -> bool:
+        """An agent is gone, or as good as gone; false if that was known. `final`: another would end as this one did.
+        `planned`: it was told to go, which says nothing against the next.
         """
         life = self._lives.get(device)
         if life is None or life.incarnation != incarnation or life.phase not in ("starting", "up"):
@@ -139,7 +145,7 @@ class AgentLifecycles:
             life.phase, life.due = "down", now + life.backoff
         return True
 
-    # -- what is to be done ----------------------------------------------------------------------------------------------
+    # -- what is to be done ------------------------------------------------------------------------------------------
 
     def due(self, now: int) -> list[tuple[str, int]]:
         """Agents to start now, with their incarnations; they count as starting."""
@@ -157,14 +163,24 @@ class AgentLifecycles:
         config = self.config
         for life in self._lives.values():
             if life.phase == "starting" and now - life.since > config.ready_seconds * 1e9:
-                out.append(LateAgent(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s"))
+                out.append(
+                    LateAgent(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s")
+                )
             elif life.phase == "up" and now - life.heard > config.silent_seconds * 1e9:
-                out.append(LateAgent(life.device, life.incarnation, f"it has not been heard of for {config.silent_seconds:g} s"))
+                out.append(
+                    LateAgent(
+                        life.device, life.incarnation, f"it has not been heard of for {config.silent_seconds:g} s"
+                    )
+                )
             elif life.phase == "up" and life.stalled_ms > config.stalled_seconds * 1e3:
-                out.append(LateAgent(life.device, life.incarnation, f"it has been at one step for {config.stalled_seconds:g} s"))
+                out.append(
+                    LateAgent(
+                        life.device, life.incarnation, f"it has been at one step for {config.stalled_seconds:g} s"
+                    )
+                )
         return out
 
-    # -- looking in ------------------------------------------------------------------------------------------------------
+    # -- looking in --------------------------------------------------------------------------------------------------
 
     def incarnation(self, device: str) -> int:
         return self._lives[device].incarnation
@@ -182,7 +198,14 @@ class AgentLifecycles:
     def _facts(self, life: _Life) -> AgentFacts:
         backoff = life.backoff / 1e9 if life.phase == "down" else 0.0
         return AgentFacts(
-            life.device, life.phase, life.incarnation, life.deaths, life.reason, round(life.strikes, 2), self.config.starts, backoff
+            life.device,
+            life.phase,
+            life.incarnation,
+            life.deaths,
+            life.reason,
+            round(life.strikes, 2),
+            self.config.starts,
+            backoff,
         )
 
     def _backoff(self, strikes: int) -> int:

@@ -1,7 +1,8 @@
-"""A cluster's agents, as its scheduler's thread speaks with them: `company.Company` of any number, or `alone.Alone` of one, on this thread.
+"""A cluster's agents, as its scheduler's thread speaks with them: `company.Company` of any number, or `alone.Alone` of
+one, on this thread.
 
-Contract: one thread, but for `wake`. What `receive` and `look` give is what the scheduler is to be told, in order; where a device is gone a
-AgentDown is among it. `receive` may work and wait, `look` and `send` may not: a lock is held.
+Contract: one thread, but for `wake`. What `receive` and `look` give is what the scheduler is to be told, in order;
+where a device is gone a AgentDown is among it. `receive` may work and wait, `look` and `send` may not: a lock is held.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Told = Message | AgentDown
 
 @dataclass(frozen=True, slots=True)
 class AgentWork:
-    """What agents have done since the driver began, as far as they have told: steps, nanoseconds in them (`busy`), segments that ran, and
-    tokens computed for nobody."""
+    """What agents have done since the driver began, as far as they have told: steps, nanoseconds in them (`busy`),
+    segments that ran, and tokens computed for nobody."""
 
     steps: int = 0
     busy: int = 0
@@ -30,7 +31,9 @@ class AgentWork:
 
 
 class AgentPool(Protocol):
-    """`reports`: the last of each agent that is up. `page_bytes`: of every agent's pages, 0 before the first is there."""
+    """`reports`: the last of each agent that is up. `page_bytes`: of every agent's pages, 0 before the first is
+    there.
+    """
 
     @property
     def lives(self) -> AgentLifecycles: ...

@@ -1,9 +1,11 @@
-"""All agents of a cluster as its driver sees them: who is up, who is started, killed, refused; messages of theirs that may be believed.
+"""All agents of a cluster as its driver sees them: who is up, who is started, killed, refused; messages of theirs that
+may be believed.
 
-Contract: one thread, but for `died`, which any may call. What comes out of `receive` and `look` is what the scheduler is to be told, in
-order: messages of agents that are up, about themselves, and a AgentDown for each that went. An agent that is of another version, has pages of
-another size, speaks for another, or says what only a scheduler says is cut off and killed; why is kept for whoever asks.
-Decides nothing about sequences.
+Contract: one thread, but for `died`, which any may call. What comes out of `receive` and `look` is what the scheduler
+is to be told, in
+order: messages of agents that are up, about themselves, and a AgentDown for each that went. An agent that is of another
+version, has pages of another size, speaks for another, or says what only a scheduler says is cut off and killed; why is
+kept for whoever asks. Decides nothing about sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ from runtime.cluster.agents.lifecycle import AgentLifecycles, LifeConfig
 from runtime.cluster.agents.pool import AgentWork, Told
 from runtime.cluster.launch.launcher import AgentDied, AgentLauncher
 from runtime.control.scheduler_io import AgentDown
-from runtime.messages import PROTOCOL, AgentHello, AgentStats, Heartbeat, Message, PeerDisconnected, PeerList, Shutdown, ToScheduler
+from runtime.messages import (
+    PROTOCOL,
+    AgentHello,
+    AgentStats,
+    Heartbeat,
+    Message,
+    PeerDisconnected,
+    PeerList,
+    Shutdown,
+    ToScheduler,
+)
 from runtime.transport.channels.sockets import ADDRESS
 from runtime.transport.messenger import Envelope, Messenger, PeerCut
 
@@ -30,7 +42,13 @@ class RemoteAgents:
     """See the top of the file. `names`: of the devices that there are to be."""
 
     def __init__(
-        self, names: Iterable[str], fleet: AgentLauncher, post: Messenger, config: LifeConfig, version: str, clock: Callable[[], int]
+        self,
+        names: Iterable[str],
+        fleet: AgentLauncher,
+        post: Messenger,
+        config: LifeConfig,
+        version: str,
+        clock: Callable[[], int],
     ) -> None:
         self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
         self.lives = AgentLifecycles(names, config)
@@ -50,7 +68,7 @@ class RemoteAgents:
         """Of every agent's pages; 0 before the first is there."""
         return self._page_bytes or 0
 
-    # -- from anywhere ---------------------------------------------------------------------------------------------------
+    # -- from anywhere -----------------------------------------------------------------------------------------------
 
     def died(self, died: AgentDied) -> None:
         """A fleet's word."""
@@ -61,7 +79,7 @@ class RemoteAgents:
         """End a `receive` that waits."""
         self._post.wake()
 
-    # -- what happens ----------------------------------------------------------------------------------------------------
+    # -- what happens ------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Told]:
         """All that came; waits for the first up to `timeout` seconds."""
@@ -90,7 +108,7 @@ class RemoteAgents:
             self._fleet.start(device, incarnation)
         return told
 
-    # -- what is to happen -----------------------------------------------------------------------------------------------
+    # -- what is to happen -------------------------------------------------------------------------------------------
 
     def send(self, device: str, message: Message) -> None:
         """To an agent; one that is gone is nothing to do: the scheduler hears of it."""
@@ -105,7 +123,9 @@ class RemoteAgents:
     def work(self) -> AgentWork:
         """(Agents tell of steps and their time only, once per period.)"""
         reports, past = self.reports.values(), self._past
-        return AgentWork(past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports))
+        return AgentWork(
+            past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports)
+        )
 
     def close(self, patience: float) -> None:
         """End all agents, those that take longer than so many seconds by force, and let everything go."""
@@ -117,7 +137,7 @@ class RemoteAgents:
         for device in self._addresses:
             self.send(device, Shutdown())
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _hear(self, mail: Envelope) -> list[Told]:
         message, device, incarnation = mail.message, mail.sender, mail.incarnation
@@ -129,7 +149,9 @@ class RemoteAgents:
             self.lives.beat(device, incarnation, message.stalled_ms, self._clock())
             return []
         if isinstance(message, PeerDisconnected):
-            return self._lose(message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True)
+            return self._lose(
+                message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True
+            )
         if isinstance(message, ToScheduler) and message.device == device:
             if isinstance(message, AgentStats):
                 self.reports[device] = message
@@ -153,7 +175,10 @@ class RemoteAgents:
         if ready.device != device:
             return "it calls itself by two names"
         if ready.protocol != PROTOCOL or ready.version != self._version:
-            return f"it is of version {ready.version!r} (protocol {ready.protocol}), the cluster of {self._version!r} (protocol {PROTOCOL})"
+            return (
+                f"it is of version {ready.version!r} (protocol {ready.protocol}), the cluster of {self._version!r} "
+                f"(protocol {PROTOCOL})"
+            )
         if self._page_bytes not in (None, ready.page_bytes):
             return f"its pages have {ready.page_bytes} bytes, those of the cluster {self._page_bytes}"
         if ready.page_capacity < 1 or ready.page_bytes < 1 or ready.weights < 0:
@@ -162,13 +187,17 @@ class RemoteAgents:
             return "it gives no address that others could reach it at"
         return None
 
-    def _refuse(self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False) -> list[Told]:
+    def _refuse(
+        self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False
+    ) -> list[Told]:
         _log.warning("the agent of %s is refused: %s", device, reason)
         self._post.deny(device, reason)
         self._leaving.append((self._clock() + _GRACE_NS, device, incarnation))
         return self._lose(device, incarnation, reason, final=final, kill=kill)
 
-    def _lose(self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False) -> list[Told]:
+    def _lose(
+        self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False
+    ) -> list[Told]:
         """An agent is gone, or is to be; nothing if that was known."""
         planned = (device, incarnation) in self._planned
         self._planned.discard((device, incarnation))
@@ -190,7 +219,8 @@ class RemoteAgents:
         """Tell all agents who there is."""
         rails = tuple(self._rails.get(device, "") for device in self._addresses)
         peers = PeerList(
-            tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()), rails if any(rails) else ()
+            tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()),
+            rails if any(rails) else (),
         )
         for device in self._addresses:
             self.send(device, peers)

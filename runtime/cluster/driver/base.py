@@ -1,7 +1,9 @@
-"""Where requests come in, whatever runs behind it: names are checked, streams opened, and closed doors say why. What drivers begin with.
+"""Where requests come in, whatever runs behind it: names are checked, streams opened, and closed doors say why. What
+drivers begin with.
 
-Contract: `_changed` guards what is here and what a driver adds; it is notified whenever something has ended. A driver that is dead, or
-drains, takes nothing more. It knows no agents, engines or schedulers: `_submit` and `abort` are the driver's.
+Contract: `_changed` guards what is here and what a driver adds; it is notified whenever something has ended. A driver
+that is dead, or drains, takes nothing more. It knows no agents, engines or schedulers: `_submit` and `abort` are the
+driver's.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from zoo.errors import Unavailable
 
 
 class BaseDriver(ABC):
-    """See the top of the file. `what`: runs sequences, as clients read it. Every method may be called from any thread."""
+    """See the top of the file. `what`: runs sequences, as clients read it. Every method may be called from any
+    thread.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -41,7 +45,9 @@ class BaseDriver(ABC):
         return stream
 
     def run(self, requests: Sequence[SequenceRequest]) -> Generator[TokenEvent, None, None]:
-        """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as `open_stream`."""
+        """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as
+        `open_stream`.
+        """
         inbox = Inbox((one.seq for one in requests), self.abort)
         inbox.push(self._submit(requests, inbox))
         return inbox.drain()
@@ -73,7 +79,9 @@ class BaseDriver(ABC):
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def drain(self, timeout: float) -> bool:
-        """Take no more requests, wait until the ones there are have ended (or died); false if that takes over `timeout` seconds."""
+        """Take no more requests, wait until the ones there are have ended (or died); false if that takes over `timeout`
+        seconds.
+        """
         with self._changed:
             self._draining = True
             return self._changed.wait_for(lambda: self._death is not None or not self._busy(), timeout)
@@ -84,12 +92,16 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> bool:
-        """Stop; what is unfinished ends with an error. Again: nothing to do. False if that takes over `timeout` seconds."""
+        """Stop; what is unfinished ends with an error. Again: nothing to do. False if that takes over `timeout`
+        seconds.
+        """
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.shutdown()
 
     # -- inside --------------------------------------------------------------------------------------------------------

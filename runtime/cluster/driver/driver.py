@@ -1,11 +1,14 @@
-"""The driver of a cluster: a scheduler on a thread of its own, a fleet that brings agents up, streams to whoever asked.
+"""The driver of a cluster: a scheduler on a thread of its own, a fleet that brings agents up, streams to whoever
+asked.
 
     open_stream -> Arrive -> Scheduler -> Open, Go -> agents … Done -> Scheduler -> Emit -> Stream     an agent dies -> Down -> another
 
-Contract: to servers it is what `LocalDriver` is. A device that cannot be brought up again ends what cannot run without it, with the reason;
-where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false, `death` says why, every
-stream ends with an error, none hangs. It knows no HTTP, no text, no tensors and no processes: the fleet is passed in, `company` speaks with
-the agents, `conductor` with the scheduler, `sight` looks at both.
+Contract: to servers it is what `LocalDriver` is. A device that cannot be brought up again ends what cannot run
+without it, with the reason; where nothing is left that could run, and after a defect of the control plane, the
+driver is dead: `alive` is false, `death` says why, every stream ends with an error, none hangs. It knows no HTTP,
+no text, no tensors
+and no processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `sight`
+looks at both.
 """
 
 from __future__ import annotations
@@ -57,9 +60,11 @@ class ClusterDriver(BaseDriver):
     Args:
         chains, blocks: the models that are served, and all blocks of them.
         devices: names of the agents that there are to be.
-        fleet: what brings them up, or the only one, which runs on the scheduler's thread; it is shut down with the driver.
+        fleet: what brings them up, or the only one, which runs on the scheduler's thread; it is shut down with the
+            driver.
         config, lives: of the scheduler; of the agents' restarts.
-        adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
+        adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None:
+            there are none.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
         log: takes lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
     """
@@ -80,8 +85,8 @@ class ClusterDriver(BaseDriver):
         surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
         log: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up; the fleet is shut
-        down then, and on Ctrl-C."""
+        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up;
+        the fleet is shut down then, and on Ctrl-C."""
         super().__init__("cluster")
         self._describe = describe
         config = replace(config or ClusterConfig(), devices=len(devices))
@@ -89,11 +94,15 @@ class ClusterDriver(BaseDriver):
             undo.callback(_let_go, fleet)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
             self._company: AgentPool = (
-                fleet if isinstance(fleet, InlineAgent) else _company(devices, fleet, lives or LifeConfig(), version, clock)
+                fleet
+                if isinstance(fleet, InlineAgent)
+                else _company(devices, fleet, lives or LifeConfig(), version, clock)
             )
             head = head_of(chains, blocks, config, surrogates or {}, adaptation)
             handler = None if log is None else ReplayRecorder(self._scheduler, head, log)
-            self._conductor = SchedulerLoop(self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler)
+            self._conductor = SchedulerLoop(
+                self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler
+            )
             self.sight = ClusterView(self._scheduler, self._company, self._conductor.strandings, self._changed)
             undo.pop_all()
             undo.callback(self.shutdown)
@@ -108,16 +117,17 @@ class ClusterDriver(BaseDriver):
         self._conductor.abort(tuple(seqs))
 
     def move(self, seq: str, blocks: range, target: str) -> str | None:
-        """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or None. Waits for the
-        scheduler, not for the move.
+        """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or
+        None. Waits for the scheduler, not for the move.
 
         Raises Unavailable once the driver is dead.
         """
         return self._answer(self._conductor.move(seq, blocks, target))
 
     def pause(self, request: str, expected: int | None = None) -> int:
-        """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their K and V, which may
-        move meanwhile (BL-17). How many sequences those are; 0 for a request that is not here. Waits for the scheduler.
+        """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their
+        K and V, which may move meanwhile (BL-17). How many sequences those are; 0 for a request that is not here. Waits
+        for the scheduler.
 
         Args:
             expected: how long it will be, in ns, where that is known.
@@ -138,7 +148,8 @@ class ClusterDriver(BaseDriver):
     def load(self, name: str) -> ModelSpec:
         """One that is served is nothing to do. Waits until another one's blocks are placed and loaded.
 
-        Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as `describe`.
+        Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as
+        `describe`.
         """
         chain = self.sight.chain(name)
         if chain is not None:
@@ -153,9 +164,11 @@ class ClusterDriver(BaseDriver):
             raise NotServable(why)
 
     def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:
-        """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until newcomers get it.
+        """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until
+        newcomers get it.
 
-        Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many seconds.
+        Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many
+        seconds.
         """
         updated = self._change(event, timeout)
         if updated.error:
@@ -163,10 +176,12 @@ class ClusterDriver(BaseDriver):
         return event.chain.spec
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
-        """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it needed.
+        """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it
+        needed.
 
-        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again or says why it cannot;
-        NotServable, for it goes on being served, where this cluster takes its models when it starts only; Unavailable.
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again or says
+        why it cannot; NotServable, for it goes on being served, where this cluster takes its models when it starts
+        only; Unavailable.
         """
         if self.sight.chain(name) is None:
             raise NotFound(f"no model named {name!r} is served")
@@ -210,20 +225,27 @@ class ClusterDriver(BaseDriver):
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def restart(self, device: str, timeout: float) -> bool:
-        """Have a device's agent end after its step, and another take its place; what ran there runs again. Waits for the new one, false if
-        that takes over `timeout` seconds."""
+        """Have a device's agent end after its step, and another take its place; what ran there runs again. Waits for
+        the new one, false if that takes over `timeout` seconds."""
         with self._changed:
             before = self._company.lives.incarnation(device)
         self._conductor.ask(lambda now: self._company.restart(device))
         with self._changed:
-            return self._changed.wait_for(lambda: self._death is not None or self._follows(device, before), timeout) and self.alive
+            return (
+                self._changed.wait_for(lambda: self._death is not None or self._follows(device, before), timeout)
+                and self.alive
+            )
 
     def roll(self, timeout: float) -> bool:
-        """Restart one device after another, `timeout` seconds for each at most; false if one does not come back: the others stay."""
+        """Restart one device after another, `timeout` seconds for each at most; false if one does not come back: the
+        others stay.
+        """
         return all(self.restart(each.device, timeout) for each in self.agents())
 
     def shutdown(self, timeout: float | None = None) -> bool:
-        """End all agents after their steps; what is unfinished ends with an error. Again: nothing to do. False if that takes longer."""
+        """End all agents after their steps; what is unfinished ends with an error. Again: nothing to do. False if that
+        takes longer.
+        """
         with self._changed:
             self._draining = True
         self._conductor.stop()
@@ -263,7 +285,9 @@ class ClusterDriver(BaseDriver):
             self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lives.failed()))
             if self._complete() and self._death is None:
                 return
-            why = self._death or "; ".join(f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed")
+            why = self._death or "; ".join(
+                f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed"
+            )
         raise Unavailable(f"the cluster cannot be brought up: {why}")
 
     def _complete(self) -> bool:

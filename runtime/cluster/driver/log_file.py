@@ -1,7 +1,7 @@
 """A file that takes lines while a cluster runs: the log of its scheduler, for `zoo simulate --replay`.
 
-Contract: what cannot be written (a full disk) ends the log, with one warning, and never the cluster. It is only the owner's to read:
-prompts stand in it.
+Contract: what cannot be written (a full disk) ends the log, with one warning, and never the cluster. It is only the
+owner's to read: prompts stand in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Who waits for what becomes of a ServeModel or WithdrawModel: the scheduler answers those of one model in the order in which they came.
+"""Who waits for what becomes of a ServeModel or WithdrawModel: the scheduler answers those of one model in the order in
+which they came.
 
 Contract: called on the scheduler's thread; futures are waited for on others. Decides nothing.
 """

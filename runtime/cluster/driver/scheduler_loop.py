@@ -1,10 +1,13 @@
-"""The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is carried out.
+"""The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is
+carried out.
 
     company.receive, company.look -> Scheduler.handle <- ask            Send -> company    EmitTokens -> routes    ModelUpdated -> changes
 
-Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and that whoever looks at the
-scheduler from elsewhere holds. It ends when it is told to, when nothing is left that could run, or by a defect: `died` is called once, with
-the reason, and the agents end with it. It knows no HTTP, no text, no tensors and no processes.
+Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and
+that whoever looks at the scheduler from elsewhere holds. It ends when it is told to, when nothing is left that
+could run, or
+by a defect: `died` is called once, with the reason, and the agents end with it. It knows no HTTP, no text, no
+tensors and no processes.
 """
 
 from __future__ import annotations
@@ -168,7 +171,9 @@ class SchedulerLoop:
             self._carry_out(self._handle(event, now), now)
 
     def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
-        """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when its time has come."""
+        """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when
+        its time has come.
+        """
         for command in commands:
             if isinstance(command, Send):
                 self._company.send(command.to, command.message)
@@ -221,7 +226,9 @@ class SchedulerLoop:
     # -- what cannot go on ---------------------------------------------------------------------------------------------
 
     def _strand(self, now: int) -> None:
-        """End what waits for devices that will not come back. Raises UnavailableModel where that is everything that is served, or every device."""
+        """End what waits for devices that will not come back. Raises UnavailableModel where that is everything that is
+        served, or every device.
+        """
         failed = self._company.lives.failed()
         if not failed:
             return
@@ -231,7 +238,10 @@ class SchedulerLoop:
         self.strandings.look(chains, instances, failed, reasons)
         # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
         waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]
-        ends = {chain.version: whys([chain], instances, failed, reasons) for chain in {each.version: each for _, each in waiting}.values()}
+        ends = {
+            chain.version: whys([chain], instances, failed, reasons)
+            for chain in {each.version: each for _, each in waiting}.values()
+        }
         for seq, chain in waiting:
             for why in ends[chain.version].values():
                 self._carry_out(ending(self._handle(AbortSequence(seq), now), seq, why), now)

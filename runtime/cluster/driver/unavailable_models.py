@@ -1,4 +1,6 @@
-"""Which models cannot run any more, because devices will not come back, and what becomes of their sequences. Pure bookkeeping."""
+"""Which models cannot run any more, because devices will not come back, and what becomes of their sequences. Pure
+bookkeeping.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,15 @@ class UnavailableModels:
         return dict(self._reasons)
 
     def look(
-        self, chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str], reasons: Mapping[str, str]
+        self,
+        chains: Iterable[Chain],
+        instances: Mapping[str, Sequence[str]],
+        failed: Collection[str],
+        reasons: Mapping[str, str],
     ) -> None:
-        """`chains`: those that newcomers get. `instances`: devices by block; `reasons`: by device, why it does not come back."""
+        """`chains`: those that newcomers get. `instances`: devices by block; `reasons`: by device, why it does not come
+        back.
+        """
         self._reasons = whys(chains, instances, failed, reasons)
 
     def require_hope(self, chains: Iterable[Chain]) -> None:
@@ -49,8 +57,12 @@ def whys(
     }
 
 
-def stranded(chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str]) -> dict[str, str]:
-    """Model -> a device with the last instance of one of its blocks. `instances`: devices by block; `failed`: those without a future."""
+def stranded(
+    chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str]
+) -> dict[str, str]:
+    """Model -> a device with the last instance of one of its blocks. `instances`: devices by block; `failed`: those
+    without a future.
+    """
     out: dict[str, str] = {}
     for chain in chains:
         last = [where[0] for use in chain.uses if (where := instances.get(use.block, ())) and set(where) <= set(failed)]
@@ -60,9 +72,13 @@ def stranded(chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], fa
 
 
 def ending(commands: Iterable[SchedulerCommand], seq: str, why: str) -> list[SchedulerCommand]:
-    """What a scheduler says to the end of a sequence that nobody asked to end: its last event is an error, with the reason."""
+    """What a scheduler says to the end of a sequence that nobody asked to end: its last event is an error, with the
+    reason.
+    """
     return [_told(command, seq, why) if isinstance(command, EmitTokens) else command for command in commands]
 
 
 def _told(emit: EmitTokens, seq: str, why: str) -> EmitTokens:
-    return EmitTokens(tuple(structs.replace(event, finish="error", error=why) if event.seq == seq else event for event in emit.events))
+    return EmitTokens(
+        tuple(structs.replace(event, finish="error", error=why) if event.seq == seq else event for event in emit.events)
+    )

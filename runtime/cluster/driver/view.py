@@ -1,4 +1,6 @@
-"""A running cluster as others see it: agents, models, what moves, what it holds. Reads behind the driver's lock, changes nothing."""
+"""A running cluster as others see it: agents, models, what moves, what it holds. Reads behind the driver's lock,
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,18 @@ from runtime.types import EngineMemory, ModelSpec
 class ClusterView:
     """See the top of the file. Every method may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler, company: AgentPool, strandings: UnavailableModels, changed: threading.Condition) -> None:
+    def __init__(
+        self, scheduler: Scheduler, company: AgentPool, strandings: UnavailableModels, changed: threading.Condition
+    ) -> None:
         self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
 
     def models(self) -> tuple[ModelSpec, ...]:
         """`max_model_len` is what the living devices can hold of one sequence, together."""
         with self._changed:
-            specs, pages = self._scheduler.models(), sum(device.capacity for device in self._scheduler.devices if device.alive)
+            specs, pages = (
+                self._scheduler.models(),
+                sum(device.capacity for device in self._scheduler.devices if device.alive),
+            )
         return tuple(_capped(spec, pages) for spec in specs)
 
     def chain(self, model: str) -> Chain | None:
@@ -52,7 +59,9 @@ class ClusterView:
     def refused(self) -> Mapping[str, str]:
         """Stages that devices could not load, when they were last asked for them, and why."""
         with self._changed:
-            return {stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()}
+            return {
+                stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()
+            }
 
     def picture(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
@@ -85,14 +94,18 @@ class ClusterView:
             return self._scheduler.speculation.counts()
 
     def health(self) -> Mapping[str, Any]:
-        """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they must."""
+        """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they
+        must.
+        """
         facts, stranded = self.agents(), self._strandings.reasons()
         degraded = bool(stranded) or any(each.phase != "up" for each in facts)
         unavailable = {"unavailable": stranded} if stranded else {}
         return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
 
     def memory(self) -> EngineMemory:
-        """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with weights of its own."""
+        """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with
+        weights of its own.
+        """
         with self._changed:
             alive = [device for device in self._scheduler.devices if device.alive]
             unshared = sum(map(self._stages_bytes, alive))
@@ -107,5 +120,9 @@ class ClusterView:
 
 def _capped(spec: ModelSpec, pages: int) -> ModelSpec:
     """A model with a context that so many pages can hold. (A cluster that has no devices now will have some.)"""
-    fits = pages // spec.kv_layers * spec.page_tokens - spec.virtual_tokens if pages and spec.kv_layers else spec.max_model_len
+    fits = (
+        pages // spec.kv_layers * spec.page_tokens - spec.virtual_tokens
+        if pages and spec.kv_layers
+        else spec.max_model_len
+    )
     return spec if fits >= spec.max_model_len else replace(spec, max_model_len=max(fits, 1))

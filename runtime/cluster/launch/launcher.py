@@ -1,7 +1,9 @@
-"""How agents come up and end: what a driver needs of subprocesses, threads or Ray's actors. Which ones, when, how often: see `lives`.
+"""How agents come up and end: what a driver needs of subprocesses, threads or Ray's actors. Which ones, when, how
+often: see `lives`.
 
-Contract of a AgentLauncher: `start` and `kill` return at once. Whatever starts ends in exactly one call of the listener, from any thread, however
-it ends. A fleet knows where the scheduler is to listen, because it is what tells its agents.
+Contract of a AgentLauncher: `start` and `kill` return at once. Whatever starts ends in exactly one call of the
+listener, from any thread, however it ends. A fleet knows where the scheduler is to listen, because it is what tells its
+agents.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from runtime.transport.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """An agent has ended. `code`: of its process, negative for a signal, None without one. `reason`: its own word, or the code's."""
+    """An agent has ended. `code`: of its process, negative for a signal, None without one. `reason`: its own word, or
+    the code's.
+    """
 
     device: str
     incarnation: int

@@ -1,12 +1,15 @@
-"""Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once when they end.
+"""Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once
+when they end.
 
-One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time that it takes to load
-weights; it is begun when all others have imported what they need, so that it takes no processor from those that are waited for. Sockets
-lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
+One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time
+that it takes to load weights; it is begun when all others have imported what they need, so that it takes no processor
+from those that are waited for. Sockets lie in a folder that only this user can enter; over the network (`host`)
+everything is encrypted with the cluster's keys.
 
-Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends them with it
-(PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process. What
-cannot be started ends with the reason, whatever it was; that thread goes on. Nothing is written to a child under the lock.
+Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends
+them with it (PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No
+agent outlives this process. What cannot be started ends with the reason, whatever it was; that thread goes on. Nothing
+is written to a child under the lock.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ _MAX_SPOILED = 3
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder. `warm`: whether one
+    """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder.
+    `warm`: whether one
     stands by. `sockets`: the kind of those in a folder (`transport.channels.sockets`)."""
 
     preparation: Preparation
@@ -56,7 +60,9 @@ class ProcessConfig:
 class _Child:
     """One process, and, from `begin` on, the thread that reads its words until it has ended."""
 
-    def __init__(self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]) -> None:
+    def __init__(
+        self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]
+    ) -> None:
         self.who: tuple[str, int] | None = None
         self.warm = False
         self._warmed, self._ended = warmed, ended
@@ -158,7 +164,7 @@ class ProcessLauncher:
         if self._config.warm:
             self._work.put(self._stand_by)
 
-    # -- inside: the fleet's thread --------------------------------------------------------------------------------------
+    # -- inside: the fleet's thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -227,9 +233,11 @@ class ProcessLauncher:
         config, keys = self._config, self.seat.keys
         bind = self._bind(f"{device}.{incarnation}")
         pair = None if keys is None else (keys.public, keys.secret)
-        return Identity(device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds)
+        return Identity(
+            device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds
+        )
 
-    # -- inside: a child's thread ----------------------------------------------------------------------------------------
+    # -- inside: a child's thread ------------------------------------------------------------------------------------
 
     def _ended(self, child: _Child, code: int, reason: str) -> None:
         with self._lock:

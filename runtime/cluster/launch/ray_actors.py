@@ -1,12 +1,14 @@
-"""Agents as Ray actors, for several machines: Ray (>= 2.52) places them, starts them and tells when they end; nothing else goes through it.
+"""Agents as Ray actors, for several machines: Ray (>= 2.52) places them, starts them and tells when they end; nothing
+else goes through it.
 
-Messages and tensors go over our own post, by tcp, encrypted with the cluster's keys: a Ray call takes milliseconds, and pickles. Ray's own
-token authentication must be on; for a cluster that is started here it is switched on (CVE-2023-48022). The cluster's keys reach actors
+Messages and tensors go over our own post, by tcp, encrypted with the cluster's keys: a Ray call takes milliseconds, and
+pickles. Ray's own token authentication must be on; for a cluster that is started here it is switched on
+(CVE-2023-48022). The cluster's keys reach actors
 through Ray: whoever holds Ray's token holds the cluster.
 
-Contract: `Fleet`. Ray restarts nothing (`max_restarts=0`): when, and how often, is `lives`' affair, as for every fleet. One actor stands by
-with everything imported. Where Ray itself fails, the agent that it was asked about ends, with the reason; nothing is raised at whoever
-asked, and whoever watches goes on watching. Needs the extra `ray`.
+Contract: `Fleet`. Ray restarts nothing (`max_restarts=0`): when, and how often, is `lives`' affair, as for every fleet.
+One actor stands by with everything imported. Where Ray itself fails, the agent that it was asked about ends, with the
+reason; nothing is raised at whoever asked, and whoever watches goes on watching. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ _SAID = 300
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """`engines`: the table of engines, imported by name where actors run. `address`: of a running Ray cluster; None starts one here.
+    """`engines`: the table of engines, imported by name where actors run. `address`: of a running Ray cluster; None
+    starts one here.
 
-    `cpus`, `gpus`: that Ray sets apart for an agent. `warm`: whether an actor stands by; none does where it would keep a GPU from others.
+    `cpus`, `gpus`: that Ray sets apart for an agent. `warm`: whether an actor stands by; none does where it would keep
+    a GPU from others.
     """
 
     preparation: Preparation
@@ -80,7 +84,9 @@ class RayLauncher:
     """See the top of the file."""
 
     def __init__(self, config: RayConfig) -> None:
-        """Joins or starts a Ray cluster. Raises InputError without the extra, with authentication off, or where Ray does not let it in."""
+        """Joins or starts a Ray cluster. Raises InputError without the extra, with authentication off, or where Ray
+        does not let it in.
+        """
         _require_tokens(config.address)
         self._config, self._ray = config, _ray()
         self._started_ray = not self._ray.is_initialized()
@@ -105,7 +111,9 @@ class RayLauncher:
         keys = self.seat.keys
         config, who = self._config, (device, incarnation)
         pair = None if keys is None else (keys.public, keys.secret)
-        identity = Identity(device, incarnation, self._scheduler, "", config.settings, config.relay, pair, config.beat_seconds)
+        identity = Identity(
+            device, incarnation, self._scheduler, "", config.settings, config.relay, pair, config.beat_seconds
+        )
         with self._lock:
             if self._closing:
                 return
@@ -229,7 +237,8 @@ def _ray() -> Any:
 
 
 def _require_tokens(address: str | None) -> None:
-    """Ray's token authentication, from its environment, which it reads when it is imported. Raises InputError where it is off.
+    """Ray's token authentication, from its environment, which it reads when it is imported. Raises InputError where it
+    is off.
 
     A cluster that starts here gets a token of its own.
     """

@@ -1,7 +1,8 @@
-"""Agents as threads of this process, with the same loop over the same transport, which then copies nothing: for one machine without hurry,
-for tests, and for engines that do not want processes.
+"""Agents as threads of this process, with the same loop over the same transport, which then copies nothing: for one
+machine without hurry, for tests, and for engines that do not want processes.
 
-Contract: `Fleet`. A thread cannot be killed: `kill` has it end after the step under way. Two agents of one device never overlap.
+Contract: `Fleet`. A thread cannot be killed: `kill` has it end after the step under way. Two agents of one device never
+overlap.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ class ThreadLauncher:
             before.join()
         who = device, incarnation
         bind = f"inproc://{self._name}.{device}.{incarnation}"
-        identity = Identity(device, incarnation, self._scheduler, bind, self._settings, self._relay, None, self._beat_seconds)
+        identity = Identity(
+            device, incarnation, self._scheduler, bind, self._settings, self._relay, None, self._beat_seconds
+        )
 
         def begun(loop: AgentLoop) -> None:
             with self._lock:

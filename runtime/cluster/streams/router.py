@@ -40,7 +40,9 @@ class StreamRouter:
             self._routes[one.seq] = _Route(sink, one.request)
 
     def deliver(self, events: Iterable[TokenEvent]) -> list[str]:
-        """Hand events over; returns living sequences that nobody can hear of any more, their event loop being closed."""
+        """Hand events over; returns living sequences that nobody can hear of any more, their event loop being
+        closed.
+        """
         by_loop: dict[asyncio.AbstractEventLoop, list[_Part]] = {}
         for sink, its in self._by_sink(events).items():
             if sink.loop is None:
@@ -59,7 +61,9 @@ class StreamRouter:
 
     def ends(self, error: str) -> list[TokenEvent]:
         """An end for every sequence that is still waited for, when whoever knew better is gone."""
-        return [TokenEvent(seq, route.request, 0, None, finish="error", error=error) for seq, route in self._routes.items()]
+        return [
+            TokenEvent(seq, route.request, 0, None, finish="error", error=error) for seq, route in self._routes.items()
+        ]
 
     def _by_sink(self, events: Iterable[TokenEvent]) -> dict[Sink, list[TokenEvent]]:
         parts: dict[Sink, list[TokenEvent]] = {}

@@ -1,8 +1,9 @@
 """Where the events of some sequences come out: an asynchronous iterator for a server, a plain one for a command line.
 
-Contract: a stream hands out each event once, in order, in lists (all that has happened since the last look), and ends after
-the last sequence's last event. A consumer that is slower than the engine gets longer lists, never lost events. Whoever leaves early
-must close it, which aborts what is unfinished. It does not know agents, engines or threads beyond the hand-over.
+Contract: a stream hands out each event once, in order, in lists (all that has happened since the last look), and ends
+after the last sequence's last event. A consumer that is slower than the engine gets longer lists, never lost events.
+Whoever leaves early must close it, which aborts what is unfinished. It does not know agents, engines or threads beyond
+the hand-over.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Abort = Callable[[Iterable[str]], None]
 
 
 class Sink(Protocol):
-    """Where a driver puts a step's events of one stream. `loop`: the event loop that must do it, None for any thread."""
+    """Where a driver puts a step's events of one stream. `loop`: the event loop that must do it, None for any
+    thread.
+    """
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
@@ -79,7 +82,9 @@ class Stream:
     async def __aenter__(self) -> Stream:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
 

@@ -1,6 +1,7 @@
 """Adapters on units: what each kind puts where, and how it is taken off again.
 
-The base's tensors stay as they are; whatever an adapter needs is copied beside them (it is small) in the form that its rows use.
+The base's tensors stay as they are; whatever an adapter needs is copied beside them (it is small) in the form that its
+rows use.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def attach(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) 
     """Put an adapter's part on a unit under `key`.
 
     Raises:
-        NotServable: an adapter kind or variant that cannot be run exactly beside others, or a module that is not a shared layer.
+        NotServable: an adapter kind or variant that cannot be run exactly beside others, or a module that is not a
+            shared layer.
     """
     put = _KINDS.get(adapter.kind)
     if put is None:
@@ -73,7 +75,9 @@ def _borrowed(pool: TensorPool, digests: Iterable[str]) -> Iterator[list[Tensor]
 
 
 def _check_finite(tensors: Iterable[Tensor | None], key: str) -> None:
-    """Raises NotServable. Matrices of several adapters are multiplied as one, and zero times infinity is not zero in others' rows."""
+    """Raises NotServable. Matrices of several adapters are multiplied as one, and zero times infinity is not zero in
+    others' rows.
+    """
     if not all(tensor is None or bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise NotServable(f"{key}: its adapter holds values that are not finite")
 
@@ -98,11 +102,14 @@ def _low_rank(tensors: Mapping[str, str], path: str, suffix: str, scaling: float
         return PlainLowRank(a.float().clone(), b.float() * scaling, rest[0].float() * scaling if rest else None)
 
 
-def _rescaled(target: SharedLinear | SharedEmbedding, part: PlainLowRank, magnitude: str, key: str, pool: TensorPool) -> PlainLowRank:
-    """DoRA: with W' = W + BA, each row of W' is brought to the length that its magnitude says; the base's bias stays as it is.
+def _rescaled(
+    target: SharedLinear | SharedEmbedding, part: PlainLowRank, magnitude: str, key: str, pool: TensorPool
+) -> PlainLowRank:
+    """DoRA: with W' = W + BA, each row of W' is brought to the length that its magnitude says; the base's bias stays as
+    it is.
 
-    `y = m / |W'| * (W x + B A x) + bias` (arXiv 2402.09353, eq. 5): a vector on the base's output, and one that is in B. What the vector
-    does to the bias is taken back by a bias of the low-rank part's own.
+    `y = m / |W'| * (W x + B A x) + bias` (arXiv 2402.09353, eq. 5): a vector on the base's output, and one that is in
+    B. What the vector does to the bias is taken back by a bias of the low-rank part's own.
     """
     if isinstance(target, SharedEmbedding):
         raise NotServable(f"{key}: DoRA on an embedding is not served")

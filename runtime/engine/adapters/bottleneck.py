@@ -1,8 +1,8 @@
 """BottleneckModule adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
 
-Adapters that compute alike are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of them together. Those with
-norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is the affair of
-`surgery.adapters.bottleneck_module`.
+Adapters that compute alike are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of
+them together. Those with norms of their own, or that skip more than the sub-layer's output, run one by one. What an
+adapter computes is the affair of `surgery.adapters.bottleneck_module`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from surgery.adapters.bottleneck_module import BottleneckModule
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Adapters of one form. down [ranks, width], down_bias [ranks], up [width, ranks]; up_bias, scaling [adapters + 1, width].
+    """Adapters of one form. down [ranks, width], down_bias [ranks], up [width, ranks]; up_bias, scaling [adapters + 1,
+    width].
 
     The last row of the two is zero: it is for everybody else.
     """
@@ -104,7 +105,9 @@ class BottleneckRows:
 
     def _joined(self, names: list[str]) -> _Group:
         parts = [self._parts[name] for name in names]
-        down, down_bias, up, up_bias = ([part.tensors[name].data for part in parts] for name in BottleneckModule.MATRICES)
+        down, down_bias, up, up_bias = (
+            [part.tensors[name].data for part in parts] for name in BottleneckModule.MATRICES
+        )
         scaling = [part.scaling_vector for part in parts]
         nothing = torch.zeros_like(up_bias[0])
         return _Group(

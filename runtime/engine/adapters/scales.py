@@ -1,4 +1,5 @@
-"""Vectors by which adapters scale a layer's input or output (IA3, DoRA), each on its own rows: one product for all of them together.
+"""Vectors by which adapters scale a layer's input or output (IA3, DoRA), each on its own rows: one product for all of
+them together.
 
 Knows vectors and which tokens use which adapter; nothing of layers or of files.
 """
@@ -36,7 +37,9 @@ class Scales:
         self._tables.forget()
 
     def of(self, x: Tensor, frame: ForwardContext) -> Tensor:
-        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be rounded once."""
+        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be
+        rounded once.
+        """
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self._vectors))
         if not active:
             return x

@@ -1,6 +1,8 @@
-"""What a layer makes of the adapters that are in use together: kept until others are, by each thread that runs steps for itself.
+"""What a layer makes of the adapters that are in use together: kept until others are, by each thread that runs steps
+for itself.
 
-A recorded step reads what it read while it was recorded, so it keeps that itself: another step may have other adapters joined in between.
+A recorded step reads what it read while it was recorded, so it keeps that itself: another step may have other adapters
+joined in between.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ T = TypeVar("T")
 
 
 class StackCache(Generic[T]):
-    """The last of what was made of adapters, by their names. A thread's own: another one's may not be there yet (a stream each), or be of
-    others by the time that it is read."""
+    """The last of what was made of adapters, by their names. A thread's own: another one's may not be there yet (a
+    stream each), or be of others by the time that it is read."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[tuple[str, ...], T]] = {}

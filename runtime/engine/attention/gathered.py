@@ -1,6 +1,7 @@
 """Attention over pages with torch's own, on any device: pages are gathered into scratch and attended in few calls.
 
-Decode rows of similar length are attended together, padded to the longest of them; a prompt's chunk alone, to its earlier pages and itself.
+Decode rows of similar length are attended together, padded to the longest of them; a prompt's chunk alone, to its
+earlier pages and itself.
 """
 
 from __future__ import annotations
@@ -91,7 +92,9 @@ def _chunk(paging: PagedMetadata, table: Tensor, span: RowSpan, now: Tokens) -> 
     whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
     if whole:
         k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
         return out[0].transpose(0, 1)
     pages = table[: -(-span.length // paging.page_tokens)].contiguous()
     k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
@@ -133,7 +136,9 @@ def _groups(paging: PagedMetadata) -> Iterator[DecodeGroup]:
 
 
 def _split(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a group."""
+    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a
+    group.
+    """
     order = sorted(range(len(rows)), key=lambda i: -lengths[i])
     made = 0
     group: list[int] = []

@@ -1,8 +1,10 @@
-"""The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
+"""The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through
+the tables.
 
-Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is in the current
-frame; where that has dense batches instead of pages, they do it (`engine.dense.kv_store`). How a device attends over pages is its own affair
-(`engine.attention.gathered` anywhere, `engine.kernels.paged_attention` by kernels).
+Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is
+in the current frame; where that has dense batches instead of pages, they do it (`engine.dense.kv_store`). How a device
+attends over pages is its own affair (`engine.attention.gathered` anywhere, `engine.kernels.paged_attention` by
+kernels).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class AttentionSettings:
 
 
 class Tokens(NamedTuple):
-    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
+    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads,
+    head_dim].
+    """
 
     query: Tensor
     key: Tensor
@@ -74,7 +78,8 @@ def paged_attention(
 
 
 def attend(frame: ForwardContext, query: Tensor, key: Tensor, value: Tensor, how: AttentionSettings) -> Tensor:
-    """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> as query.
+    """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads,
+    head_dim] -> as query.
 
     K and V of a prefix's virtual tokens are the prefix's, as they are: they were never meant to be rotated.
 

@@ -1,11 +1,13 @@
-"""All rows of a step over their pages in one call of torch's kernel for rows of unequal length (`torch.nn.attention.varlen`), on CUDA.
+"""All rows of a step over their pages in one call of torch's kernel for rows of unequal length
+(`torch.nn.attention.varlen`), on CUDA.
 
-Nothing is gathered, and a prompt's chunk attends beside the decodes. What the kernel does not take goes the way that runs anywhere. The
-kernel is reached through one function (`Kernel.call`): tests on a CPU put another of the same signature there.
+Nothing is gathered, and a prompt's chunk attends beside the decodes. What the kernel does not take goes the way that
+runs anywhere. The kernel is reached through one function (`Kernel.call`): tests on a CPU put another of the same
+signature there.
 
-What the kernels take, as torch 2.13 has them: half precision, head dimensions that are multiples of 8 up to 256, no soft cap. Flash
-Attention 2, which is in torch, wants pages of a multiple of 256 tokens and the ends of K beside its lengths. Flash Attention 3, a package
-of its own for compute capability 9, takes pages of any size and refuses the ends.
+What the kernels take, as torch 2.13 has them: half precision, head dimensions that are multiples of 8 up to 256, no
+soft cap. Flash Attention 2, which is in torch, wants pages of a multiple of 256 tokens and the ends of K beside its
+lengths. Flash Attention 3, a package of its own for compute capability 9, takes pages of any size and refuses the ends.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _FA3_PACKAGE, _FA3_MAJOR = "flash_attn_interface", 9
 class VarlenCall(Protocol):
     """`torch.nn.attention.varlen.varlen_attn`, as far as it is used here.
 
-    query: [tokens, heads, head_dim]; key, value: [pages, page_tokens, kv_heads, head_dim]; cu_seq_q, cu_seq_k: int32 [rows + 1];
+    query: [tokens, heads, head_dim]; key, value: [pages, page_tokens, kv_heads, head_dim]; cu_seq_q, cu_seq_k: int32
+    [rows + 1];
     seqused_k: int32 [rows]; block_table: int32 [rows, page groups].
     Causal and windowed masks end at a row's last token. Returns the shape of the query.
     """
@@ -79,7 +82,9 @@ class Kernel:
 
 
 class VarlenAttention:
-    """`engine.step.context.Paged`: where the kernel attends, chunks do so beside the decodes, and nothing is left for a call of their own."""
+    """`engine.step.context.Paged`: where the kernel attends, chunks do so beside the decodes, and nothing is left for a
+    call of their own.
+    """
 
     def __init__(self, kernel: Kernel, paging: PagedMetadata) -> None:
         self.paging = paging
@@ -177,7 +182,9 @@ def _activates_fa3() -> bool:
 
 
 def _starts(counts: list[int], device: torch.device) -> Tensor:
-    """Where each row's tokens begin, and where the last one's end: int32 [rows + 1]. Of decodes alone without a copy from the host."""
+    """Where each row's tokens begin, and where the last one's end: int32 [rows + 1]. Of decodes alone without a copy
+    from the host.
+    """
     if max(counts) == 1:
         return torch.arange(len(counts) + 1, dtype=torch.int32, device=device)
     return F.pad(put(counts, device).cumsum(0, dtype=torch.int32), (1, 0))

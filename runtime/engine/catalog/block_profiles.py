@@ -1,10 +1,12 @@
 """What was measured of a model's blocks, for the pieces that a cluster cuts them into (BL-11, BL-21).
 
-`zoo profile` measures the zoo's blocks; `engine.catalog.describe` cuts them further. A piece takes its share of its block's time, by the bytes that
-are multiplied (all but embeddings, which are looked up), and its share of the time to load, by all bytes. That is an estimate: the
-kernels of a piece are those of its block, and nothing is lost between two pieces on one device, which run as one stage.
+`zoo profile` measures the zoo's blocks; `engine.catalog.describe` cuts them further. A piece takes its share of its
+block's time, by the bytes that are multiplied (all but embeddings, which are looked up), and its share of the time to
+load, by all bytes. That is an estimate: the kernels of a piece are those of its block, and nothing is lost between two
+pieces on one device, which run as one stage.
 
-Reads the catalogue. A model whose blocks were not all measured on this kind of device, or are others by now, has no profiles.
+Reads the catalogue. A model whose blocks were not all measured on this kind of device, or are others by now, has no
+profiles.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, thre
     Args:
         chains: by the names of the stored models that they were made of.
         device: as agents name theirs.
-        threads: that an agent's engine has on a CPU. Without a profile of so many, one of as many as this process has is taken.
+        threads: that an agent's engine has on a CPU. Without a profile of so many, one of as many as this process has
+            is taken.
     """
     with store.catalog.reading() as reader:
         known = _known(reader, device, threads)
@@ -47,7 +50,9 @@ def _known(reader: Reader, device: str, threads: int) -> dict[str, BlockProfile]
         for document in documents:
             if document.key == key:
                 try:
-                    found.update((each.block, each) for each in profile_of(document.value).blocks if each.stands_for is None)
+                    found.update(
+                        (each.block, each) for each in profile_of(document.value).blocks if each.stands_for is None
+                    )
                 except (KeyError, TypeError, ValueError):
                     continue  # of another format: as if it had not been measured
     return found
@@ -63,7 +68,9 @@ def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockPr
             yield _part(whole, block, use, components, sizes)
 
 
-def _part(whole: BlockProfile, block: ChainBlock, use: BlockUse, components: Sequence[Component], sizes: Sizes) -> BlockProfile:
+def _part(
+    whole: BlockProfile, block: ChainBlock, use: BlockUse, components: Sequence[Component], sizes: Sizes
+) -> BlockProfile:
     piece, all_of_it = components[use.lo : use.hi], components[block.lo : block.hi]
     loaded = _bytes(piece, sizes) / max(_bytes(all_of_it, sizes), 1)
     multiplied = _bytes(_multiplied(all_of_it), sizes)

@@ -1,8 +1,10 @@
-"""From a stored model to what the scheduler of a cluster knows of it: its chain as blocks, cut fine enough to be spread over devices.
+"""From a stored model to what the scheduler of a cluster knows of it: its chain as blocks, cut fine enough to be spread
+over devices.
 
-The zoo's blocks are what models share (`surgery.partition.partition`); a model that shares nothing is one block, however large. For placement a
-block is cut again, at layers, into pieces of at most so many bytes: no bytes move, and models that share the block share its pieces. A
-piece is named by its components without their adapters: a fine-tune by LoRA has its base's pieces, and runs in their batches.
+The zoo's blocks are what models share (`surgery.partition.partition`); a model that shares nothing is one block,
+however large. For placement a block is cut again, at layers, into pieces of at most so many bytes: no bytes move, and
+models that share the block share its pieces. A piece is named by its components without their adapters: a fine-tune by
+LoRA has its base's pieces, and runs in their batches.
 
 Reads manifests and configs; loads nothing.
 """
@@ -37,11 +39,13 @@ class DescribedChain:
 def describe_chain(
     store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None
 ) -> DescribedChain:
-    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of it, or refuse.
+    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of it,
+    or refuse.
 
     Args:
         half_page: bytes of K in a page, the same on all devices (`engine.models.registry.half_page`).
-        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is stored beside the old one.
+        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is stored
+            beside the old one.
 
     Raises:
         NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
@@ -77,14 +81,18 @@ class Sizes:
         self._bytes = {tensor.digest: tensor.nbytes for tensor in manifest.tensors}
 
     def weights(self, components: Sequence[Component]) -> int:
-        return sum(self._bytes[digest] for digest in {digest for component in components for _, digest in component.tensors})
+        return sum(
+            self._bytes[digest] for digest in {digest for component in components for _, digest in component.tensors}
+        )
 
     def adapters(self, components: Sequence[Component]) -> int:
         own = [component.adapter for component in components if component.adapter is not None]
         return sum(self._bytes[digest] for digest in {digest for adapter in own for _, digest in adapter.tensors})
 
 
-def _pieces(manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int) -> Iterator[tuple[int, int]]:
+def _pieces(
+    manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int
+) -> Iterator[tuple[int, int]]:
     """The zoo's blocks, cut before layers wherever a piece would become larger than `piece_bytes`."""
     components = [placed.component for placed in manifest.components]
     for block in chain:

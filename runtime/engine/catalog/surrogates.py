@@ -1,7 +1,10 @@
-"""Which cheaper stand-ins the zoo has for parts of a model (BL-10), as the scheduler of a cluster needs them to predict hops (BL-25).
+"""Which cheaper stand-ins the zoo has for parts of a model (BL-10), as the scheduler of a cluster needs them to predict
+hops (BL-25).
 
-A stand-in is a model of its own: its parent's chain with other components in one place. Only those are taken that are the parent's
-everywhere else, bit for bit: a part of them is a part of the parent with the stand-in in it. Reads manifests; loads nothing.
+A stand-in is a model of its own: its parent's chain with other components in one place. Only those are taken that are
+the parent's
+everywhere else, bit for bit: a part of them is a part of the parent with the stand-in in it. Reads manifests; loads
+nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ def surrogates_of(store: Store, name: str) -> tuple[Surrogate, ...]:
     with store.catalog.reading() as catalog:
         model = catalog.resolve(name)
         own = catalog.model(model)
-        pairs = [pair for pair in catalog.equivalences([model]) if pair.relation == "surrogate" and pair.a.model == model]
+        pairs = [
+            pair for pair in catalog.equivalences([model]) if pair.relation == "surrogate" and pair.a.model == model
+        ]
         found = [_surrogate(own, catalog.model(pair.b.model), pair) for pair in pairs]
     return tuple(sorted((each for each in found if each is not None), key=lambda each: (each.nbytes, each.model)))
 

@@ -1,10 +1,12 @@
-"""Variants among stored models: composed ones (`zoo compose`) that are a model but for runs that were scored against its own (BL-20).
+"""Variants among stored models: composed ones (`zoo compose`) that are a model but for runs that were scored
+against its own (BL-20).
 
     A        a0 a1 a2 a3 a4        scored (BL-05)  A[2:4] ~ B[2:4] 0.985        C = a0 a1 b2 b3 a4   is a variant of A, and costs no bytes
 
-Only pairs that were scored between A and the model that the run comes from count, never two that meet in a third (BL-06). The score is
-that of A against C itself where those two were compared to their ends; else the product of the pairs', an estimate: errors add up
-along a chain (BL-28). Chains with stitches are only taken if they were compared. Of several probes the least score counts.
+Only pairs that were scored between A and the model that the run comes from count, never two that meet in a third
+(BL-06). The score is that of A against C itself where those two were compared to their ends; else the product of
+the pairs', an estimate: errors add up along a chain (BL-28). Chains with stitches are only taken if they were
+compared. Of several probes the least score counts.
 
 Reads the catalogue and configs; loads nothing, writes nothing.
 """
@@ -45,7 +47,13 @@ class Swap:
 
 
 def variants_in(
-    store: Store, exact: Chain, name: str, config: EngineConfig, half_page: int, piece_bytes: int, limits: DispatchLimits | None = None
+    store: Store,
+    exact: Chain,
+    name: str,
+    config: EngineConfig,
+    half_page: int,
+    piece_bytes: int,
+    limits: DispatchLimits | None = None,
 ) -> tuple[DescribedVariant, ...]:
     """The variants of a served model that the store holds, best first.
 
@@ -109,7 +117,9 @@ def swaps_of(name: str, pairs: Sequence[Equivalence], digests: Mapping[str, Sequ
 
 
 def compared(name: str, other: str, pairs: Sequence[Equivalence], lengths: tuple[int, int]) -> float | None:
-    """How alike two models' answers are: what they were scored at behind their last components; None where nobody has looked."""
+    """How alike two models' answers are: what they were scored at behind their last components; None where nobody has
+    looked.
+    """
     ends = [
         pair.similarity
         for pair in pairs
@@ -120,7 +130,9 @@ def compared(name: str, other: str, pairs: Sequence[Equivalence], lengths: tuple
 
 
 def replaced(own: Sequence[str], other: Sequence[str], swaps: Sequence[Swap]) -> tuple[float, int] | None:
-    """How a chain comes out of another by swaps: (product of their scores, how many), the best of all ways; None where it does not."""
+    """How a chain comes out of another by swaps: (product of their scores, how many), the best of all ways; None where
+    it does not.
+    """
     at: dict[int, list[Swap]] = {}
     for swap in swaps:
         at.setdefault(swap.lo, []).append(swap)

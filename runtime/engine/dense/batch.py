@@ -1,6 +1,7 @@
 """One model's dense batch: which sequence sits in which row of its slab, and what is kept of those that sit in none.
 
-Carries out what `policy.batching.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or of memory's limits.
+Carries out what `policy.batching.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or
+of memory's limits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _WASTE = 4
 
 
 class DenseBatch:
-    """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed on."""
+    """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed
+    on.
+    """
 
     def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
         self.model = model
@@ -44,10 +47,14 @@ class DenseBatch:
     def pages(self) -> int:
         """Pages that the slab, a batch of prompts and what is kept beside them take."""
         slabs = [self.slab] if self._prompts is None else [self.slab, self._prompts]
-        return sum(self._pages(slab.stored_rows, slab.columns.capacity) for slab in slabs) + self._kept_pages(self._kept)
+        return sum(self._pages(slab.stored_rows, slab.columns.capacity) for slab in slabs) + self._kept_pages(
+            self._kept
+        )
 
     def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
-        """What the policy is to see. `rows`: of the plan; `others`: pages in use outside of this lane, see `LaneView`."""
+        """What the policy is to see. `rows`: of the plan; `others`: pages in use outside of this lane, see
+        `LaneView`.
+        """
         named = {row.seq: row for row in rows}
         seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
         finished = tuple(self.slab.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
@@ -89,8 +96,8 @@ class DenseBatch:
         self.fit(0, 0, 0)
 
     def fit(self, rows: int, columns: int, spare: int) -> None:
-        """Cut what is padding for all, then give the store room for this many rows and columns: exactly so many, or more of them while
-        they cost no more than `spare` pages, so that it need not grow in every step.
+        """Cut what is padding for all, then give the store room for this many rows and columns: exactly so many, or
+        more of them while they cost no more than `spare` pages, so that it need not grow in every step.
         """
         self.slab.columns.release()
         held = self.slab.columns
@@ -101,7 +108,10 @@ class DenseBatch:
         now = self._pages(self.slab.stored_rows, held.capacity)
         if fits and now <= least + spare and now <= _WASTE * max(least, 1):
             return
-        wide_rows, wide = min(self._slots, 1 << (rows - 1).bit_length()) if rows else 0, exact + -(-exact // (_GROWTH * width)) * width
+        wide_rows, wide = (
+            min(self._slots, 1 << (rows - 1).bit_length()) if rows else 0,
+            exact + -(-exact // (_GROWTH * width)) * width,
+        )
         if self._pages(wide_rows, wide) <= least + spare:
             rows, exact = max(rows, wide_rows), wide
         self.slab.shape(rows, exact)
@@ -164,8 +174,8 @@ class DenseBatch:
         return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
 
     def _opened(self, slab: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
-        """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence has ended are
-        computed on, that is what their modes are.
+        """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence
+        has ended are computed on, that is what their modes are.
         """
         counts = [0 if row is None else len(row.tokens) for row in rows]
         ended = [at for at, seq in enumerate(self.seats) if seq is None] if slab is self.slab else []
@@ -177,7 +187,9 @@ class DenseBatch:
                 spans.append(RowSpan(place.at, place.at + place.count, row.start))
             own = () if row is None else row.tokens
             ids.extend([*own, *[0] * place.empty] if place.at <= place.empty_at else [*[0] * place.empty, *own])
-        return PaddedBatch(ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
+        return PaddedBatch(
+            ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab
+        )
 
     def _leave(self, at: int) -> None:
         last = self.slab.leave(at)

@@ -60,7 +60,9 @@ class _Slabs:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A slab's layer as layers that attend by themselves call a cache. They number it as in their own model, which says nothing here."""
+    """A slab's layer as layers that attend by themselves call a cache. They number it as in their own model, which says
+    nothing here.
+    """
 
     slab: DenseKV
     layer: int
@@ -75,7 +77,9 @@ class _Ones:
 
     made: CellProgram
 
-    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes(
+        self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> bool:
         return self.made.takes_cells(hidden, frame, _cells(frame), rotary)
 
     def run(
@@ -104,7 +108,9 @@ class DenseContexts:
         self._rotaries: dict[tuple[str, str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
-        return torch.tensor([[token for name in models for token in self._batches[name].rows.ids]], device=self._units.device)
+        return torch.tensor(
+            [[token for name in models for token in self._batches[name].rows.ids]], device=self._units.device
+        )
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext:
         made = self._frames.get((models, adapters))
@@ -117,10 +123,14 @@ class DenseContexts:
                 spans.extend(span.moved(base) for span in each.spans)
                 base += each.tokens
             marked = adapter_spans(adapters, [each.tokens for each in rows])
-            made = self._frames[models, adapters] = ForwardContext(positions, tuple(spans), marked, virtual_spans(rows, adapters))
+            made = self._frames[models, adapters] = ForwardContext(
+                positions, tuple(spans), marked, virtual_spans(rows, adapters)
+            )
         return made
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
+    def for_layers(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]
+    ) -> ForwardContext:
         frame = self.frame(models, adapters)
         frame.dense = _Slabs(tuple(self._parts(models, layers)), self._units.kernels)
         return frame
@@ -140,17 +150,26 @@ class DenseContexts:
         return torch.cat([cos for cos, _ in tables], dim=1), torch.cat([sin for _, sin in tables], dim=1)
 
     def pieces(
-        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+        self,
+        models: tuple[str, ...],
+        adapters: tuple[str | None, ...],
+        layers: tuple[int, ...],
+        rotary: str | None,
+        like: Tensor,
     ) -> Iterator[RowChunk]:
         for name, adapter, part in zip(models, adapters, self._parts(models, layers), strict=True):
             slab, tables = part.slab, None if rotary is None else self._tables(name, rotary, like)
-            where = Where(self._positions(name), tables, slab.mask(None, like.dtype), _Cache(slab, part.layer), slab.keys)
+            where = Where(
+                self._positions(name), tables, slab.mask(None, like.dtype), _Cache(slab, part.layer), slab.keys
+            )
             yield RowChunk(part.lo, part.hi, slab.columns.rows, self.frame((name,), (adapter,)), where)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _positions(self, name: str) -> Tensor:
-        """[rows, width], or [1, computed] where not all of the window is; padding stands at 0, which every table has."""
+        """[rows, width], or [1, computed] where not all of the window is; padding stands at 0, which every table
+        has.
+        """
         window = self._batches[name].slab.window
         positions = window.positions.clamp_min(0)
         return positions if window.computed is None else positions.reshape(-1)[window.computed][None]

@@ -1,8 +1,10 @@
-"""The dense executor (Baton): one left-padded batch per model; a step runs all of them together, and prompts apart where that is asked for.
+"""The dense executor (Baton): one left-padded batch per model; a step runs all of them together, and prompts apart
+where that is asked for.
 
-Implements `runtime.types.Engine`. A plan's rows are what may run. Who of them sits in a slot, comes in, goes out or waits is decided by
-`runtime.policy.batching.dense`, for it depends on the shapes of batches, which only the executor has; who waits is named in the result's `deferred`.
-Memory is counted in the pages of the device that the plan's maker counts in, padding included.
+Implements `runtime.types.Engine`. A plan's rows are what may run. Who of them sits in a slot, comes in, goes out or
+waits is decided by `runtime.policy.batching.dense`, for it depends on the shapes of batches, which only the executor
+has; who waits is named in the result's `deferred`. Memory is counted in the pages of the device that the plan's maker
+counts in, padding included.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from zoo.store import Store
 
 
 class DenseEngine:
-    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not (BA-18);
-    `peak_pages`, the most pages that were in use at once.
+    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not
+    (BA-18); `peak_pages`, the most pages that were in use at once.
 
     Args:
         store: where the weights are.
@@ -83,7 +85,9 @@ class DenseEngine:
         del self._lanes[name]
 
     def memory(self) -> EngineMemory:
-        return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), 2 * self._sizes.count * self._sizes.half_bytes)
+        return EngineMemory(
+            self._residents.units.nbytes, self._residents.bytes_alone(), 2 * self._sizes.count * self._sizes.half_bytes
+        )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -97,11 +101,15 @@ class DenseEngine:
         deferred = tuple(row.seq for row in plan.rows if row.seq not in step.ran)
         outcome = step.outcome
         busy = time.perf_counter_ns() - begin
-        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.wasted)
+        return StepResult(
+            plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.wasted
+        )
 
     @property
     def ahead(self) -> bool:
-        """Never: who of a plan runs is decided with the batches at hand, so what the next one may be is not known before."""
+        """Never: who of a plan runs is decided with the batches at hand, so what the next one may be is not known
+        before.
+        """
         return False
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -181,7 +189,9 @@ class _Step:
         self.ran |= decision.runs
 
     def _decision(self, lane: DenseBatch, rows: Sequence[Row]) -> LaneDecision:
-        """The policy's; where even the least that must run is more than there is, the other lanes' rows go out and make room."""
+        """The policy's; where even the least that must run is more than there is, the other lanes' rows go out and make
+        room.
+        """
         others = [each for each in self._lanes.values() if each is not lane]
         must = not self.ran
         decision = self._engine.decide(lane, rows, sum(each.pages for each in others), must)

@@ -1,10 +1,12 @@
-"""The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of columns.
+"""The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of
+columns.
 
     k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there, -1: a placeholder
 
-Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose position is at most p. So
-columns need no order, rows no common start, and what lies at placeholders is never seen; it is zero, for masked NaN is still NaN (BA-04).
-Where columns lie is `kv.columns`'s affair. It does not know sequences, models, or who is to run.
+Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose
+position is at most p. So columns need no order, rows no common start, and what lies at placeholders is never seen;
+it is zero, for masked NaN is still NaN (BA-04). Where columns lie is `kv.columns`'s affair. It does not know
+sequences, models, or who is to run.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class DenseKV:
 
     @property
     def keys(self) -> Tensor:
-        """[rows, columns]: positions of what the store holds, the window included; the same tensor for all layers of a window."""
+        """[rows, columns]: positions of what the store holds, the window included; the same tensor for all layers of a
+        window.
+        """
         if self._keys is None:
             self._keys = self._places[: self.columns.rows].clone()
         return self._keys
@@ -86,7 +90,9 @@ class DenseKV:
         self.columns.move(columns)
 
     def enter(self, kept: SavedKV | None) -> int:
-        """A row joins: with what it has, aligned to the end (BA-09), or empty. What it had is taken from `kept` layer by layer."""
+        """A row joins: with what it has, aligned to the end (BA-09), or empty. What it had is taken from `kept` layer
+        by layer.
+        """
         row = self.columns.enter(0 if kept is None else kept.tokens)
         if kept is not None and kept.tokens:
             at = self._index(self.columns.physical(kept.tokens))
@@ -101,7 +107,9 @@ class DenseKV:
         """A copy of what a row has, without holes."""
         at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
         at = at[self._places[row, at] >= 0]
-        k, v = ([_given(x)[row].index_select(0, at) for x in store] if at.numel() else [] for store in (self._k, self._v))
+        k, v = (
+            [_given(x)[row].index_select(0, at) for x in store] if at.numel() else [] for store in (self._k, self._v)
+        )
         return SavedKV(int(at.numel()), k, v)
 
     def drain(self) -> list[SavedKV]:
@@ -119,7 +127,9 @@ class DenseKV:
         return kept
 
     def leave(self, row: int) -> int:
-        """A row goes, and the last takes its number; its cells are placeholders, zero, from now on. Returns the number the mover had."""
+        """A row goes, and the last takes its number; its cells are placeholders, zero, from now on. Returns the number
+        the mover had.
+        """
         last = self.columns.leave(row)
         for x in (*self._k, *self._v, self._places):
             if x is not None:
@@ -134,7 +144,8 @@ class DenseKV:
         """Open a window: `counts[row]` tokens at positions `starts[row]`, …; 0 for rows that have nothing to run.
 
         Args:
-            filled: of those, whose first place is computed, beside the tokens; None has every place of the window computed.
+            filled: of those, whose first place is computed, beside the tokens; None has every place of the window
+                computed.
 
         Raises:
             NoRoom.
@@ -166,7 +177,9 @@ class DenseKV:
         return self._ones
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [.., columns, ..]."""
+        """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [..,
+        columns, ..].
+        """
         window, rows = self.window, self.columns.rows
         out = []
         for store, given in ((self._k, key.transpose(1, 2)), (self._v, value.transpose(1, 2))):
@@ -178,8 +191,8 @@ class DenseKV:
         return out[0], out[1]
 
     def mask(self, sliding: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive [rows, 1, width, columns]: 0 where a token of the window may look, else minus infinity. Padding looks everywhere:
-        what comes of it is not read, and must not be NaN.
+        """Additive [rows, 1, width, columns]: 0 where a token of the window may look, else minus infinity. Padding
+        looks everywhere: what comes of it is not read, and must not be NaN.
         """
         window = self.window
         made = window._masks.get((sliding, dtype))
@@ -190,13 +203,15 @@ class DenseKV:
                 hidden |= keys <= mine - sliding
             if window.padding is not None:
                 hidden &= ~window.padding[:, :, None]
-            made = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, float("-inf"))[:, None]
+            made = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, float("-inf"))[
+                :, None
+            ]
             window._masks[sliding, dtype] = made
         return made
 
     def attend(self, layer: int, now: Tokens, kernels: Kernels | None = None) -> Tensor:
-        """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed, heads, head_dim] -> as
-        given. What comes of empty places is finite and means nothing.
+        """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed,
+        heads, head_dim] -> as given. What comes of empty places is finite and means nothing.
         """
         k, v = self._stores(layer, now.key)
         window, rows = self.window, self.columns.rows
@@ -220,7 +235,9 @@ class DenseKV:
         return self._of(self._k, layer, like), self._of(self._v, layer, like)
 
     def _of(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
-        """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads, head_dim]."""
+        """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads,
+        head_dim].
+        """
         if store[layer] is None:
             shape = (self.stored_rows, self.columns.capacity, *like.shape[-2:])
             store[layer] = torch.zeros(shape, dtype=like.dtype, device=self._device)
@@ -239,10 +256,18 @@ def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSe
     width = mask.shape[2]
     heads = query.shape[1]
     group = heads // kv_heads
-    q = query.view(rows, width, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, group * width, head_dim)
-    seen = mask if group == 1 else mask[:, :, None].expand(-1, -1, group, -1, -1).reshape(rows, 1, group * width, columns)
+    q = (
+        query.view(rows, width, kv_heads, group, head_dim)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(rows, kv_heads, group * width, head_dim)
+    )
+    seen = (
+        mask if group == 1 else mask[:, :, None].expand(-1, -1, group, -1, -1).reshape(rows, 1, group * width, columns)
+    )
     out = softmax_attention(q, k, v, seen, how)
-    return out.view(rows, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, head_dim)
+    return (
+        out.view(rows, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, head_dim)
+    )
 
 
 def _given(x: Tensor | None) -> Tensor:

@@ -1,7 +1,8 @@
-"""What runs of a dense batch in one step: a rectangle of columns, some of whose places hold tokens, and which of them are computed.
+"""What runs of a dense batch in one step: a rectangle of columns, some of whose places hold tokens, and which of them
+are computed.
 
-Whoever opens a window says that: all of it, as in the paper, or its tokens, padding then being there in shape only. Knows positions and
-counts; nothing of K and V.
+Whoever opens a window says that: all of it, as in the paper, or its tokens, padding then being there in shape only.
+Knows positions and counts; nothing of K and V.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class WindowPlace:
-    """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`, and `empty` places
-    beside them, from number `empty_at` on.
+    """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`,
+    and `empty` places beside them, from number `empty_at` on.
     """
 
     row: int
@@ -31,8 +32,8 @@ class WindowPlace:
 class Window:
     """The tokens that run now: `columns` of the store, and positions [rows, width], -1 where a row has nothing there.
 
-    `fresh`: rows whose first tokens these are; theirs stand at the window's end, others' at its beginning. `filled`: rows that have nothing
-    to run, and one place of which is computed; None where every place of the window is.
+    `fresh`: rows whose first tokens these are; theirs stand at the window's end, others' at its beginning. `filled`:
+    rows that have nothing to run, and one place of which is computed; None where every place of the window is.
     """
 
     columns: slice | Tensor
@@ -74,7 +75,9 @@ class Window:
         """Which of what is computed are tokens; None for all."""
         if not any(place.empty for place in self.places):
             return None
-        return torch.tensor([at for one in self.places for at in range(one.at, one.at + one.count)], device=self.positions.device)
+        return torch.tensor(
+            [at for one in self.places for at in range(one.at, one.at + one.count)], device=self.positions.device
+        )
 
     @cached_property
     def cells(self) -> Tensor:

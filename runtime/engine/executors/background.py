@@ -1,7 +1,7 @@
 """Steps on a thread of their own, for a device whose steps take the thread that runs them: a CPU's.
 
-Whoever launches a step goes on at once. Steps run one after the other, in the order of launches. Behind one that fails, what was launched
-before that was heard of is skipped. Knows nothing of what a step is.
+Whoever launches a step goes on at once. Steps run one after the other, in the order of launches. Behind one that fails,
+what was launched before that was heard of is skipped. Knows nothing of what a step is.
 """
 
 from __future__ import annotations

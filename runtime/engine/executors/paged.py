@@ -1,4 +1,5 @@
-"""The paged executor: one device, one page pool, any number of models; a step runs all their rows together (design, section 7).
+"""The paged executor: one device, one page pool, any number of models; a step runs all their rows together (design,
+section 7).
 
 Implements `runtime.types.Engine`. It decides nothing: which rows run, and on which pages, is in the plan.
 """
@@ -46,7 +47,9 @@ class PagedEngine:
         # A trace tells which modules ran, and behind a recording none does.
         self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
         self._ahead = looks_ahead(config.async_scheduling, self._residents.units.device)
-        self._background = Background(self.execute) if self._ahead and self._residents.units.device.type == "cpu" else None
+        self._background = (
+            Background(self.execute) if self._ahead and self._residents.units.device.type == "cpu" else None
+        )
         self._before: Sampling | None = None
         self._over = 0  # when a result was last read
         for name in names:
@@ -100,7 +103,9 @@ class PagedEngine:
             run = eager(batches, self._residents.units, self._pool, self._config.trace_segments)
             sampling, segments = run.sample(largest, before), run.segments
         else:
-            sampling = sampling_of(batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits, largest, before)
+            sampling = sampling_of(
+                batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits, largest, before
+            )
         self._before = sampling
         return _Begun(self, plan.step, sampling, tuple(segments), begin)
 
@@ -129,7 +134,9 @@ class _Begun:
 
     def result(self) -> StepResult:
         outcome = self.sampling.read()
-        return StepResult(self.step, outcome.sampled, outcome.prompts, self.segments, self.engine.busy_since(self.begin))
+        return StepResult(
+            self.step, outcome.sampled, outcome.prompts, self.segments, self.engine.busy_since(self.begin)
+        )
 
 
 def looks_ahead(choice: AheadChoice, device: torch.device) -> bool:
@@ -137,7 +144,9 @@ def looks_ahead(choice: AheadChoice, device: torch.device) -> bool:
     return choice == "on" or (choice == "auto" and device.type != "cpu")
 
 
-def paged_run(models: Mapping[str, LoadedModel], units: ComponentPool, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
+def paged_run(
+    models: Mapping[str, LoadedModel], units: ComponentPool, pool: PagePool, plan: StepPlan, trace: bool
+) -> StepRun:
     """A step over pages, ready to run. `trace`: record what runs."""
     return eager(rows_of(models, pool, plan), units, pool, trace)
 
@@ -157,8 +166,11 @@ def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
         models[opened.request.model].open(opened.request, opened.output)
 
 
-def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
-    """A plan's rows by model, back to back, their new pages in their tables. `before`: what the step before has sampled.
+def rows_of(
+    models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None
+) -> dict[str, ModelBatch]:
+    """A plan's rows by model, back to back, their new pages in their tables. `before`: what the step before has
+    sampled.
 
     Raises ValueError for a row that awaits a token where no step was before.
     """
@@ -186,17 +198,23 @@ def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> M
     return ModelBatch(model, tuple(rows), tuple(spans), ids, awaited=_awaited(model, rows, spans, before))
 
 
-def _awaited(model: LoadedModel, rows: Sequence[Row], spans: Sequence[RowSpan], before: Sampling | None) -> Awaited | None:
+def _awaited(
+    model: LoadedModel, rows: Sequence[Row], spans: Sequence[RowSpan], before: Sampling | None
+) -> Awaited | None:
     seqs = [row.seq for row in rows if row.awaits]
     if not seqs:
         return None
     if before is None:
         raise ValueError(f"{seqs[0]} awaits a token, and no step was before")
-    return Awaited([span.hi - 1 for row, span in zip(rows, spans, strict=True) if row.awaits], before.tokens_of(model.spec.name, seqs))
+    return Awaited(
+        [span.hi - 1 for row, span in zip(rows, spans, strict=True) if row.awaits],
+        before.tokens_of(model.spec.name, seqs),
+    )
 
 
 def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its table. Those that are empty, and not filled by this step, are handed out zeroed (see kv.pool).
+    """Append each row's new pages to its table. Those that are empty, and not filled by this step, are handed out
+    zeroed (see kv.pool).
 
     What lies before a row's start has been written already, by somebody else.
     """

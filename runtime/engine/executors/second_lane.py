@@ -1,10 +1,12 @@
-"""A staged engine's second lane: steps of stand-ins, while its own run (BL-25). The same weights and pages; whatever a step changes twice.
+"""A staged engine's second lane: steps of stand-ins, while its own run (BL-25). The same weights and pages;
+whatever a step changes twice.
 
     shared         units, their adapters, pages
     of each lane   sequences and their page tables, scratch, programs, rotary modules, joined adapters (`engine.adapters.stack_cache`), a CUDA stream
 
-Contract: `runtime.chains.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what is released may be
-told to either. Whoever loads or unloads holds `turn`, as every step here does, and says so (`follow`).
+Contract: `runtime.chains.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what
+is released may be told to either. Whoever loads or unloads holds `turn`, as every step here does, and says so
+(`follow`).
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ class SecondLane:
         """Stages have come or gone. While `turn` is held."""
         self._units.programs = Programs(units.kernels is not None)
         # Some kinds of scaling change their module with the length of what is run.
-        self._units.rotaries |= {key: copy.deepcopy(made) for key, made in units.rotaries.items() if key not in self._units.rotaries}
+        self._units.rotaries |= {
+            key: copy.deepcopy(made) for key, made in units.rotaries.items() if key not in self._units.rotaries
+        }
         for name in self._models.keys() - self._shared.keys():
             del self._models[name]
         for name, model in self._shared.items():

@@ -1,9 +1,12 @@
-"""The paged executor for parts of chains: one device, one page pool, any number of stages; a step runs all their rows together.
+"""The paged executor for parts of chains: one device, one page pool, any number of stages; a step runs all their rows
+together.
 
-    inputs --joined by stage--> hidden states --segments, as for whole models--> tokens (with a head) | hidden states --> outputs
+    inputs --joined by stage--> hidden states --segments, as for whole models--> tokens (with a head) | hidden states
+    --> outputs
 
-Implements `runtime.chains.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have a unit in common, of
-whichever models, hold it once and run it once. Decides nothing: which rows run, and on which pages, is in the plan.
+Implements `runtime.chains.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have
+a unit in common, of whichever models, hold it once and run it once. Decides nothing: which rows run, and on which
+pages, is in the plan.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class StagedEngine:
 
     Args:
         store: where the weights are.
-        config: device, pool size, dtype, and whether decodes are recorded. `page_tokens` and `async_scheduling` are not read: whoever
-            hands hidden states on must have them, and what is sampled goes to a scheduler first.
+        config: device, pool size, dtype, and whether decodes are recorded. `page_tokens` and `async_scheduling` are not
+            read: whoever hands hidden states on must have them, and what is sampled goes to a scheduler first.
         half_page: bytes of K (and of V) in a page, the same on all devices (`engine.models.registry.half_page`).
         device: its name in paths; that of the hardware if there is none.
     """
@@ -49,7 +52,11 @@ class StagedEngine:
         self._residents = ModelRegistry(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
-        self._again = DecodeReuse(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
+        self._again = (
+            DecodeReuse(self._residents.units)
+            if self._residents.units.kernels is not None and not self._trace
+            else None
+        )
         self._turn, self._released = threading.Lock(), ReleasedTables(self._residents.models)
         self._beside: SecondLane | None = None
         self._stays = False
@@ -67,7 +74,9 @@ class StagedEngine:
         return 2 * self._pool.half_bytes
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName, DamagedObject."""
+        """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName,
+        DamagedObject.
+        """
         with self._alone():
             before = len(self._residents.models)
             if self._again is not None:
@@ -88,13 +97,31 @@ class StagedEngine:
         """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
         residents = self._residents
         if self._beside is None:
-            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs, self._again, self._stays)
+            return stepped(
+                residents.models,
+                residents.units,
+                self._pool,
+                self._trace,
+                plan,
+                inputs,
+                self._graphs,
+                self._again,
+                self._stays,
+            )
         with self._turn:
             self._beside.released.tell(plan.released)
             self._released.tell(plan.released)
             mine = replace(plan, released=self._released.take())
             result = stepped(
-                residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs, self._again, self._stays
+                residents.models,
+                residents.units,
+                self._pool,
+                self._trace,
+                mine,
+                inputs,
+                self._graphs,
+                self._again,
+                self._stays,
             )
             self._finish()
         return result
@@ -107,8 +134,12 @@ class StagedEngine:
         return self._beside
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
-        """`runtime.transport.interfaces.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where torch has none."""
-        from runtime.engine.tensors.links import DirectLinks  # what there is of torch.distributed differs from build to build
+        """`runtime.transport.interfaces.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where
+        torch has none.
+        """
+        from runtime.engine.tensors.links import (
+            DirectLinks,
+        )  # what there is of torch.distributed differs from build to build
         from runtime.engine.tensors.process_groups import rail_for
 
         links = DirectLinks(rail_for(self._residents.units.device, host), config)

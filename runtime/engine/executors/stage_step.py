@@ -1,4 +1,6 @@
-"""One step of a staged executor over some stages: hidden states in, hidden states and tokens out. Knows no lanes and no devices' states."""
+"""One step of a staged executor over some stages: hidden states in, hidden states and tokens out. Knows no lanes and no
+devices' states.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +35,34 @@ def stepped(
     again: DecodeReuse | None = None,
     stays: bool = False,
 ) -> StageResult:
-    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before. `stays`: what goes on to other
-    stages stays on this device, for whoever takes it on.
+    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before. `stays`: what
+    goes on to other stages stays on this device, for whoever takes it on.
 
     Raises ValueError for rows without what they start from, or with what does not fit them.
     """
     begin = time.perf_counter_ns()
     learn(models, plan)
     open_pages(models, pool, plan)
-    made = None if again is None else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
+    made = (
+        None
+        if again is None
+        else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
+    )
     if made is None:
         made = _ran(models, units, pool, trace, plan, inputs, graphs, again, stays)
     busy = time.perf_counter_ns() - begin
-    return StageResult(StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs)
+    return StageResult(
+        StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs
+    )
 
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
     """By row's name: of one stage, mostly, and then all in one."""
     parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
-    arrays = [Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows]) for rows, hidden in parts]
+    arrays = [
+        Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows])
+        for rows, hidden in parts
+    ]
     return arrays[0] if len(arrays) == 1 else {name: array for one in arrays for name, array in one.items()}
 
 
@@ -77,7 +88,9 @@ def _ran(
     return ReusedStep(outcome, _outputs(batches, run.behind, stays), tuple(run.segments))
 
 
-def _replayed(batches: Mapping[str, ModelBatch], units: ComponentPool, made: Mapping[str, Tensor], stays: bool) -> ReusedStep:
+def _replayed(
+    batches: Mapping[str, ModelBatch], units: ComponentPool, made: Mapping[str, Tensor], stays: bool
+) -> ReusedStep:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
     outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
     # The next replay writes over them, and whoever they go to may read them later.
@@ -86,7 +99,9 @@ def _replayed(batches: Mapping[str, ModelBatch], units: ComponentPool, made: Map
 
 
 def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device) -> ModelBatch:
-    """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not fit."""
+    """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not
+    fit.
+    """
     if batch.model.has_embedding:
         return batch
     model, names, counts = batch.model, [row.seq for row in batch.rows], [len(row.tokens) for row in batch.rows]

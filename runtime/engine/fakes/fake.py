@@ -4,9 +4,10 @@ The next token of a sequence that has run `tokens` (virtual ones among them, as 
 
     (sum(tokens) + len(tokens) + sum(name.encode())) mod vocab_size                        see `next_token`
 
-and one more (mod vocab_size), as often as needed, while `min_tokens` still forbids it as an end. Every log-probability is -1, the
-k-th alternative -1-k, and the k-th alternative to token t is (t + k) mod vocab_size. All other sampling values are ignored.
-A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real. A launched step is run at once.
+and one more (mod vocab_size), as often as needed, while `min_tokens` still forbids it as an end. Every log-probability
+is -1, the k-th alternative -1-k, and the k-th alternative to token t is (t + k) mod vocab_size. All other sampling
+values are ignored. A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real. A
+launched step is run at once.
 
 Contract: it keeps what a real engine would keep (tokens, tables, owners of pages) and raises PlanViolation, changing
 nothing, unless a plan is in every point what `runtime.types` promises. It knows no torch and no clock.
@@ -82,7 +83,8 @@ def allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: int
 
 @dataclass(slots=True)
 class _Held:
-    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`;
+    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their
+    sum in `total`;
     `sampled_at`: the step that gave the last one.
     """
 
@@ -115,7 +117,8 @@ class FakeEngine:
         pace: Callable[[int], None] | None = None,
         ahead: bool = False,
     ) -> None:
-        """`fail_at`: steps that raise FakeFault, odd ones half-way, after learning what was opened, even ones before anything.
+        """`fail_at`: steps that raise FakeFault, odd ones half-way, after learning what was opened, even ones before
+        anything.
         `pace`: called with each step's nanoseconds.
         """
         self._models = {spec.name: spec for spec in models}
@@ -164,7 +167,9 @@ class FakeEngine:
     def memory(self) -> EngineMemory:
         """A block weighs 1000 bytes, a page 10."""
         blocks = [block for spec in self._models.values() for block in spec.blocks]
-        return EngineMemory(weights=1000 * len(set(blocks)), weights_unshared=1000 * len(blocks), kv_pool=10 * self._capacity)
+        return EngineMemory(
+            weights=1000 * len(set(blocks)), weights_unshared=1000 * len(blocks), kv_pool=10 * self._capacity
+        )
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
@@ -238,11 +243,17 @@ class FakeEngine:
             require(held.sampled_at == before, f"{row.seq}: awaits a token of step {before}, which gave it none")
         else:
             require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")
-        require(all(len(group) == held.spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
+        require(
+            all(len(group) == held.spec.kv_layers for group in row.new_pages),
+            f"{row.seq}: a group is not one page per layer",
+        )
         require(groups == -(-end // held.spec.page_tokens), f"{row.seq}: {groups} groups for {end} tokens")
         require(row.sample == (whole and wanted), f"{row.seq}: samples exactly when its context is complete")
         require(row.generated == held.produced, f"{row.seq}: has produced {held.produced} tokens, not {row.generated}")
-        require(end - held.spec.virtual_tokens < held.spec.max_model_len or not row.sample, f"{row.seq}: no room for another token")
+        require(
+            end - held.spec.virtual_tokens < held.spec.max_model_len or not row.sample,
+            f"{row.seq}: no room for another token",
+        )
 
     # -- what a step does ----------------------------------------------------------------------------------------------
 

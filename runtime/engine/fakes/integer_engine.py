@@ -1,12 +1,15 @@
-"""A stage engine without tensors, whose every token depends on every bit of state: hidden states, K and V are integers. It trusts nobody.
+"""A stage engine without tensors, whose every token depends on every bit of state: hidden states, K and V are integers.
+It trusts nobody.
 
-What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given into its layer's page, in K's half, and
-its square in V's, and reads what the pages of all tokens so far hold. So a page that is wrong, missing, stale, or another's changes every
-later token, unless all differences happen to cancel. Log-probabilities are the fake engine's (`engine.fakes.fake`).
-A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real.
+What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given into
+its layer's page, in K's half, and its square in V's, and reads what the pages of all tokens so far hold. So a page that
+is wrong, missing, stale, or another's changes every later token, unless all differences happen to cancel.
+Log-probabilities are the fake engine's (`engine.fakes.fake`). A step over n tokens takes `alpha + beta * n`
+nanoseconds; `pace` may spend them for real.
 
-Contract: `runtime.chains.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from what went before.
-What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it is. It knows no torch and no clock.
+Contract: `runtime.chains.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from
+what went before. What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it
+is. It knows no torch and no clock.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ _WORD = 8
 
 @dataclass(slots=True)
 class _HeldTable:
-    """A sequence on a stage. `known`: its first tokens, as far as it was opened with them; `computed`: how many have run."""
+    """A sequence on a stage. `known`: its first tokens, as far as it was opened with them; `computed`: how many have
+    run.
+    """
 
     opened: Opened
     stage: Stage
@@ -54,7 +59,8 @@ class IntegerEngine:
     Args:
         models: those it can load stages of.
         page_capacity, page_bytes: of the device; bytes of K and V together, a multiple of 16.
-        fail_at: steps that raise FakeFault, behind learning what was opened. rewrites: rows may write again what was tentative (BL-25).
+        fail_at: steps that raise FakeFault, behind learning what was opened. rewrites: rows may write again what was
+            tentative (BL-25).
     """
 
     def __init__(
@@ -107,7 +113,9 @@ class IntegerEngine:
         if not 0 <= stage.lo < stage.hi <= len(model.parts):
             raise NotServable(f"{stage.id}: {stage.model} has {len(model.parts)} components")
         if model.spec.page_tokens * 2 * _WORD > self._page_bytes:
-            raise NotServable(f"{stage.id}: {model.spec.page_tokens} tokens do not fit a page of {self._page_bytes} bytes")
+            raise NotServable(
+                f"{stage.id}: {model.spec.page_tokens} tokens do not fit a page of {self._page_bytes} bytes"
+            )
         self._stages[stage.id] = stage
         return self._spec(stage)
 
@@ -119,7 +127,9 @@ class IntegerEngine:
     def memory(self) -> EngineMemory:
         """A component weighs its `nbytes`, once on the device."""
         parts = [part for stage in self._stages.values() for part in self._parts(stage)]
-        return EngineMemory(sum(part.nbytes for part in set(parts)), sum(part.nbytes for part in parts), len(self._pool))
+        return EngineMemory(
+            sum(part.nbytes for part in set(parts)), sum(part.nbytes for part in parts), len(self._pool)
+        )
 
     def alike(self, a: Array, b: Array) -> Likeness:
         """All or nothing: these numbers have no directions."""
@@ -128,12 +138,18 @@ class IntegerEngine:
 
     def read_pages(self, pages: Sequence[int]) -> Array:
         size = self._page_bytes
-        return Array("uint8", (len(pages), size), b"".join(self._pool[page * size : (page + 1) * size] for page in self._in_range(pages)))
+        return Array(
+            "uint8",
+            (len(pages), size),
+            b"".join(self._pool[page * size : (page + 1) * size] for page in self._in_range(pages)),
+        )
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         size, held = self._page_bytes, memoryview(data.data).cast("B")
         if data.dtype != "uint8" or data.shape != (len(pages), size) or held.nbytes != len(pages) * size:
-            raise ValueError(f"{len(pages)} pages of {size} bytes are not {data.dtype} {data.shape} of {held.nbytes} bytes")
+            raise ValueError(
+                f"{len(pages)} pages of {size} bytes are not {data.dtype} {data.shape} of {held.nbytes} bytes"
+            )
         for at, page in enumerate(self._in_range(pages)):
             self._pool[page * size : (page + 1) * size] = held[at * size : (at + 1) * size]
         self._brought.update(pages)
@@ -192,10 +208,13 @@ class IntegerEngine:
             require(request.model in self._stages, f"stage {request.model} is not loaded")
             stage = self._stages[request.model]
             require(
-                request.seq.rpartition("@")[2].partition("#")[0] == str(stage.lo), f"sequence {request.seq} is not named for {stage.id}"
+                request.seq.rpartition("@")[2].partition("#")[0] == str(stage.lo),
+                f"sequence {request.seq} is not named for {stage.id}",
             )
             spec = self._spec(stage)
-            self._held[request.seq] = _HeldTable(one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output))
+            self._held[request.seq] = _HeldTable(
+                one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output)
+            )
 
     def _verify(self, rows: tuple[Row, ...], inputs: Mapping[str, Array]) -> None:
         require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
@@ -221,30 +240,45 @@ class IntegerEngine:
         prompt = spec.virtual_tokens + len(held.opened.request.prompt)
         require(row.model == held.stage.id, f"{row.seq} belongs to {held.stage.id}, not {row.model}")
         require(bool(row.tokens), f"{row.seq}: no tokens to run")
-        require(all(len(group) == spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
+        require(
+            all(len(group) == spec.kv_layers for group in row.new_pages),
+            f"{row.seq}: a group is not one page per layer",
+        )
         require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")
         require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
         require(end - spec.virtual_tokens <= spec.max_model_len, f"{row.seq}: {end} tokens are too many")
         require(not row.sample or self._is_last(held.stage), f"{row.seq}: samples without a head")
-        require(not row.sample or end == prompt + row.generated, f"{row.seq}: {end} tokens are not its prompt and {row.generated}")
+        require(
+            not row.sample or end == prompt + row.generated,
+            f"{row.seq}: {end} tokens are not its prompt and {row.generated}",
+        )
 
     def _follows(self, row: Row, held: _HeldTable) -> bool:
-        """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its pages since."""
+        """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its
+        pages since.
+        """
         if self._rewrites and row.start < held.computed:
             return True
         if row.start <= held.computed or not held.spec.kv_layers:
             return row.start == held.computed or not held.spec.kv_layers
-        return all(page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group)
+        return all(
+            page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group
+        )
 
     def _verify_input(self, row: Row, held: _HeldTable, given: Array | None) -> None:
         if held.stage.lo:
             require(given is not None, f"{row.seq}: no hidden states to start from")
             require(not any(row.tokens), f"{row.seq}: tokens where hidden states are to come from")
             known = given is not None and (given.dtype, given.shape, memoryview(given.data).nbytes)
-            require(known == ("int64", (len(row.tokens), 1), _WORD * len(row.tokens)), f"{row.seq}: its hidden states are {known}")
+            require(
+                known == ("int64", (len(row.tokens), 1), _WORD * len(row.tokens)),
+                f"{row.seq}: its hidden states are {known}",
+            )
             return
         require(given is None, f"{row.seq}: hidden states where it starts from tokens")
-        require(all(0 <= token < held.spec.vocab_size for token in row.tokens), f"{row.seq}: tokens beyond the vocabulary")
+        require(
+            all(0 <= token < held.spec.vocab_size for token in row.tokens), f"{row.seq}: tokens beyond the vocabulary"
+        )
         known_tokens = held.known[row.start : row.start + len(row.tokens)]
         require(row.tokens[: len(known_tokens)] == known_tokens, f"{row.seq}: these are not its tokens")
 
@@ -268,11 +302,15 @@ class IntegerEngine:
             if part.attends:
                 attended = self._attend(held, layer, row.start, values)
                 layer += 1
-            values = [part.maps(x, row.start + at, total) for at, (x, total) in enumerate(zip(values, attended, strict=True))]
+            values = [
+                part.maps(x, row.start + at, total) for at, (x, total) in enumerate(zip(values, attended, strict=True))
+            ]
         return values
 
     def _attend(self, held: _HeldTable, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
-        """Put values at positions `start, start + 1, …` into their pages; what each of them is given of all up to it."""
+        """Put values at positions `start, start + 1, …` into their pages; what each of them is given of all up to
+        it.
+        """
         for position, x in enumerate(values, start):
             index, offset = divmod(position, held.spec.page_tokens)
             k, v = self._at(held.groups[index][layer])

@@ -1,11 +1,13 @@
-"""Models whose components map integers: what the counting engine runs (`engine.fakes.integer_engine`), and what comes out without pages or stages.
+"""Models whose components map integers: what the counting engine runs (`engine.fakes.integer_engine`), and what comes
+out without pages or stages.
 
 A component with seed s maps the value x of the token at position p (the first component's is the token itself) to
 
     (2s + 3) x + 5s + 7 + (11s + 13) p + sum over q <= p of (q + 1) (k_q + v_q)          mod 2**31 - 1
 
-where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The token is the last one's
-value mod vocab_size, moved on from ends that `min_tokens` forbids as the fake engine does (`engine.fakes.fake`).
+where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The token is
+the last one's value mod vocab_size, moved on from ends that `min_tokens` forbids as the fake engine does
+(`engine.fakes.fake`).
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ PRIME = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class IntegerPart:
-    """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by one wherever its
-    value is a multiple of this; 0 for the others."""
+    """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by
+    one wherever its value is a multiple of this; 0 for the others."""
 
     seed: int
     attends: bool = False
@@ -55,16 +57,29 @@ class IntegerModel:
     def blocks(self, *cuts: int) -> tuple[Block, ...]:
         """The blocks of `chain`, in order."""
         return tuple(
-            Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers) for use in self.chain(*cuts).uses
+            Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers)
+            for use in self.chain(*cuts).uses
         )
 
     def _use(self, lo: int, hi: int) -> BlockUse:
         layers = sum(part.attends for part in self.parts[lo:hi])
-        return BlockUse(_name(self.parts[lo:hi]), lo, hi, layers, f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}", 0, 8 if lo else 0)
+        return BlockUse(
+            _name(self.parts[lo:hi]),
+            lo,
+            hi,
+            layers,
+            f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}",
+            0,
+            8 if lo else 0,
+        )
 
 
-def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object) -> IntegerModel:
-    """A model from words: `parts` are seeds, a star behind one that attends, as in "1 2* 3* 4"; `others` are fields of its ModelSpec."""
+def counting_model(
+    name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object
+) -> IntegerModel:
+    """A model from words: `parts` are seeds, a star behind one that attends, as in "1 2* 3* 4"; `others` are fields of
+    its ModelSpec.
+    """
     made = tuple(IntegerPart(int(word.rstrip("*")), word.endswith("*")) for word in parts.split())
     values: dict[str, object] = dict(max_model_len=64, page_tokens=page_tokens, vocab_size=vocab_size)
     spec = ModelSpec(name, kv_layers=sum(part.attends for part in made), **(values | others))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The compiled kernels as functions of tensors: shapes and strides in, addresses out. All tensors are float32 on a CPU.
 
-One `Kernels` per device. It keeps nothing between calls; what a call writes is a fresh tensor, or the one that its name says.
+One `Kernels` per device. It keeps nothing between calls; what a call writes is a fresh tensor, or the one that its name
+says.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class _Pages(ctypes.Structure):
     )  # fmt: skip
 
 
-#: Heads of a layer, and values of a head, that the kernels' attention takes: what it keeps of them is on a thread's stack.
+#: Heads of a layer, and values of a head, that the kernels' attention takes: what it keeps of them is on a thread's
+#: stack.
 MOST_HEADS, MOST_WIDTH = 1024, 1024
 
 #: Weights that read the same input and can carry an adapter together.
@@ -54,13 +56,24 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
     "zoo_keep": (c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
     "zoo_decode": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+        *[c_int64] * 4,
+        c_void_p,
+        c_int64,
+        c_float,
+        c_float,
+        c_void_p,
+        c_int,
     ),
     "zoo_chunks": (c_void_p, c_int64, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int),
     "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_onward": (c_void_p,),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-}  # fmt: skip
+}
 _RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,
     "zoo_decode": c_int,
@@ -77,32 +90,78 @@ class Half(ctypes.Structure):
     """`struct half`: half a layer, all of it fixed but `layer` and the adapters."""
 
     _fields_ = (
-        ("kind", c_int64), ("width", c_int64), ("norm", c_void_p), ("in_parts", c_void_p), ("out_parts", c_void_p), ("in_count", c_int64),
-        ("in_total", c_int64), ("out_inputs", c_int64), ("in_sizes", c_void_p), ("out_sizes", c_void_p), ("q_norm", c_void_p),
-        ("k_norm", c_void_p), ("heads", c_int64), ("kv_heads", c_int64), ("dim", c_int64), ("window", c_int64), ("layer", c_int64),
-        ("in_lows", c_void_p), ("out_lows", c_void_p), ("eps", c_float), ("q_eps", c_float), ("k_eps", c_float), ("scale", c_float),
-    )  # fmt: skip
+        ("kind", c_int64),
+        ("width", c_int64),
+        ("norm", c_void_p),
+        ("in_parts", c_void_p),
+        ("out_parts", c_void_p),
+        ("in_count", c_int64),
+        ("in_total", c_int64),
+        ("out_inputs", c_int64),
+        ("in_sizes", c_void_p),
+        ("out_sizes", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("dim", c_int64),
+        ("window", c_int64),
+        ("layer", c_int64),
+        ("in_lows", c_void_p),
+        ("out_lows", c_void_p),
+        ("eps", c_float),
+        ("q_eps", c_float),
+        ("k_eps", c_float),
+        ("scale", c_float),
+    )
 
 
 class StepData(ctypes.Structure):
     """`struct step`: what the rows of a step have in common."""
 
     _fields_ = (
-        ("rows", c_int64), ("cosine", c_void_p), ("sine", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p), ("page_stride", c_int64),
-        ("page_tokens", c_int64), ("token_pages", c_void_p), ("token_offsets", c_void_p), ("tables", c_void_p), ("table_stride", c_int64),
-        ("layer_stride", c_int64), ("lengths", c_void_p), ("bounds", c_void_p), ("adapters", c_int64), ("normed", c_void_p),
-        ("wide", c_void_p), ("made", c_void_p),
-    )  # fmt: skip
+        ("rows", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("k_pool", c_void_p),
+        ("v_pool", c_void_p),
+        ("page_stride", c_int64),
+        ("page_tokens", c_int64),
+        ("token_pages", c_void_p),
+        ("token_offsets", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("layer_stride", c_int64),
+        ("lengths", c_void_p),
+        ("bounds", c_void_p),
+        ("adapters", c_int64),
+        ("normed", c_void_p),
+        ("wide", c_void_p),
+        ("made", c_void_p),
+    )
 
 
 class OnwardData(ctypes.Structure):
     """`struct onward`."""
 
     _fields_ = (
-        ("lengths", c_void_p), ("rows", c_int64), ("tables", c_void_p), ("table_stride", c_int64), ("layer_stride", c_int64),
-        ("layers", c_int64), ("groups", c_int64), ("page_tokens", c_int64), ("pages", c_void_p), ("offsets", c_void_p),
-        ("cos_of", c_void_p), ("sin_of", c_void_p), ("positions", c_int64), ("dim", c_int64), ("cosine", c_void_p), ("sine", c_void_p),
-    )  # fmt: skip
+        ("lengths", c_void_p),
+        ("rows", c_int64),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("layer_stride", c_int64),
+        ("layers", c_int64),
+        ("groups", c_int64),
+        ("page_tokens", c_int64),
+        ("pages", c_void_p),
+        ("offsets", c_void_p),
+        ("cos_of", c_void_p),
+        ("sin_of", c_void_p),
+        ("positions", c_int64),
+        ("dim", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+    )
 
 
 class OnwardRows:
@@ -115,7 +174,11 @@ class OnwardRows:
 
     def __init__(self, lengths: Tensor, page_tokens: int, layers: int, dim: int) -> None:
         rows = lengths.numel()
-        self.lengths, self.pages, self.offsets = lengths, torch.empty(layers, rows, dtype=torch.int64), torch.empty_like(lengths)
+        self.lengths, self.pages, self.offsets = (
+            lengths,
+            torch.empty(layers, rows, dtype=torch.int64),
+            torch.empty_like(lengths),
+        )
         self.cosine, self.sine = torch.empty(rows, dim), torch.empty(rows, dim)
         self._data = OnwardData(
             lengths=lengths.data_ptr(), rows=rows, layers=layers, page_tokens=page_tokens, pages=self.pages.data_ptr(),
@@ -130,7 +193,11 @@ class OnwardRows:
         data = self._data
         if tables.shape[:2] != (data.rows, data.layers) or tables.dtype != torch.int64 or tables.stride(2) != 1:
             raise ValueError(f"tables {list(tables.shape)} are not of {data.rows} rows and {data.layers} layers")
-        data.tables, data.table_stride, data.layer_stride, data.groups = tables.data_ptr(), *tables.stride()[:2], tables.shape[2]
+        data.tables, data.table_stride, data.layer_stride, data.groups = (
+            tables.data_ptr(),
+            *tables.stride()[:2],
+            tables.shape[2],
+        )
         self._tables = tables
 
     def turn(self, angles: tuple[Tensor, Tensor]) -> None:
@@ -146,7 +213,9 @@ class OnwardRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """`count` tokens of a row from the frame's token `token` on, the first at position `start`; `row`: in the tables."""
+    """`count` tokens of a row from the frame's token `token` on, the first at position `start`; `row`: in the
+    tables.
+    """
 
     token: int
     count: int
@@ -175,7 +244,9 @@ class Parts:
         if len({weight.shape[1] for weight in packed}) != 1 or any(
             bias is not None and bias.numel() != n for bias, n in zip(biases, sizes, strict=True)
         ):
-            raise ValueError("weights that are multiplied together read the same input, and a bias has a value per output")
+            raise ValueError(
+                "weights that are multiplied together read the same input, and a bias has a value per output"
+            )
         self._alive = (tuple(packed), tuple(biases))
         parts = [
             _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size)
@@ -194,7 +265,8 @@ class Low:
     """One adapter on the weights of one `Parts`, packed. Keeps what it packs alive: `nbytes`.
 
     Args:
-        parts: by weight, at most four: (a [rank, in], b [out, rank], bias [out] or None), None where the adapter has nothing there.
+        parts: by weight, at most four: (a [rank, in], b [out, rank], bias [out] or None), None where the adapter has
+            nothing there.
 
     Raises:
         ValueError: more than four.
@@ -247,7 +319,9 @@ class Lows:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pages of one geometry. k, v: [pages, page_tokens, kv_heads, head_dim]; page ids in `tables` [rows, groups] of one layer."""
+    """Pages of one geometry. k, v: [pages, page_tokens, kv_heads, head_dim]; page ids in `tables` [rows, groups] of one
+    layer.
+    """
 
     k: Tensor
     v: Tensor
@@ -272,7 +346,12 @@ class Kernels:
         self._threads = threads
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
-        self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
+        self._keep, self._decode, self._chunks, self._argmax = (
+            found.zoo_keep,
+            found.zoo_decode,
+            found.zoo_chunks,
+            found.zoo_argmax,
+        )
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel = int(found.zoo_panel())
 
@@ -286,7 +365,9 @@ class Kernels:
         """A weight [out, in] of any strides -> [panels, in, panel], zeros behind the last output."""
         out, inputs = weight.shape
         packed = torch.empty(-(-out // self.panel), inputs, self.panel)
-        self._lib.zoo_pack(weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), packed.data_ptr(), self.threads)
+        self._lib.zoo_pack(
+            weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), packed.data_ptr(), self.threads
+        )
         return packed
 
     def unpack(self, packed: Tensor, out: int) -> Tensor:
@@ -312,13 +393,21 @@ class Kernels:
         """x [.., in] -> [.., out] with a weight [out, in] as it is stored, contiguous: for few rows."""
         outputs, inputs = weight.shape
         x = _rows_of(x, inputs)
-        if _rows_of(weight, inputs).data_ptr() != weight.data_ptr() or (bias is not None and _rows_of(bias, outputs).numel() != outputs):
+        if _rows_of(weight, inputs).data_ptr() != weight.data_ptr() or (
+            bias is not None and _rows_of(bias, outputs).numel() != outputs
+        ):
             raise ValueError("a weight is read where it lies, and a bias has a value per output")
         out = torch.empty((*x.shape[:-1], outputs))
         self._stored(
-            x.data_ptr(), x.numel() // inputs, inputs, weight.data_ptr(), None if bias is None else bias.data_ptr(), outputs,
-            out.data_ptr(), self.threads,
-        )  # fmt: skip
+            x.data_ptr(),
+            x.numel() // inputs,
+            inputs,
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            outputs,
+            out.data_ptr(),
+            self.threads,
+        )
         return out
 
     def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
@@ -331,12 +420,23 @@ class Kernels:
             MemoryError: there was none for what lies between A and B.
         """
         x, bottom = _rows_of(x, parts.inputs), _rows_of(out, parts.outputs)
-        if bottom.data_ptr() != out.data_ptr() or x.shape[:-1] != out.shape[:-1] or max(bounds, default=0) > x.numel() // parts.inputs:
+        if (
+            bottom.data_ptr() != out.data_ptr()
+            or x.shape[:-1] != out.shape[:-1]
+            or max(bounds, default=0) > x.numel() // parts.inputs
+        ):
             raise ValueError("adapters are added to the outputs of the same tokens, where they lie")
         failed = self._adapt(
-            x.data_ptr(), parts.inputs, lows.address, ctypes.addressof(bounds), len(lows.array), ctypes.addressof(parts.widths),
-            parts.count, out.data_ptr(), self.threads,
-        )  # fmt: skip
+            x.data_ptr(),
+            parts.inputs,
+            lows.address,
+            ctypes.addressof(bounds),
+            len(lows.array),
+            ctypes.addressof(parts.widths),
+            parts.count,
+            out.data_ptr(),
+            self.threads,
+        )
         if failed:
             raise MemoryError("no memory for adapters")
 
@@ -347,13 +447,22 @@ class Kernels:
         x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.sizes[0]))
         self._linear(
-            x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _GATED_SILU, None, out.data_ptr(),
+            x.data_ptr(),
+            x.numel() // parts.inputs,
+            parts.inputs,
+            parts.address,
+            parts.count,
+            _GATED_SILU,
+            None,
+            out.data_ptr(),
             self.threads,
-        )  # fmt: skip
+        )
         return out
 
     def gate(self, both: Tensor) -> Tensor:
-        """[.., 2 n], a gate beside what it lets through -> silu(gate) * that, [.., n]: what `gated` makes of the same products."""
+        """[.., 2 n], a gate beside what it lets through -> silu(gate) * that, [.., n]: what `gated` makes of the same
+        products.
+        """
         both = _rows_of(both, both.shape[-1])
         width = both.shape[-1] // 2
         if both.shape[-1] != 2 * width:
@@ -377,10 +486,14 @@ class Kernels:
         tokens, heads, width = x.shape
         _rows_of(weight, width)
         stride = x.stride(0)
-        self._norm(x.data_ptr(), tokens, heads, width, stride, weight.data_ptr(), eps, x.data_ptr(), stride, self.threads)
+        self._norm(
+            x.data_ptr(), tokens, heads, width, stride, weight.data_ptr(), eps, x.data_ptr(), stride, self.threads
+        )
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotary positions on x [tokens, heads, head_dim], heads back to back, in place; cos, sin [tokens, head_dim]."""
+        """Rotary positions on x [tokens, heads, head_dim], heads back to back, in place; cos, sin [tokens,
+        head_dim].
+        """
         tokens, heads, width = x.shape
         if cos.shape != (tokens, width) or sin.shape != cos.shape or width % 2:
             raise ValueError(f"tables {list(cos.shape)} are not for heads {list(x.shape)}")
@@ -392,9 +505,19 @@ class Kernels:
         """K and V [tokens, kv_heads, head_dim], heads back to back, to (pages[i], offsets[i])."""
         tokens, heads, width = key.shape
         self._keep(
-            key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), tokens, heads * width, pool.k.data_ptr(), pool.v.data_ptr(),
-            pool.k.stride(0), pages.data_ptr(), offsets.data_ptr(), self.threads,
-        )  # fmt: skip
+            key.data_ptr(),
+            value.data_ptr(),
+            key.stride(0),
+            value.stride(0),
+            tokens,
+            heads * width,
+            pool.k.data_ptr(),
+            pool.v.data_ptr(),
+            pool.k.stride(0),
+            pages.data_ptr(),
+            offsets.data_ptr(),
+            self.threads,
+        )
 
     def decode(
         self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,
@@ -414,27 +537,61 @@ class Kernels:
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
         failed = self._decode(
-            query.data_ptr(), query.stride(0), None if tokens is None else tokens.data_ptr(), None if rows is None else rows.data_ptr(),
-            lengths.data_ptr(), lengths.numel(), heads, kv_heads, width, ctypes.addressof(pages), window, scale, cap, out.data_ptr(),
+            query.data_ptr(),
+            query.stride(0),
+            None if tokens is None else tokens.data_ptr(),
+            None if rows is None else rows.data_ptr(),
+            lengths.data_ptr(),
+            lengths.numel(),
+            heads,
+            kv_heads,
+            width,
+            ctypes.addressof(pages),
+            window,
+            scale,
+            cap,
+            out.data_ptr(),
             self.threads,
-        )  # fmt: skip
+        )
         if failed:
             raise MemoryError("no memory for attention's parts")
 
     def chunks(
-        self, query: Tensor, pool: Pool, chunks: PromptChunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
-    ) -> None:  # fmt: skip
-        """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
+        self,
+        query: Tensor,
+        pool: Pool,
+        chunks: PromptChunks,
+        out: Tensor,
+        scale: float,
+        window: int = 0,
+        cap: float = 0.0,
+    ) -> None:
+        """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else
+        as `decode`.
+        """
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
         failed = self._chunks(
-            query.data_ptr(), query.stride(0), chunks.address, chunks.count, heads, kv_heads, width, ctypes.addressof(pages), window,
-            scale, cap, out.data_ptr(), self.threads,
-        )  # fmt: skip
+            query.data_ptr(),
+            query.stride(0),
+            chunks.address,
+            chunks.count,
+            heads,
+            kv_heads,
+            width,
+            ctypes.addressof(pages),
+            window,
+            scale,
+            cap,
+            out.data_ptr(),
+            self.threads,
+        )
         if failed:
             raise MemoryError("no memory for prompts' attention")
 
-    def layers_(self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None) -> None:
+    def layers_(
+        self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None
+    ) -> None:
         """Halves of layers [lo, hi) one after the other on hidden [1, rows, width], in place.
 
         Raises:
@@ -447,7 +604,9 @@ class Kernels:
             raise MemoryError("no memory for a layer")
 
     def onward_(self, rows: OnwardRows) -> None:
-        """Rows of one token each go one on. Raises IndexError, and has changed nothing, for one that has no page or no angle for it."""
+        """Rows of one token each go one on. Raises IndexError, and has changed nothing, for one that has no page or no
+        angle for it.
+        """
         if self._onward(rows.address):
             raise IndexError("a row has no page for its next token")
 
@@ -466,15 +625,24 @@ def back_to_back(heads: Tensor) -> bool:
 
 def _pages(pool: Pool) -> _Pages:
     return _Pages(
-        pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), pool.k.shape[1], pool.tables.data_ptr(), pool.tables.stride(0)
-    )  # fmt: skip
+        pool.k.data_ptr(),
+        pool.v.data_ptr(),
+        pool.k.stride(0),
+        pool.k.shape[1],
+        pool.tables.data_ptr(),
+        pool.tables.stride(0),
+    )
 
 
 def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
-    """Heads, KV heads and the width of a head. Raises ValueError where query, pages and output do not belong together."""
+    """Heads, KV heads and the width of a head. Raises ValueError where query, pages and output do not belong
+    together.
+    """
     (_, heads, width), (_, _, kv_heads, kv_width) = query.shape, pool.k.shape
     if width != kv_width or heads % kv_heads or out.shape != query.shape or not out.is_contiguous():
-        raise ValueError(f"heads {list(query.shape)} cannot attend to pages {list(pool.k.shape)} into {list(out.shape)}")
+        raise ValueError(
+            f"heads {list(query.shape)} cannot attend to pages {list(pool.k.shape)} into {list(out.shape)}"
+        )
     return heads, kv_heads, width
 
 

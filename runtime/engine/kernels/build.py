@@ -2,8 +2,9 @@
 
     library() -> the loaded library, or the reason why there is none
 
-A C compiler with OpenMP is enough (about a second). The file's name is a hash of the source, the flags, the compiler and the processor,
-for it is compiled for this very one. A cache that others could write to is not used: what lies there would run in this process.
+A C compiler with OpenMP is enough (about a second). The file's name is a hash of the source, the flags, the compiler
+and the processor, for it is compiled for this very one. A cache that others could write to is not used: what lies there
+would run in this process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class NoKernels(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL | NoKernels:
-    """The kernels, compiled on first use; once per process. What goes wrong is an answer, for everything runs without them too."""
+    """The kernels, compiled on first use; once per process. What goes wrong is an answer, for everything runs without
+    them too.
+    """
     try:
         import torch  # noqa: F401  its OpenMP runtime must be the one that the kernels find: two pools would fight for the cores
 
@@ -78,7 +81,11 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() + platform.machine()
-    return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")}))
+    return "\n".join(
+        sorted(
+            {line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")}
+        )
+    )
 
 
 def _run(command: list[str]) -> str:

@@ -1,7 +1,8 @@
-"""Attention over a dense batch's store with the kernels: what is computed of a window, each against the cells of its row that hold tokens.
+"""Attention over a dense batch's store with the kernels: what is computed of a window, each against the cells of its
+row that hold tokens.
 
-To the kernels a cell is a page of one token, and a row's table says in which cell each position stands, so placeholders are not read. A
-row's result does not depend on how wide the window is, or who else is in it.
+To the kernels a cell is a page of one token, and a row's table says in which cell each position stands, so placeholders
+are not read. A row's result does not depend on how wide the window is, or who else is in it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class NativeWindow:
         places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
     """
 
-    def __init__(self, kernels: Kernels, rows: Sequence[WindowPlace], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
+    def __init__(
+        self, kernels: Kernels, rows: Sequence[WindowPlace], tokens: Tensor | None, cells: Tensor, places: Tensor
+    ) -> None:
         self._kernels = kernels
         self._tables = _tables(places)
         self._kept, self._cells, self._offsets = tokens, cells, torch.zeros_like(cells)
@@ -48,7 +51,9 @@ class NativeWindow:
                 prompts.append(PromptChunk(one.at, one.count, one.start, one.row))
             decodes.extend((one.empty_at + i, one.row, lengths[one.row]) for i in range(one.empty))
         self._prompts = PromptChunks(prompts)
-        self._tokens, self._rows, self._lengths = torch.tensor(decodes, dtype=torch.int64).reshape(-1, 3).t().contiguous()
+        self._tokens, self._rows, self._lengths = (
+            torch.tensor(decodes, dtype=torch.int64).reshape(-1, 3).t().contiguous()
+        )
 
     def attend(self, k: Tensor, v: Tensor, now: Tokens) -> Tensor:
         """Keep K and V of the window's tokens in a layer's store [rows, columns, kv_heads, head_dim], then attend.
@@ -69,7 +74,8 @@ class NativeWindow:
 
 
 class NativeOnes:
-    """A window one place wide, for programs of whole layers: `engine.kernels.program.Cells`. What is computed is a place of a row each.
+    """A window one place wide, for programs of whole layers: `engine.kernels.program.Cells`. What is computed is a
+    place of a row each.
 
     Args:
         places: as for `NativeWindow`.
@@ -79,7 +85,10 @@ class NativeOnes:
     def __init__(self, window: Window, places: Tensor, stores: Callable[[int, Tensor], tuple[Tensor, Tensor]]) -> None:
         cells = torch.arange(places.shape[0]) * window.capacity + torch.arange(window.capacity)[window.columns]
         rows = window.computed
-        tables, lengths = _tables(places), torch.tensor(window.starts) + 1 if window.padding is None else places.amax(1) + 1
+        tables, lengths = (
+            _tables(places),
+            torch.tensor(window.starts) + 1 if window.padding is None else places.amax(1) + 1,
+        )
         self._stores = stores
         self._tables, self.lengths, self._cells = (x if rows is None else x[rows] for x in (tables, lengths, cells))
         self._offsets = torch.zeros_like(self._cells)
@@ -88,7 +97,11 @@ class NativeOnes:
     def put(self, step: StepData, layer: int, like: Tensor) -> None:
         k, v = self._stores(layer, like)
         step.k_pool, step.v_pool, step.page_stride, step.page_tokens = k.data_ptr(), v.data_ptr(), k.stride(1), 1
-        step.token_pages, step.token_offsets, step.lengths = self._cells.data_ptr(), self._offsets.data_ptr(), self.lengths.data_ptr()
+        step.token_pages, step.token_offsets, step.lengths = (
+            self._cells.data_ptr(),
+            self._offsets.data_ptr(),
+            self.lengths.data_ptr(),
+        )
         step.tables, step.table_stride = self._tables.data_ptr(), self._tables.stride(0)
 
     def clear(self, layers: Iterable[int], like: Tensor) -> None:
@@ -110,4 +123,9 @@ def _tables(places: Tensor) -> Tensor:
 def takes(now: Tokens) -> bool:
     """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
     _, heads, width = now.query.shape
-    return all(back_to_back(x) for x in now[:3]) and heads <= MOST_HEADS and width <= MOST_WIDTH and now.how.factor(width) > 0.0
+    return (
+        all(back_to_back(x) for x in now[:3])
+        and heads <= MOST_HEADS
+        and width <= MOST_WIDTH
+        and now.how.factor(width) > 0.0
+    )

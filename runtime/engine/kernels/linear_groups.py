@@ -1,9 +1,11 @@
-"""Linear layers that read the same input, as the kernels take them: their packed weights together, and what adapters add to them.
+"""Linear layers that read the same input, as the kernels take them: their packed weights together, and what
+adapters add to them.
 
     NativeGroup    x -> each layer's output          NativeGated    x -> silu(gate(x)) * up(x)          NativeOnto    x, h -> h + layer(x)
 
-They are what `engine.layers.operations` gives to fused layers, and what a program's halves point to (`native.program`): an adapter is packed once
-per group, whichever segments it runs in. Where one does more than add (IA3, DoRA), the layers run as stock.
+They are what `engine.layers.operations` gives to fused layers, and what a program's halves point to
+(`native.program`): an adapter is packed once per group, whichever segments it runs in. Where one does more than add
+(IA3, DoRA), the layers run as stock.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def spans_of(frame: ForwardContext) -> AdapterSpans:
 
 @dataclass(frozen=True, slots=True)
 class PackedLowRank:
-    """`engine.layers.linear.LowRank` of one layer of a group: the matrices are made anew for who wants them plain. Its bytes are the group's."""
+    """`engine.layers.linear.LowRank` of one layer of a group: the matrices are made anew for who wants them plain. Its
+    bytes are the group's.
+    """
 
     low: Low
     at: int
@@ -65,7 +69,9 @@ class PackedLowRank:
 
 
 class Added:
-    """What low-rank adapters add to a group's outputs. Each is packed when it is attached, and the layers let their own copy go."""
+    """What low-rank adapters add to a group's outputs. Each is packed when it is attached, and the layers let their own
+    copy go.
+    """
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear]) -> None:
         self._kernels, self._layers = kernels, tuple(layers)
@@ -83,7 +89,9 @@ class Added:
         there = [layer.adapters.get(adapter) for layer in self._layers]
         if all(part is None for part in there):
             return
-        low = self._packed[adapter] = Low(self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there])
+        low = self._packed[adapter] = Low(
+            self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there]
+        )
         self._last = None
         for at, (layer, part) in enumerate(zip(self._layers, there, strict=True)):
             if part is not None:
@@ -108,7 +116,9 @@ class Added:
 
 
 class Grouped(Generic[Stock]):
-    """Layers over packed weights in one product. `added`: what adapters add to it. `stock`: the same without kernels."""
+    """Layers over packed weights in one product. `added`: what adapters add to it. `stock`: the same without
+    kernels.
+    """
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts, stock: Stock) -> None:
         self.kernels, self.parts, self.stock = kernels, parts, stock
@@ -121,7 +131,9 @@ class Grouped(Generic[Stock]):
         return all(layer.added_only for layer in self._layers)
 
     def product(self, x: Tensor, frame: ForwardContext, add: Tensor | None = None) -> Tensor:
-        """x [1, tokens, in] -> [1, tokens, sum of outputs], each layer's beside the last one's; plus `add` of that shape."""
+        """x [1, tokens, in] -> [1, tokens, sum of outputs], each layer's beside the last one's; plus `add` of that
+        shape.
+        """
         made = self.kernels.linear(x, self.parts, add)
         lows = self.added.lows(frame)
         if lows is not None:

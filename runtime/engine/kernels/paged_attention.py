@@ -1,4 +1,5 @@
-"""Attention over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a CPU).
+"""Attention over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a
+CPU).
 
 What the kernels do not take goes the way that runs anywhere.
 """
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Kernels, Pool, PromptChunk, PromptChunks, back_to_back
+from runtime.engine.kernels.bindings import (
+    MOST_HEADS,
+    MOST_WIDTH,
+    Kernels,
+    Pool,
+    PromptChunk,
+    PromptChunks,
+    back_to_back,
+)
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.kv.pool import PageView
 
@@ -26,10 +35,16 @@ class NativeAttention:
         spans = paging.spans
         decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
         everything = len(decodes) == len(spans)
-        self._prompts = PromptChunks([PromptChunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks])
+        self._prompts = PromptChunks(
+            [PromptChunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks]
+        )
         self._some = len(decodes) > 0
         self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
-        self._tokens = None if everything and paging.tokens is None else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
+        self._tokens = (
+            None
+            if everything and paging.tokens is None
+            else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
+        )
         self._lengths = paging.lengths if self._rows is None else paging.lengths[self._rows]
 
     @cached_property
@@ -41,7 +56,9 @@ class NativeAttention:
         if paging.tokens is not None or not (back_to_back(key) and back_to_back(value)):
             paging.keep(layer, key, value)
             return
-        self._kernels.keep(self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value)
+        self._kernels.keep(
+            self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value
+        )
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
         if not self._some:

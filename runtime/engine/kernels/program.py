@@ -2,9 +2,9 @@
 
     program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
 
-A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these would, by the same
-kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size (`run`) or in
-the cells of one dense batch (`run_cells`).
+A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these
+would, by the same kernels, and is asked to only where every row of the frame is one token, at one depth for all models,
+in pages of one size (`run`) or in the cells of one dense batch (`run_cells`).
 """
 
 from __future__ import annotations
@@ -82,19 +82,27 @@ class Program:
         self._halves = (Half * len(steps))(*(step.half for step in steps))
         #: Room that a row needs: for the normed, the widest products, and what goes into the last ones.
         self.room = (
-            max(step.half.width for step in steps), max(step.half.in_total for step in steps), max(step.half.out_inputs for step in steps),
-        )  # fmt: skip
+            max(step.half.width for step in steps),
+            max(step.half.in_total for step in steps),
+            max(step.half.out_inputs for step in steps),
+        )
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
         #: Shaped as K of its attention, None where nothing attends.
         self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
-    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
+    def takes(
+        self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half
+        attends).
+        """
         if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
         return self._plain(hidden, frame, rotary)
 
-    def takes_cells(self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes_cells(
+        self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> bool:
         """As `takes`, with K and V in cells."""
         if self._geometries and (cells is None or cells.lengths.numel() != frame.tokens):
             return False
@@ -108,7 +116,9 @@ class Program:
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
+        """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None
+        for an FFN.
+        """
         work = _Work(self, hidden, rotary)
         step = work.step
         if paging is not None and self.like is not None:
@@ -116,7 +126,11 @@ class Program:
             view, lengths = paging.view(self.like), paging.lengths.contiguous()
             step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
-            step.token_pages, step.token_offsets, step.lengths = pages.data_ptr(), offsets.data_ptr(), lengths.data_ptr()
+            step.token_pages, step.token_offsets, step.lengths = (
+                pages.data_ptr(),
+                offsets.data_ptr(),
+                lengths.data_ptr(),
+            )
             step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
         lows = self._adapters(frame, step, self._halves)
         for half, layer in zip(self._halves, layers, strict=True):
@@ -126,7 +140,12 @@ class Program:
         return work.out
 
     def run_cells(
-        self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        frame: ForwardContext,
+        cells: Cells | None,
+        layers: Sequence[int | None],
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
         work = _Work(self, hidden, rotary)
@@ -144,8 +163,12 @@ class Program:
         del lows
         return work.out
 
-    def bound(self, frame: ForwardContext, layers: Sequence[int | None]) -> tuple[ctypes.Array[Half], StepData, list[object]]:
-        """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must live as long."""
+    def bound(
+        self, frame: ForwardContext, layers: Sequence[int | None]
+    ) -> tuple[ctypes.Array[Half], StepData, list[object]]:
+        """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must
+        live as long.
+        """
         step, halves = StepData(), (Half * len(self._steps))(*self._halves)
         alive = self._adapters(frame, step, halves)
         for half, layer in zip(halves, layers, strict=True):
@@ -196,10 +219,18 @@ def _step(module: nn.Module) -> _Step | None:
     if norm.stock.weight.numel() != into.inputs or out.outputs != into.inputs:
         return None
     half = Half(
-        kind=_FFN, width=into.inputs, norm=norm.stock.weight.data_ptr(), eps=norm.eps, in_parts=into.address, out_parts=out.address,
-        in_count=into.count, in_total=into.outputs, out_inputs=out.inputs, in_sizes=ctypes.addressof(into.widths),
+        kind=_FFN,
+        width=into.inputs,
+        norm=norm.stock.weight.data_ptr(),
+        eps=norm.eps,
+        in_parts=into.address,
+        out_parts=out.address,
+        in_count=into.count,
+        in_total=into.outputs,
+        out_inputs=out.inputs,
+        in_sizes=ctypes.addressof(into.widths),
         out_sizes=ctypes.addressof(out.widths),
-    )  # fmt: skip
+    )
     if isinstance(module, FusedFfn):
         if into.sizes != (out.inputs, out.inputs):
             return None

@@ -20,7 +20,9 @@ class Programs:
         self._known: dict[tuple[tuple[str, ...], int], tuple[Program, int] | None] = {}
 
     def of(self, key: tuple[str, ...], units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
-        """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the units' digests."""
+        """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the
+        units' digests.
+        """
         if not self._wanted:
             return None
         if (key, at) not in self._known:
@@ -36,7 +38,11 @@ class Programs:
     @staticmethod
     def _made(units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
         end = at
-        while end < len(units) and program_of([units[end].module]) is not None and units[end].rotary in (None, _first(units, at)):
+        while (
+            end < len(units)
+            and program_of([units[end].module]) is not None
+            and units[end].rotary in (None, _first(units, at))
+        ):
             end += 1
         made = program_of([unit.module for unit in units[at:end]]) if end > at + 1 else None
         return None if made is None else (made, end)

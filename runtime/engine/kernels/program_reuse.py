@@ -1,6 +1,8 @@
-"""A program over rows that go one token on from step to step: what it reads is brought up to date where it lies, not made anew.
+"""A program over rows that go one token on from step to step: what it reads is brought up to date where it lies, not
+made anew.
 
-Contract: rows, adapters and layers stay as they were in the step that it is made of; `tables` are told again whenever a row's pages change.
+Contract: rows, adapters and layers stay as they were in the step that it is made of; `tables` are told again whenever a
+row's pages change.
 The halves are copies: the program may run other rows in between.
 """
 
@@ -20,7 +22,9 @@ from runtime.engine.step.context import ForwardContext, PagedMetadata
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """How a program's attention finds its rows: their pages in the step before, and where their angles are looked up."""
+    """How a program's attention finds its rows: their pages in the step before, and where their angles are looked
+    up.
+    """
 
     paging: PagedMetadata
     rotary: RotaryTables
@@ -49,7 +53,12 @@ class ProgramReuse:
     """
 
     def __init__(
-        self, program: Program, room: Room, frame: ForwardContext, layers: Sequence[int | None], attending: Attending | None
+        self,
+        program: Program,
+        room: Room,
+        frame: ForwardContext,
+        layers: Sequence[int | None],
+        attending: Attending | None,
     ) -> None:
         self._kernels, self._attending = program.kernels, attending
         self._halves, self._step, self._alive = program.bound(frame, layers)
@@ -62,10 +71,16 @@ class ProgramReuse:
         """Point to rows of its own, as they were in the step before."""
         step, view = self._step, paging.view(like)
         self._like, self._longest = like, int(paging.lengths.max())
-        self._rows = rows = OnwardRows(paging.lengths.clone(), paging.page_tokens, paging.token_pages.shape[0], like.shape[-1])
+        self._rows = rows = OnwardRows(
+            paging.lengths.clone(), paging.page_tokens, paging.token_pages.shape[0], like.shape[-1]
+        )
         step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
         step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
-        step.token_pages, step.token_offsets, step.lengths = rows.pages.data_ptr(), rows.offsets.data_ptr(), rows.lengths.data_ptr()
+        step.token_pages, step.token_offsets, step.lengths = (
+            rows.pages.data_ptr(),
+            rows.offsets.data_ptr(),
+            rows.lengths.data_ptr(),
+        )
         step.cosine, step.sine = rows.cosine.data_ptr(), rows.sine.data_ptr()
         self.tables(paging.tables)
 
@@ -76,7 +91,9 @@ class ProgramReuse:
         step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
 
     def run(self, hidden: Tensor) -> None:
-        """Every row one token on: hidden [1, rows, width], in place. Raises IndexError for a row without a page for it."""
+        """Every row one token on: hidden [1, rows, width], in place. Raises IndexError for a row without a page for
+        it.
+        """
         if self._attending is not None:
             self._longest += 1
             self._rows.turn(self._attending.rotary.upto(self._like, self._longest))

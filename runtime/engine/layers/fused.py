@@ -1,8 +1,10 @@
-"""Fused halves of a layer for the common shape: RMSNorm, rotary positions, grouped heads, gated FFN (llama, mistral, qwen2, qwen3).
+"""Fused halves of a layer for the common shape: RMSNorm, rotary positions, grouped heads, gated FFN (llama, mistral,
+qwen2, qwen3).
 
-The same arithmetic as the stock half in fewer and larger operations (`engine.layers.operations`), without transformers' calls in between; the
-linear layers are the very modules of the stock half, so weights and adapters are shared as before. Stock is the oracle:
-`EngineConfig.layers` chooses, tests hold both against transformers. What a half cannot express stays stock.
+The same arithmetic as the stock half in fewer and larger operations (`engine.layers.operations`), without transformers'
+calls in between; the linear layers are the very modules of the stock half, so weights and adapters are shared as
+before. Stock is the oracle: `EngineConfig.layers` chooses, tests hold both against transformers. What a half cannot
+express stays stock.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
         return FusedAttention(component.family, module, ops)
     if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
         return FusedFfn(module, ops)
-    if component.kind == "lm_head" and component.family in _FFN and isinstance(module, LmHead) and module.norm is not None:
+    if (
+        component.kind == "lm_head"
+        and component.family in _FFN
+        and isinstance(module, LmHead)
+        and module.norm is not None
+    ):
         module.norm = ops.norm(module.norm)
     return module
 
@@ -54,7 +61,9 @@ class FusedAttention(nn.Module):
         self.head_dim = int(stock.head_dim)
         self.how = AttentionSettings(float(stock.scaling), _window(family, stock), None)
         self.side = half.side
-        self.layers = nn.ModuleList((stock.q_proj, stock.k_proj, stock.v_proj))  # the module's parameters, wherever it is looked through
+        self.layers = nn.ModuleList(
+            (stock.q_proj, stock.k_proj, stock.v_proj)
+        )  # the module's parameters, wherever it is looked through
 
     @property
     def groups(self) -> tuple[Group, Onto]:

@@ -1,8 +1,11 @@
-"""Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter group.
+"""Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter
+group.
 
-Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the current frame.
-Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of adapters costs two products
-and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's grouped products, on stock matrix products).
+Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the current
+frame.
+Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of adapters
+costs two products and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's grouped products, on
+stock matrix products).
 """
 
 from __future__ import annotations
@@ -91,12 +94,16 @@ class SharedLinear(nn.Module):
         return sum(part.nbytes for part in self.adapters.values()) + self.inputs.nbytes + self.outputs.nbytes
 
     def _bind(self, transposed: bool) -> None:
-        """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
+        """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a
+        small product.
+        """
         weight = self.weight.data.t() if transposed else self.weight.data
         self.product: Product = plain_product(weight, None if self.bias is None else self.bias.data)
 
     def pack(self, packed: Packed, key: str) -> None:
-        """Read this packed form of the weight [out, in] from now on; the plain one is let go. `key`: what it is known by."""
+        """Read this packed form of the weight [out, in] from now on; the plain one is let go. `key`: what it is known
+        by.
+        """
         self.packed_as = key
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
@@ -133,7 +140,9 @@ class SharedLinear(nn.Module):
         self._changed()
 
     def scale(self, adapter: str, vector: Tensor, inputs: bool) -> None:
-        """Scale what goes in ([in]) or comes out ([out], bias included, low-rank parts not) for an adapter's tokens, in float32."""
+        """Scale what goes in ([in]) or comes out ([out], bias included, low-rank parts not) for an adapter's tokens, in
+        float32.
+        """
         (self.inputs if inputs else self.outputs).attach(adapter, vector)
         self._changed()
 
@@ -177,8 +186,8 @@ class SharedLinear(nn.Module):
 
 
 class SharedEmbedding(nn.Module):
-    """An embedding table with adapters: low-rank ones add `b @ a[:, ids]` on their tokens, times the table's own scale if it has one;
-    prompts [virtual tokens, width] stand in for what the table gives at virtual tokens, unscaled.
+    """An embedding table with adapters: low-rank ones add `b @ a[:, ids]` on their tokens, times the table's own scale
+    if it has one; prompts [virtual tokens, width] stand in for what the table gives at virtual tokens, unscaled.
     """
 
     def __init__(self, table: nn.Embedding) -> None:
@@ -229,7 +238,9 @@ class Replaced:
 
 
 def share_linears_(module: nn.Module) -> list[Replaced]:
-    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place, weights untouched."""
+    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place, weights
+    untouched.
+    """
     done: list[Replaced] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -251,6 +262,8 @@ def _shared(name: str, module: nn.Module) -> SharedLinear | SharedEmbedding | No
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D; where transformers is not there, nothing is, and it is not fetched to find that out."""
+    """Whether it is transformers' Conv1D; where transformers is not there, nothing is, and it is not fetched to find
+    that out.
+    """
     known = sys.modules.get("transformers.pytorch_utils")
     return known is not None and isinstance(module, known.Conv1D)

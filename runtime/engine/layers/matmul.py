@@ -1,4 +1,5 @@
-"""Products with a weight [out, in]: as it is stored, or in a layout that a processor multiplies faster. x [.., in] -> [.., out].
+"""Products with a weight [out, in]: as it is stored, or in a layout that a processor multiplies faster. x [.., in]
+-> [.., out].
 
     Layout.pack(weight) -> packed tensor, for anybody who has this weight      WeightLayout.product(packed, out, bias) -> Product
 
@@ -50,19 +51,22 @@ class WeightLayout(Protocol):
     def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> Product: ...
 
 
-# -- as stored -------------------------------------------------------------------------------------------------------------
+# -- as stored -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and large matrices."""
+    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and
+    large matrices.
+    """
 
     first_small: int
     first_large: int
     last: int
 
 
-#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/serving/skinny.py`.
+#: On a CPU, where stock products are far from the speed of memory at few rows; measured by
+#: `benchmarks/serving/skinny.py`.
 TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
 #: Elements from which a matrix counts as large.
 LARGE = 1 << 19
@@ -93,10 +97,12 @@ def plain_product(weight: Tensor, bias: Tensor | None) -> PlainProduct:
     turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
     if turned is None:
         return PlainProduct(weight, bias, 1, 0)
-    return PlainProduct(weight, bias, turned.first_large if weight.numel() >= LARGE else turned.first_small, turned.last)
+    return PlainProduct(
+        weight, bias, turned.first_large if weight.numel() >= LARGE else turned.first_small, turned.last
+    )
 
 
-# -- oneDNN's layout -------------------------------------------------------------------------------------------------------
+# -- oneDNN's layout -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,8 @@ class OneDnnProduct:
 
 @dataclass(frozen=True, slots=True)
 class OneDnn:
-    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque. `smallest`: elements below which a call
-    costs more than it gives.
+    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque. `smallest`: elements
+    below which a call costs more than it gives.
     """
 
     name: str = "oneDNN"
@@ -137,7 +143,7 @@ class OneDnn:
         return OneDnnProduct(packed, bias)
 
 
-# -- the kernels' layout ---------------------------------------------------------------------------------------------------
+# -- the kernels' layout ---------------------------------------------------------------------------------------------
 
 
 class NativeProduct:
@@ -156,13 +162,16 @@ class NativeProduct:
         return self._kernels.linear(x, self._parts)
 
 
-#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by `benchmarks/serving/skinny.py`.
+#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by
+#: `benchmarks/serving/skinny.py`.
 STORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StoredProduct:
-    """Over a weight [out, in] that stays as it is stored, for others read it too (a tied head's table): by kernels while rows are few."""
+    """Over a weight [out, in] that stays as it is stored, for others read it too (a tied head's table): by kernels
+    while rows are few.
+    """
 
     kernels: Kernels
     plain: Product

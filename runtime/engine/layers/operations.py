@@ -1,9 +1,10 @@
-"""What fused layers are made of, as stock torch does it, and as kernels of our own do it where they can (float32 on a CPU).
+"""What fused layers are made of, as stock torch does it, and as kernels of our own do it where they can (float32 on a
+CPU).
 
     StockOperations()      NativeOperations(kernels)          fused.py is written against what both are, `Operations`
 
-A *group* is some linear layers that read the same input. Adapters are the layers' own affair: where one is in use, what it adds is put on
-the group's outputs, or the layers run one by one.
+A *group* is some linear layers that read the same input. Adapters are the layers' own affair: where one is in use, what
+it adds is put on the group's outputs, or the layers run one by one.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Operations(Protocol):
 
 
 class StockNorm(nn.Module):
-    """RMSNorm in one operation in float32; in half precision transformers' own, whose rounding between its two products matters."""
+    """RMSNorm in one operation in float32; in half precision transformers' own, whose rounding between its two products
+    matters.
+    """
 
     def __init__(self, stock: Any) -> None:
         super().__init__()

@@ -1,10 +1,11 @@
-"""Weights of linear layers in the layout that this processor multiplies fastest, each distinct weight once on a device, instead of the
-plain one.
+"""Weights of linear layers in the layout that this processor multiplies fastest, each distinct weight once on a device,
+instead of the plain one.
 
     packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
 
-One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known (`benchmarks/serving/packed_weights.py`); whether
-oneDNN's is worth it depends on the processor, and a first use measures it. Knows nothing of layers or models.
+One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known
+(`benchmarks/serving/packed_weights.py`); whether oneDNN's is worth it depends on the processor, and a first use
+measures it. Knows nothing of layers or models.
 """
 
 from __future__ import annotations
@@ -40,15 +41,21 @@ class Packed:
 
 @functools.cache
 def faster(layout: WeightLayout, dtype: torch.dtype, threads: int) -> bool:
-    """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of `_ROWS`."""
+    """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of
+    `_ROWS`.
+    """
     ratio = _measured(layout, dtype)
-    _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
+    _log.info(
+        "%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads
+    )
     return ratio < 1.0
 
 
 @torch.inference_mode()
 def _measured(layout: WeightLayout, dtype: torch.dtype) -> float:
-    """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack. Both alternate."""
+    """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack.
+    Both alternate.
+    """
     chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
     weights = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
     try:
@@ -77,7 +84,8 @@ class PackedWeights:
     """The packed weights of a device. `acquire` and `release` go in pairs.
 
     Args:
-        wanted: `plain` packs nothing, `packed` everything that can be, `auto` what is large enough where that is faster.
+        wanted: `plain` packs nothing, `packed` everything that can be, `auto` what is large enough where that is
+            faster.
         kernels: our own, where there are any; their layout goes before others.
     """
 

@@ -1,4 +1,5 @@
-"""Rotary tables looked up instead of computed: an angle depends on its position alone, in all but a few kinds of scaling.
+"""Rotary tables looked up instead of computed: an angle depends on its position alone, in all but a few kinds of
+scaling.
 
 Memory: one row of cos and one of sin per position that was ever asked for, and at most twice as many.
 """
@@ -14,7 +15,9 @@ _FIRST = 256
 
 
 class RotaryTables(nn.Module):
-    """(like, positions [1, tokens]) -> (cos, sin) [1, tokens, width] in the dtype of `like`, as transformers' module gives them."""
+    """(like, positions [1, tokens]) -> (cos, sin) [1, tokens, width] in the dtype of `like`, as transformers' module
+    gives them.
+    """
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()

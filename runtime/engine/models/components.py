@@ -43,11 +43,13 @@ _TURNED = "/turned"
 
 @dataclass(slots=True)
 class SharedComponent:
-    """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the device's plain and
+    """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the
+    device's plain and
     packed weights. `private_bytes`: memory beyond the pooled tensors.
 
     `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
-    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
+    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck
+    adapters stand,
     in halves that can have them. `added`: where the kernels have its low-rank adapters packed.
     """
 
@@ -103,7 +105,9 @@ class ComponentPool:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
 
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
-        """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
+        """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it
+        must be built.
+        """
         unit = self.units.get(component.base_digest)
         if unit is None:
             unit = self.units[component.base_digest] = self._load(component, link, skeletons)
@@ -123,14 +127,22 @@ class ComponentPool:
     @property
     def nbytes(self) -> int:
         """Resident bytes of all weights, each distinct tensor once, adapters included."""
-        return self.pool.nbytes + self.packs.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
+        return (
+            self.pool.nbytes
+            + self.packs.nbytes
+            + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
+        )
 
     def _load(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         held = [digest for _, digest in component.tensors]
         loaded = self.pool.acquire_all(held)
         try:
             tensors = {name: tensor for (name, _), tensor in zip(component.tensors, loaded, strict=True)}
-            made = _stitch(component, tensors) if link.source is None else _cut(component, link, skeletons.fresh(link), tensors)
+            made = (
+                _stitch(component, tensors)
+                if link.source is None
+                else _cut(component, link, skeletons.fresh(link), tensors)
+            )
         except BaseException:
             self.pool.release(held)
             raise
@@ -184,8 +196,8 @@ class ComponentPool:
         return taken
 
     def _unpack_(self, digests: Sequence[str]) -> None:
-        """Let heads read their table as it is where somebody else does from now on (a tied head that was there before the embedding):
-        one copy of each, whoever comes first.
+        """Let heads read their table as it is where somebody else does from now on (a tied head that was there before
+        the embedding): one copy of each, whoever comes first.
         """
         for unit in self.units.values():
             for digest in set(unit.packs).intersection(digests) if unit.kind == "lm_head" else ():
@@ -203,7 +215,8 @@ class ComponentPool:
         """One rotary module for all components with the same rotary settings."""
         spec = json.loads(component.spec)
         key = json.dumps(
-            [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))], sort_keys=True
+            [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))],
+            sort_keys=True,
         )
         if key not in self.rotaries:
             # Elsewhere than on a CPU asking for the largest position would wait for the device.
@@ -213,7 +226,9 @@ class ComponentPool:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A component's module before its layers are shared. `paths`: id of a module -> its path in adapters. `rotary`: if it uses one."""
+    """A component's module before its layers are shared. `paths`: id of a module -> its path in adapters. `rotary`: if
+    it uses one.
+    """
 
     module: nn.Module
     paths: Mapping[int, str]
@@ -232,7 +247,9 @@ def _cut(component: Component, link: ChainLink, skeleton: Skeleton, tensors: Map
 
 
 def _is_masked(component: Component) -> bool:
-    return component.kind in ("attention", "layer") and component.family in FAMILIES and FAMILIES[component.family].masked
+    return (
+        component.kind in ("attention", "layer") and component.family in FAMILIES and FAMILIES[component.family].masked
+    )
 
 
 def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:

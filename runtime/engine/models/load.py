@@ -1,4 +1,6 @@
-"""From a name in the store to a loaded model: its chain as units, its adapter parts attached, its spec for the control plane."""
+"""From a name in the store to a loaded model: its chain as units, its adapter parts attached, its spec for the control
+plane.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def load_model(
     executor: Executor = "paged",
     part: Stage | None = None,
 ) -> LoadedModel:
-    """Load one model, or a part of it, onto the device for an executor; all or nothing. Of a part, no other's units are loaded.
+    """Load one model, or a part of it, onto the device for an executor; all or nothing. Of a part, no other's units are
+    loaded.
 
     Raises:
         NotServable: the executor does not run it exactly.
@@ -94,7 +97,9 @@ def spec_of(
     virtual = virtual_tokens(manifest.components)
     limit = context_length(settings) - virtual
     if limit < 1:
-        raise NotServable(f"{manifest.name}: its {virtual} virtual tokens leave no room in a context of {limit + virtual}")
+        raise NotServable(
+            f"{manifest.name}: its {virtual} virtual tokens leave no room in a context of {limit + virtual}"
+        )
     return ModelSpec(
         name=manifest.name,
         kv_layers=kv_layers,

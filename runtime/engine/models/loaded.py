@@ -1,4 +1,5 @@
-"""A model, or a part of one, ready to run: its chain as units, what each takes of pages and adapters, and its sequences' page tables.
+"""A model, or a part of one, ready to run: its chain as units, what each takes of pages and adapters, and its
+sequences' page tables.
 
 Knows what one model is; nothing of steps or of other models.
 """
@@ -31,7 +32,8 @@ class Held:
 
 
 class PageTables:
-    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by doubling.
+    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by
+    doubling.
 
     `version` grows whenever what is in them changes.
     """
@@ -71,8 +73,9 @@ class PageTables:
 class LoadedModel:
     """A model on this device, or components in a row of one, with a manifest that names no others (`part_of`).
 
-    `kv_index[i]`: which attention layer component i of the chain is, None where it has none. `adapters[i]`: the key of its adapter parts
-    on unit i, None for a model without any. Hidden states before it are [1, tokens, `width`] of `dtype`.
+    `kv_index[i]`: which attention layer component i of the chain is, None where it has none. `adapters[i]`: the key of
+    its adapter parts on unit i, None for a model without any. Hidden states before it are [1, tokens, `width`] of
+    `dtype`.
     """
 
     manifest: ModelManifest
@@ -109,7 +112,9 @@ class LoadedModel:
 
     @property
     def drops_from(self) -> int:
-        """The unit of the chain from which on nobody reads tokens whose logits are not wanted; its length without a head."""
+        """The unit of the chain from which on nobody reads tokens whose logits are not wanted; its length without a
+        head.
+        """
         return self._drops_from
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
@@ -130,7 +135,9 @@ class LoadedModel:
 
 
 def part_of(manifest: ModelManifest, part: Stage) -> ModelManifest:
-    """Components [lo, hi) of a model as a manifest of their own, under the part's id. Raises NotServable where there are none such."""
+    """Components [lo, hi) of a model as a manifest of their own, under the part's id. Raises NotServable where there
+    are none such.
+    """
     if not 0 <= part.lo < part.hi <= len(manifest.components):
         raise NotServable(f"{part.id}: {manifest.name} has {len(manifest.components)} components")
     components = manifest.components[part.lo : part.hi]
@@ -152,9 +159,11 @@ def kv_indices(units: Sequence[SharedComponent]) -> tuple[int | None, ...]:
 
 
 def adapter_keys(manifest: ModelManifest) -> tuple[str | None, ...]:
-    """Under which key a model's adapter parts stand on each of its units: its name, and once more for a unit that it uses again.
+    """Under which key a model's adapter parts stand on each of its units: its name, and once more for a unit that it
+    uses again.
 
-    A unit that stands twice in a chain may have another adapter each time. No model's name holds the separator, which is not printable.
+    A unit that stands twice in a chain may have another adapter each time. No model's name holds the separator, which
+    is not printable.
     """
     if all(placed.component.adapter is None for placed in manifest.components):
         return (None,) * len(manifest.components)

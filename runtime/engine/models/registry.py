@@ -1,4 +1,5 @@
-"""The models of one device: loaded from the store, each distinct weight once, and dropped again. What every executor has in common.
+"""The models of one device: loaded from the store, each distinct weight once, and dropped again. What every executor
+has in common.
 
 Knows nothing of steps or of how K and V are held.
 """
@@ -43,15 +44,17 @@ class ModelRegistry:
         self._executor = executor
         self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         pool = TensorPool(store, config.device, self._dtype)
-        self.units = ComponentPool(pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config))
+        self.units = ComponentPool(
+            pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config)
+        )
         self.models: dict[str, LoadedModel] = {}
 
     def specs(self) -> tuple[ModelSpec, ...]:
         return tuple(model.spec for model in self.models.values())
 
     def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
-        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids, whose models may be
-        pinned to a version (`engine.models.versions`).
+        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids,
+        whose models may be pinned to a version (`engine.models.versions`).
 
         Raises NotServable, NotFound (also for another version), AmbiguousName, DamagedObject.
         """
@@ -65,7 +68,9 @@ class ModelRegistry:
                 manifest, chain = catalog.model(name), tuple(catalog.chain(name))
             if version:
                 check_version(manifest, self._dtype or stored_dtype(manifest), version)
-            model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part)
+            model = load_model(
+                self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part
+            )
         self.models[known] = model
         give_back()
         return model
@@ -87,7 +92,9 @@ class ModelRegistry:
 
 
 def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> int:
-    """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer. Raises as loading does."""
+    """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer. Raises as
+    loading does.
+    """
     widest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
     with store.catalog.reading() as catalog:
         for name in names:
@@ -97,7 +104,9 @@ def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor
 
 
 def kernels_for(config: EngineConfig) -> Kernels | None:
-    """Our own kernels, where the device is a CPU and they are wanted and can be had. Raises InputError when they must be, and cannot."""
+    """Our own kernels, where the device is a CPU and they are wanted and can be had. Raises InputError when they must
+    be, and cannot.
+    """
     if config.kernels == "stock" or torch.device(config.device).type != "cpu":
         return None
     try:

@@ -1,8 +1,9 @@
-"""Whether a stored model can run, and what its layers' K and V look like: decided from manifest and configs, before anything is loaded.
+"""Whether a stored model can run, and what its layers' K and V look like: decided from manifest and configs, before
+anything is loaded.
 
-A model's components may come from several configs (`surgery.chains.plan`); each attention layer then has the KV geometry of its own.
-All components must have one dtype, unless the engine casts them: no checkpoint, and no stack outside the engine, defines what hidden
-states of one dtype are to a layer of another.
+A model's components may come from several configs (`surgery.chains.plan`); each attention layer then has the KV
+geometry of its own. All components must have one dtype, unless the engine casts them: no checkpoint, and no stack
+outside the engine, defines what hidden states of one dtype are to a layer of another.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ class Servable:
         return min(pool.page_tokens(geometry) for geometry in self.geometries)
 
 
-def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None, executor: Executor = "paged") -> Servable:
-    """What serving must know of a model before it loads it. `dtype`: what the engine casts weights to, None for as they are.
-    `executor`: which one is to run it; the dense one runs all that the paged one does, and families whose layers attend by themselves.
+def servable(
+    store: Store, manifest: ModelManifest, dtype: torch.dtype | None, executor: Executor = "paged"
+) -> Servable:
+    """What serving must know of a model before it loads it. `dtype`: what the engine casts weights to, None for as they
+    are.
+    `executor`: which one is to run it; the dense one runs all that the paged one does, and families whose layers attend
+    by themselves.
 
     Raises:
         NotServable: the executor does not run this model exactly, with the reason.
@@ -90,7 +95,9 @@ def stored_dtype(manifest: ModelManifest) -> torch.dtype:
             raise NotServable(f"{manifest.name}: weights of dtype {name} are not served")
     if len(found) != 1:
         several = ", ".join(f"{_words(placed)} {name}" for name, placed in found.items())
-        raise NotServable(f"{manifest.name}: its blocks have several dtypes ({several}); serve it with one dtype for all (--dtype)")
+        raise NotServable(
+            f"{manifest.name}: its blocks have several dtypes ({several}); serve it with one dtype for all (--dtype)"
+        )
     return TORCH_DTYPES[next(iter(found))]
 
 
@@ -103,8 +110,12 @@ def _check_source(config: Mapping[str, Any], manifest: ModelManifest, executor: 
     family = family_of(config)
     if family.masked and executor == "paged":
         raise NotServable(f"{manifest.name} ({family.name}): {DENSE_ONLY} (--executor dense)")
-    if family.masked and any(p.component.adapter is not None and p.component.adapter.kind == "prefix" for p in manifest.components):
-        raise NotServable(f"{manifest.name}: prefix tuning is not served on {family.name}, whose layers attend by themselves")
+    if family.masked and any(
+        p.component.adapter is not None and p.component.adapter.kind == "prefix" for p in manifest.components
+    ):
+        raise NotServable(
+            f"{manifest.name}: prefix tuning is not served on {family.name}, whose layers attend by themselves"
+        )
     if config.get("quantization_config"):
         raise NotServable(f"{manifest.name}: quantized weights are stored and exported, not served")
 
@@ -128,7 +139,9 @@ def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
     try:
         full = CONFIG_MAPPING[family_of(config).name].from_dict(dict(config))
     except Exception as error:  # its validators raise errors of many kinds
-        raise MalformedCheckpoint(f"{name}: transformers refuses its config: {' '.join(str(error).split())[:200]}") from None
+        raise MalformedCheckpoint(
+            f"{name}: transformers refuses its config: {' '.join(str(error).split())[:200]}"
+        ) from None
     heads = full.num_attention_heads
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
     kv_heads = getattr(full, "num_key_value_heads", None) or heads
@@ -138,18 +151,23 @@ def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
 
 
 def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape]) -> tuple[int, ...]:
-    """What the components read. Raises NotServable for a chain without beginning or end, MalformedCheckpoint where one is given other."""
+    """What the components read. Raises NotServable for a chain without beginning or end, MalformedCheckpoint where one
+    is given other.
+    """
     kinds = [link.kind for link in plan.links]
     ends = kinds[:1] == ["embedding"] and kinds[-1:] == ["lm_head"]
     if not ends or {"embedding", "lm_head"} & set(kinds[1:-1]) or not {"attention", "layer"} & set(kinds):
-        raise NotServable(f"{manifest.name}: only a chain from one embedding through layers that attend to one head can be served")
+        raise NotServable(
+            f"{manifest.name}: only a chain from one embedding through layers that attend to one head can be served"
+        )
     width: int | None = None
     every: list[int] = []
     for at, (link, placed) in enumerate(zip(plan.links, manifest.components, strict=True)):
         reads, gives = _widths(link, placed.component, shapes)
         if width not in (None, reads):
             raise MalformedCheckpoint(
-                f"{manifest.name}: component {at} ({link.kind}) is for {reads} values a token, it would be given {width}"
+                f"{manifest.name}: component {at} ({link.kind}) is for {reads} values a token, it would be given "
+                f"{width}"
             )
         every.append(reads)
         width = gives
@@ -165,8 +183,13 @@ def _widths(link: ChainLink, component: Component, shapes: list[_Shape]) -> tupl
 
 
 def _vocabulary(plan: ChainPlan, name: str, shapes: list[_Shape]) -> int:
-    """Tokens that the embedding knows. Raises NotServable when the head knows others: it would answer with tokens that cannot be read."""
+    """Tokens that the embedding knows. Raises NotServable when the head knows others: it would answer with tokens that
+    cannot be read.
+    """
     first, last = (shapes[link.source or 0].vocabulary for link in (plan.links[0], plan.links[-1]))
     if first != last:
-        raise NotServable(f"{name}: its embedding is for {first} tokens, its head for {last}; only chains of one vocabulary can be served")
+        raise NotServable(
+            f"{name}: its embedding is for {first} tokens, its head for {last}; only chains of one vocabulary can be "
+            "served"
+        )
     return first

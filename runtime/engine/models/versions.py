@@ -1,7 +1,9 @@
-"""Which version of a stored model a chain is made of, and the name under which engines find just that: `<model>#<16 hex digits>`.
+"""Which version of a stored model a chain is made of, and the name under which engines find just that: `<model>#<16 hex
+digits>`.
 
-A name in the store may come to hold another model. Who runs on a version must not be given parts of another one, so what is loaded for a
-cluster is checked against the version in its name (UN-09). A name without one is taken as it stands.
+A name in the store may come to hold another model. Who runs on a version must not be given parts of another one, so
+what is loaded for a cluster is checked against the version in its name (UN-09). A name without one is taken as it
+stands.
 """
 
 from __future__ import annotations

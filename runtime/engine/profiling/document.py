@@ -1,6 +1,8 @@
-"""The profile of a model on a device: its blocks, their surrogates, pairs of blocks at once, and the device's links, as one document.
+"""The profile of a model on a device: its blocks, their surrogates, pairs of blocks at once, and the device's links, as
+one document.
 
-Stored in the catalogue under the device's key, with the hardware and versions that it holds for; `runtime.policy.profiles` reads it.
+Stored in the catalogue under the device's key, with the hardware and versions that it holds for;
+`runtime.policy.profiles` reads it.
 """
 
 from __future__ import annotations
@@ -53,12 +55,22 @@ def profile_model(
     with store.catalog.reading() as reader:
         manifest = reader.model(reader.resolve(name))
         chain = reader.chain(manifest.name)
-        pairs = [each for each in reader.equivalences([manifest.name]) if each.relation == "surrogate" and each.a.model == manifest.name]
+        pairs = [
+            each
+            for each in reader.equivalences([manifest.name])
+            if each.relation == "surrogate" and each.a.model == manifest.name
+        ]
     surrogates = {each.b: each.a for each in pairs}
     finished = _counted(progress, len(chain) + len(surrogates))
     with _bench(store, manifest.name, config, extent) as (bench, fitting):
-        blocks = [finished(_block(store, bench, ScoredRun(manifest.name, each.lo, each.hi), each.digest, fitting)) for each in chain]
-        together = [_pair(bench, a, b, fitting) for a, b in list(pairwise([*chain, chain[-1]]))[: max(1, min(_PAIRS, len(chain) - 1))]]
+        blocks = [
+            finished(_block(store, bench, ScoredRun(manifest.name, each.lo, each.hi), each.digest, fitting))
+            for each in chain
+        ]
+        together = [
+            _pair(bench, a, b, fitting)
+            for a, b in list(pairwise([*chain, chain[-1]]))[: max(1, min(_PAIRS, len(chain) - 1))]
+        ]
     stand_ins, left_out = _surrogates(store, manifest, surrogates, config, extent, finished)
     document = _document(manifest.name, config.device, [*blocks, *stand_ins], together, left_out)
     with store.catalog.writing() as writer:
@@ -98,7 +110,9 @@ def _surrogates(
     return blocks, left_out
 
 
-def _document(name: str, device: str, blocks: list[dict[str, Any]], together: list[dict[str, Any]], left_out: list[str]) -> dict[str, Any]:
+def _document(
+    name: str, device: str, blocks: list[dict[str, Any]], together: list[dict[str, Any]], left_out: list[str]
+) -> dict[str, Any]:
     hardware = hardware_of(device)
     return {
         "model": name,
@@ -114,7 +128,9 @@ def _document(name: str, device: str, blocks: list[dict[str, Any]], together: li
 
 
 def stored_chain(store: Store, name: str, device: str) -> BlockProfile | None:
-    """A model's whole chain as it was measured on a device like this one; None where it was not, or has other blocks by now."""
+    """A model's whole chain as it was measured on a device like this one; None where it was not, or has other blocks by
+    now.
+    """
     key = device_key(device, hardware_of(device))
     with store.catalog.reading() as reader:
         chain = [block.digest for block in reader.chain(name)]
@@ -132,7 +148,9 @@ def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _bench(store: Store, name: str, config: EngineConfig, extent: MeasuredExtent) -> Iterator[tuple[Workbench, MeasuredExtent]]:
+def _bench(
+    store: Store, name: str, config: EngineConfig, extent: MeasuredExtent
+) -> Iterator[tuple[Workbench, MeasuredExtent]]:
     """A model's workbench, and the extent as far as the model's context goes."""
     with store.catalog.reading() as reader:
         longest = context_length(servable(store, reader.model(name), None).settings)
@@ -140,7 +158,12 @@ def _bench(store: Store, name: str, config: EngineConfig, extent: MeasuredExtent
     def capped(axis: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted({min(each, longest) for each in axis}))
 
-    fitting = replace(extent, batches=tuple(sorted(set(extent.batches))), contexts=capped(extent.contexts), chunks=capped(extent.chunks))
+    fitting = replace(
+        extent,
+        batches=tuple(sorted(set(extent.batches))),
+        contexts=capped(extent.contexts),
+        chunks=capped(extent.chunks),
+    )
     bench = Workbench(store, name, config, fitting)
     try:
         yield bench, fitting

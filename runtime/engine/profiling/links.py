@@ -1,6 +1,8 @@
-"""What moving bytes takes: copies in the host's memory, between host and GPU, and between two processes over the loopback.
+"""What moving bytes takes: copies in the host's memory, between host and GPU, and between two processes over the
+loopback.
 
-The other process is a bare interpreter that reads and acknowledges; it is ours, and ends when its socket closes. Knows no models.
+The other process is a bare interpreter that reads and acknowledges; it is ours, and ends when its socket closes. Knows
+no models.
 """
 
 from __future__ import annotations
@@ -35,10 +37,15 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) as s:
 
 
 def measure_links(device: str) -> list[dict[str, Any]]:
-    """Every link that this machine has between itself, `device` and another process: {"a", "b", "seconds": {bytes: seconds}}."""
+    """Every link that this machine has between itself, `device` and another process: {"a", "b", "seconds": {bytes:
+    seconds}}.
+    """
     links = [_link("host", "host", _copier("cpu", "cpu"), "cpu")]
     if device != "cpu":
-        links += [_link("host", "device", _copier("cpu", device), device), _link("device", "host", _copier(device, "cpu"), device)]
+        links += [
+            _link("host", "device", _copier("cpu", device), device),
+            _link("device", "host", _copier(device, "cpu"), device),
+        ]
     return [*links, _loopback()]
 
 
@@ -48,7 +55,10 @@ def _link(a: str, b: str, mover: Callable[[int], Callable[[], object]], device: 
 
 def _copier(source: str, target: str) -> Callable[[int], Callable[[], object]]:
     def mover(size: int) -> Callable[[], object]:
-        into, out = torch.empty(size, dtype=torch.uint8, device=target), torch.ones(size, dtype=torch.uint8, device=source)
+        into, out = (
+            torch.empty(size, dtype=torch.uint8, device=target),
+            torch.ones(size, dtype=torch.uint8, device=source),
+        )
         return lambda: into.copy_(out)
 
     return mover

@@ -1,8 +1,10 @@
-"""Timing a model's blocks on the engine's own modules, pages and attention (BL-11): decode by batch and context, prompts, loading.
+"""Timing a model's blocks on the engine's own modules, pages and attention (BL-11): decode by batch and context,
+prompts, loading.
 
-A block runs as it does in a step: made-up rows with pages of their own, a layout and its frame, the units in order. Seconds are medians
-of repeated warm runs. Surrogates are blocks of other models; a pair is two blocks at the same time, in two threads (streams on a GPU),
-against each alone. It measures; what the figures mean is `runtime.policy.profiles`'s affair.
+A block runs as it does in a step: made-up rows with pages of their own, a layout and its frame, the units in order.
+Seconds are medians of repeated warm runs. Surrogates are blocks of other models; a pair is two blocks at the same time,
+in two threads (streams on a GPU), against each alone. It measures; what the figures mean is `runtime.policy.profiles`'s
+affair.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class MeasuredExtent:
 
 
 class Workbench:
-    """One model on a device, with pages enough for the extent. Raises as an engine's loading does, and InputError when pages do not fit."""
+    """One model on a device, with pages enough for the extent. Raises as an engine's loading does, and InputError when
+    pages do not fit.
+    """
 
     def __init__(self, store: Store, name: str, config: EngineConfig, extent: MeasuredExtent) -> None:
         with store.keeping():
@@ -69,13 +73,16 @@ class Workbench:
             pages = max(_groups(extent, config.page_tokens)) * layers
             if 2 * half * pages > config.kv_bytes:
                 raise InputError(
-                    f"{max(extent.batches)} rows of {max(extent.contexts)} tokens take {2 * half * pages:,} bytes of pages, more than "
+                    f"{max(extent.batches)} rows of {max(extent.contexts)} tokens take {2 * half * pages:,} bytes of "
+                    "pages, more than "
                     f"{config.kv_bytes:,}: measure smaller batches or contexts, or give --kv-bytes"
                 )
             pool, device = TensorPool(store, config.device), torch.device(config.device)
             self._units = ComponentPool(pool, device, config.layers == "fused", config.weights)
             self._pool = PagePool(2 * half * pages, half, config.device)
-            self._model: LoadedModel = load_model(store, self.manifest, self.blocks, self._units, self._pool, config, None)
+            self._model: LoadedModel = load_model(
+                store, self.manifest, self.blocks, self._units, self._pool, config, None
+            )
         self.device = config.device
 
     def close(self) -> None:
@@ -94,7 +101,10 @@ class Workbench:
             rows.append(Row(seq, self.manifest.name, (_TOKEN,) * tokens, context - tokens, pages))
         try:
             yield ProfileBench(
-                self._run(rows), self._run([structs.replace(row, new_pages=()) for row in rows]), self.manifest.name, self.device
+                self._run(rows),
+                self._run([structs.replace(row, new_pages=()) for row in rows]),
+                self.manifest.name,
+                self.device,
             )
         finally:
             for row in rows:
@@ -113,7 +123,9 @@ def _groups(extent: MeasuredExtent, page_tokens: int) -> tuple[int, int]:
 
 
 class ProfileBench:
-    """Rows that stand ready; blocks run over them. `other`: a second run of the same rows, for what goes on at the same time."""
+    """Rows that stand ready; blocks run over them. `other`: a second run of the same rows, for what goes on at the same
+    time.
+    """
 
     def __init__(self, run: StepRun, other: StepRun, name: str, device: str) -> None:
         self.run, self.other, self._name, self._device = run, other, name, device
@@ -149,7 +161,9 @@ def _finish(device: str) -> None:
 
 
 def together(works: Sequence[Callable[[], object]], device: str) -> float:
-    """Median seconds until all of several works are done that start at once, each in a thread (and a stream) of its own."""
+    """Median seconds until all of several works are done that start at once, each in a thread (and a stream) of its
+    own.
+    """
 
     def run(work: Callable[[], object]) -> None:
         if device.startswith("cuda"):
@@ -195,7 +209,9 @@ def pair(bench: Workbench, a: tuple[int, int], b: tuple[int, int], batch: int, c
 
 
 def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: str) -> dict[str, float]:
-    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to the device; bytes."""
+    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to
+    the device; bytes.
+    """
     digests = tensors_of(manifest, lo, hi)
     for digest in digests:
         _forget(store, digest)
@@ -204,7 +220,12 @@ def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: 
     cold = time.perf_counter() - begin
     hot = timed(lambda: [stored_tensor(store, digest).clone() for digest in digests], repeats=3)
     onto = 0.0 if device == "cpu" else timed(lambda: [tensor.to(device) for tensor in held], device, repeats=3)
-    return {"disk_to_host": cold, "cache_to_host": hot, "host_to_device": onto, "bytes": float(sum(tensor.nbytes for tensor in held))}
+    return {
+        "disk_to_host": cold,
+        "cache_to_host": hot,
+        "host_to_device": onto,
+        "bytes": float(sum(tensor.nbytes for tensor in held)),
+    }
 
 
 def tensors_of(manifest: ModelManifest, lo: int, hi: int) -> list[str]:

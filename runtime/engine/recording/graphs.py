@@ -1,12 +1,15 @@
-"""Decode steps that are recorded once per shape and then replayed, so that a step costs one launch and no Python per module.
+"""Decode steps that are recorded once per shape and then replayed, so that a step costs one launch and no Python per
+module.
 
-    rows --filled up to a bucket, tables to a width--> layouts --copied into the recording's own--> replay --> logits, fillers dropped
+    rows --filled up to a bucket, tables to a width--> layouts --copied into the recording's own--> replay --> logits,
+    fillers dropped
 
-A part of a chain that begins with hidden states has these copied, too; one without a head gives hidden states instead of logits.
+A part of a chain that begins with hidden states has these copied, too; one without a head gives hidden states instead
+of logits.
 
-A shape is the models of the step, in order, with the bucket of each one's rows, and the width of their tables. Which adapter a token uses
-follows from its model. A shape is recorded when it comes a second time. A row that only fills up stands alone at position 0; its K and V go
-to a page that nobody reads (`kv.pool`).
+A shape is the models of the step, in order, with the bucket of each one's rows, and the width of their tables. Which
+adapter a token uses follows from its model. A shape is recorded when it comes a second time. A row that only fills up
+stands alone at position 0; its K and V go to a page that nobody reads (`kv.pool`).
 """
 
 from __future__ import annotations
@@ -70,8 +73,8 @@ class Graphs:
         self._unfit.clear()
 
     def forward(self, batches: Mapping[str, ModelBatch]) -> Mapping[str, Tensor] | None:
-        """Logits [rows, vocabulary] by model, of parts without a head hidden states [1, rows, width], valid until the next step; None for
-        a step that is to be run as it is.
+        """Logits [rows, vocabulary] by model, of parts without a head hidden states [1, rows, width], valid until the
+        next step; None for a step that is to be run as it is.
         """
         if tuple(batches) in self._unfit or not batches or not all(_decodes(batch) for batch in batches.values()):
             return None
@@ -103,7 +106,9 @@ class Graphs:
         return known.replay()
 
     def _record(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> _Recorded | None:
-        """These layouts become the recording's own. None where it cannot be; then these models' steps run as they are from now on."""
+        """These layouts become the recording's own. None where it cannot be; then these models' steps run as they are
+        from now on.
+        """
         kept: Kept = {}
         try:
             replay = self._recorder.record(self._work(filled, layouts, kept))
@@ -154,7 +159,9 @@ def table_width(groups: int) -> int:
 
 
 def _decodes(batch: ModelBatch) -> bool:
-    """Whether every row of a model is one token behind the virtual ones, of which logits, where there are any, are wanted for the next."""
+    """Whether every row of a model is one token behind the virtual ones, of which logits, where there are any, are
+    wanted for the next.
+    """
     return len(batch.rows) <= MOST_ROWS and all(
         len(row.tokens) == 1
         and row.start >= batch.model.spec.virtual_tokens
@@ -174,7 +181,9 @@ def _filled(batch: ModelBatch) -> ModelBatch:
 def _still(batch: ModelBatch, layout: StepLayout) -> ModelBatch:
     """The same for every step of a shape: rows that could each be as long as the tables are wide."""
     last = layout.tables.shape[2] * layout.page_tokens - 1
-    return ModelBatch(batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden)
+    return ModelBatch(
+        batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden
+    )
 
 
 def _hidden(batches: Mapping[str, ModelBatch]) -> dict[str, Tensor]:
@@ -188,4 +197,6 @@ def _own(batch: ModelBatch, made: Tensor) -> Tensor:
 
 
 def _shape(filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> _Shape:
-    return tuple((name, batch.tokens) for name, batch in filled.items()), tuple(layout.tables.shape[2] for layout in layouts)
+    return tuple((name, batch.tokens) for name, batch in filled.items()), tuple(
+        layout.tables.shape[2] for layout in layouts
+    )

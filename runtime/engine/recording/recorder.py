@@ -1,6 +1,7 @@
 """Ways to have a step's work done again without the step: a CUDA graph, or, where there are none, by running it again.
 
-What is recorded reads and writes the same tensors every time; new values are copied into them before. Knows nothing of steps.
+What is recorded reads and writes the same tensors every time; new values are copied into them before. Knows nothing of
+steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Unrecordable(Exception):
 
 class StepRecorder(Protocol):
     def record(self, work: Work) -> Work:
-        """What does the work again, on what its tensors hold by then. The work itself has been run, more than once perhaps.
+        """What does the work again, on what its tensors hold by then. The work itself has been run, more than once
+        perhaps.
 
         Raises:
             Unrecordable: it must be run as it is.
@@ -39,10 +41,11 @@ class Rerun:
 
 
 class CudaRecorder:
-    """`StepRecorder` by CUDA graphs. All of one recorder share their memory: one runs at a time, and its results are read before the next.
+    """`StepRecorder` by CUDA graphs. All of one recorder share their memory: one runs at a time, and its results are
+    read before the next.
 
-    The work is run twice beside the stream of steps before it is recorded: once for what is made on first use (libraries' handles, joined
-    adapters), and once on watch, since what waits for the device cannot be recorded.
+    The work is run twice beside the stream of steps before it is recorded: once for what is made on first use
+    (libraries' handles, joined adapters), and once on watch, since what waits for the device cannot be recorded.
     """
 
     def __init__(self, device: torch.device) -> None:

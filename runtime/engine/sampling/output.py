@@ -1,4 +1,6 @@
-"""From a step's logits to its tokens: which rows want any, and what is sampled of them. Knows nothing of how the logits came about."""
+"""From a step's logits to its tokens: which rows want any, and what is sampled of them. Knows nothing of how the logits
+came about.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from runtime.types import PromptLogprobs, Row, Sampled
 
 
 class WantedLogits(msgspec.Struct, frozen=True, gc=False):
-    """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt log-probabilities."""
+    """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt
+    log-probabilities.
+    """
 
     row: Row
     lo: int
@@ -46,7 +50,9 @@ def wanted_of(batch: ModelBatch) -> tuple[WantedLogits, ...]:
 
 
 def picks_of(batch: ModelBatch, wanted: Sequence[WantedLogits]) -> Sequence[int]:
-    """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no head."""
+    """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no
+    head.
+    """
     if not batch.model.has_head:
         return range(batch.tokens)
     return [index for want in wanted for index in range(want.lo, want.hi)]
@@ -101,7 +107,8 @@ def sampling_of(
 
     Args:
         logits: [wanted rows, vocabulary] by model.
-        before: of the step before, if that has not been read for certain: rows that are told apart by what they have produced wait for it.
+        before: of the step before, if that has not been read for certain: rows that are told apart by what they have
+            produced wait for it.
     """
     made = Sampling()
     for name, batch in batches.items():
@@ -111,7 +118,13 @@ def sampling_of(
 
 
 def _finish(
-    name: str, batch: ModelBatch, wanted: Sequence[WantedLogits], logits: Tensor, largest: Largest, before: Sampling | None, made: Sampling
+    name: str,
+    batch: ModelBatch,
+    wanted: Sequence[WantedLogits],
+    logits: Tensor,
+    largest: Largest,
+    before: Sampling | None,
+    made: Sampling,
 ) -> None:
     """Sample a model's rows; prompt log-probabilities come from the same logits."""
     chosen: list[int] = []
@@ -128,7 +141,9 @@ def _finish(
     if not rows:
         return
     held = [batch.model.sequences[row.seq] for row in rows]
-    if before is not None and any(row.awaits and penalises(one.request.sampling) for row, one in zip(rows, held, strict=True)):
+    if before is not None and any(
+        row.awaits and penalises(one.request.sampling) for row, one in zip(rows, held, strict=True)
+    ):
         before.read()
     picked = logits if len(chosen) == logits.shape[0] else logits[put(chosen, logits.device)]
     made.add(name, draw(picked, [draw_of(batch.model, row) for row in rows], largest), held)

@@ -50,7 +50,9 @@ def prompt_part(part: PromptPart) -> list[PartScores]:
     targets = request.prompt[first : max(first, begin + 1 + part.logits.shape[0])]
     if not targets:
         return []
-    scores = prompt_scores(part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0)
+    scores = prompt_scores(
+        part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0
+    )
     return [PartScores(part.row.seq, first, targets, scores)]
 
 

@@ -1,13 +1,14 @@
 """From logits to tokens, for all rows of a step at once.
 
-Order of operations, as vLLM's users expect it: logit bias, minimum-length masking, repetition, frequency and presence penalties,
-temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of the raw logits.
+Order of operations, as vLLM's users expect it: logit bias, minimum-length masking, repetition, frequency and presence
+penalties, temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of
+the raw logits.
 
-What is chosen stays on the device until it is read, so the next step can begin from it without the host having seen it. Only penalties
-read tokens on the host, and wait for them.
+What is chosen stays on the device until it is read, so the next step can begin from it without the host having seen it.
+Only penalties read tokens on the host, and wait for them.
 
-A draw is the inverse of the cumulated distribution at a number that depends only on (seed, index of the token): a sequence samples the
-same tokens whatever else is in the batch, and after a preemption it goes on as it would have.
+A draw is the inverse of the cumulated distribution at a number that depends only on (seed, index of the token): a
+sequence samples the same tokens whatever else is in the batch, and after a preemption it goes on as it would have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torch import Tensor
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
-#: Logits [rows, vocabulary] in float32 -> [rows], the first of each row's largest; of a row that holds NaN, the first of those.
+#: Logits [rows, vocabulary] in float32 -> [rows], the first of each row's largest; of a row that holds NaN, the first
+#: of those.
 Largest = Callable[[Tensor], Tensor]
 
 
@@ -35,7 +37,9 @@ def stock_largest(logits: Tensor) -> Tensor:
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
-    """One row to sample: whose it is, how, and the tokens it has seen. `stops`: ids masked until `min_tokens` are out."""
+    """One row to sample: whose it is, how, and the tokens it has seen. `stops`: ids masked until `min_tokens` are
+    out.
+    """
 
     seq: str
     params: SamplingParams
@@ -126,7 +130,9 @@ def _bias_(row: Tensor, draw: Draw) -> None:
 
 
 def _penalise_(row: Tensor, draw: Draw) -> None:
-    """Repetition over prompt and output (as transformers and vLLM), frequency and presence over the output only (as OpenAI)."""
+    """Repetition over prompt and output (as transformers and vLLM), frequency and presence over the output only (as
+    OpenAI).
+    """
     p = draw.params
     if p.repetition_penalty != 1.0:
         seen = put(sorted({*draw.prompt, *draw.output}), row.device)
@@ -152,7 +158,9 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """True where top-k, top-p or min-p drop a token. `probabilities` are sorted from high to low; the first is always kept."""
+    """True where top-k, top-p or min-p drop a token. `probabilities` are sorted from high to low; the first is always
+    kept.
+    """
     device, width = probabilities.device, probabilities.shape[1]
     rank = torch.arange(width, device=device)
     top_k = put([draw.params.top_k or width for draw in draws], device)[:, None]
@@ -222,5 +230,7 @@ class LogitScores:
 
 
 def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> LogitScores:
-    """Log-probabilities of the tokens that followed each position. logits [positions, vocabulary]; targets: one id per position."""
+    """Log-probabilities of the tokens that followed each position. logits [positions, vocabulary]; targets: one id per
+    position.
+    """
     return LogitScores(logits.float(), put(targets, logits.device), [count] * len(targets))

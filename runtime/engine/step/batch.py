@@ -1,4 +1,5 @@
-"""What executors have in common of a step's rows: whose they are, where their tokens stand in a frame, and what gives frames.
+"""What executors have in common of a step's rows: whose they are, where their tokens stand in a frame, and what gives
+frames.
 
 Knows nothing of pages or of dense batches.
 """
@@ -30,8 +31,9 @@ class Awaited:
 class ModelBatch:
     """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
 
-    Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from, [1, tokens, width],
-    in a part of a chain that does not begin with the embedding. `awaited`: which of `ids` only the device has.
+    Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from,
+    [1, tokens, width], in a part of a chain that does not begin with the embedding. `awaited`: which of `ids` only the
+    device has.
     """
 
     model: LoadedModel
@@ -60,8 +62,12 @@ class RowChunk:
 class StepProgram(Protocol):
     """Units in one call (`engine.kernels.program`)."""
 
-    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where nothing attends)."""
+    def takes(
+        self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
+    ) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where nothing
+        attends).
+        """
         ...
 
     def run(
@@ -75,7 +81,9 @@ class StepProgram(Protocol):
 
 
 class ContextSource(Protocol):
-    """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged one."""
+    """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged
+    one.
+    """
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
         """Token ids [1, tokens] of these models' rows."""
@@ -83,14 +91,18 @@ class ContextSource(Protocol):
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext: ...
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
+    def for_layers(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]
+    ) -> ForwardContext:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         ...
 
     def program(
         self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
     ) -> tuple[StepProgram, int] | None:
-        """What runs units [at, end) of a segment at once, and end. `models`: whose segment it is; `key`: the units' digests."""
+        """What runs units [at, end) of a segment at once, and end. `models`: whose segment it is; `key`: the units'
+        digests.
+        """
         ...
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +110,12 @@ class ContextSource(Protocol):
         ...
 
     def pieces(
-        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+        self,
+        models: tuple[str, ...],
+        adapters: tuple[str | None, ...],
+        layers: tuple[int, ...],
+        rotary: str | None,
+        like: Tensor,
     ) -> Iterator[RowChunk]:
         """The models one by one, for a layer that attends by itself. Raises RuntimeError where there are only pages."""
         ...

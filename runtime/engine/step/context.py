@@ -1,7 +1,9 @@
-"""What one segment's run must know beside its hidden states: who the rows are, where their pages lie, which adapters they use.
+"""What one segment's run must know beside its hidden states: who the rows are, where their pages lie, which adapters
+they use.
 
-A frame is current while its segment runs (a context variable: transformers' layers drop keyword arguments on the way to the attention
-function; facts, "Cutting transformers models"). `runtime.engine.step.layout` makes frames; attention and shared linear layers read them.
+A frame is current while its segment runs (a context variable: transformers' layers drop keyword arguments on the way to
+the attention function; facts, "Cutting transformers models"). `runtime.engine.step.layout` makes frames; attention and
+shared linear layers read them.
 
     tokens   t:  0 1 2 3 4 5 6 ...       rows of all models, back to back; a decode has one token, a chunk several
     tables   [rows, layers, page groups] -> page id       token_pages [layers, tokens] -> page of each token
@@ -70,8 +72,9 @@ class VirtualSpan:
 class PagedMetadata:
     """Where tokens of a frame are kept and found: those of its models that put as many tokens into a page.
 
-    `tokens`: which of the frame's they are, None for all. `spans`: its rows, in the order of `tables` and `lengths` [rows], the tokens of
-    each once this step has run. `tables` [rows, layers, page groups]; `token_pages` [layers, tokens]; `token_offsets` [tokens].
+    `tokens`: which of the frame's they are, None for all. `spans`: its rows, in the order of `tables` and `lengths`
+    [rows], the tokens of each once this step has run. `tables` [rows, layers, page groups]; `token_pages` [layers,
+    tokens]; `token_offsets` [tokens].
     """
 
     pool: PagePool
@@ -137,10 +140,13 @@ Kept = dict[tuple[object, tuple[str, ...]], Any]
 
 @dataclass(slots=True)
 class ForwardContext:
-    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends, or `dense` does.
+    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends,
+    or `dense` does.
 
-    `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
-    `kept`: of the recorded step that this is a frame of; None in all others. `notes`: what its readers made of it once, by its type.
+    `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what
+    `virtual` tokens compute.
+    `kept`: of the recorded step that this is a frame of; None in all others. `notes`: what its readers made of it once,
+    by its type.
     """
 
     positions: Tensor
@@ -178,13 +184,17 @@ class ForwardContext:
         return index
 
     def foreign(self, ranks: tuple[tuple[str, int], ...]) -> Tensor:
-        """[tokens, sum of ranks]: whether a column is of another adapter than a token's. `ranks`: (adapter, rank) in column order.
+        """[tokens, sum of ranks]: whether a column is of another adapter than a token's. `ranks`: (adapter, rank) in
+        column order.
 
-        For `masked_fill`: what a stranger's matrix makes of a row may be infinite, and a product with zero would not be zero then.
+        For `masked_fill`: what a stranger's matrix makes of a row may be infinite, and a product with zero would not be
+        zero then.
         """
         mask = self._foreign.get(ranks)
         if mask is None:
-            mask = torch.ones((self.tokens, sum(rank for _, rank in ranks)), dtype=torch.bool, device=self.positions.device)
+            mask = torch.ones(
+                (self.tokens, sum(rank for _, rank in ranks)), dtype=torch.bool, device=self.positions.device
+            )
             left = 0
             for adapter, rank in ranks:
                 for span in self.adapters:

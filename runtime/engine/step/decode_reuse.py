@@ -1,15 +1,17 @@
-"""Decode steps whose rows are those of a step before, each one token on, with what that one made brought up to date (native kernels).
+"""Decode steps whose rows are those of a step before, each one token on, with what that one made brought up to date
+(native kernels).
 
     step n      rows -> layouts, frames, paging -> units … one call (`step.Call`) … head          as ever; its call is kept
     step n + 1  the same rows, one token on     -> embedding | what came -> that call again (`native.onward`) -> head
 
-Frames of 32 rows cost more than a small part of a chain computes, and from one decode step to the next nothing in them changes but
-positions. A step is one to go on from if its rows are one token each, of models that run the same units all the way, in one call but for
-embedding and head. Any other step, rows in another order among them, is run as ever, and is the next one to go on from.
+Frames of 32 rows cost more than a small part of a chain computes, and from one decode step to the next nothing in
+them changes but positions. A step is one to go on from if its rows are one token each, of models that run the same
+units all the way, in one call but for embedding and head. Any other step, rows in another order among them, is run
+as ever, and is the next one to go on from.
 
-Contract: `follow` gives None for a step that does not follow, and has changed nothing then; `ran` is told of every step that was run
-otherwise, `forget` when stages or adapters come or go. New pages are in the tables before `follow` (kept tables are as old as their
-`version`).
+Contract: `follow` gives None for a step that does not follow, and has changed nothing then; `ran` is told of every
+step that was run otherwise, `forget` when stages or adapters come or go. New pages are in the tables before
+`follow` (kept tables are as old as their `version`).
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class ReusedPart:
 
 @dataclass(frozen=True, slots=True)
 class ReusedStep:
-    """What a step gives: tokens, hidden states of stages without a head by row's name, and what ran, where that is traced."""
+    """What a step gives: tokens, hidden states of stages without a head by row's name, and what ran, where that is
+    traced.
+    """
 
     outcome: Outcome
     outputs: Mapping[str, Array] = field(default_factory=dict)
@@ -71,7 +75,9 @@ class _Kept:
 
 
 class DecodeReuse:
-    """See the top of the file. Several sets of rows may take turns: a chain that comes back to a device has hops that do."""
+    """See the top of the file. Several sets of rows may take turns: a chain that comes back to a device has hops that
+    do.
+    """
 
     def __init__(self, units: ComponentPool) -> None:
         self._units = units
@@ -113,7 +119,9 @@ class DecodeReuse:
 
 
 def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
-    """Whether these are rows of the same sequences in the same order, each one token on. By columns: it is asked at every step."""
+    """Whether these are rows of the same sequences in the same order, each one token on. By columns: it is asked at
+    every step.
+    """
     return (
         len(rows) == len(before)
         and [row.seq for row in rows] == [row.seq for row in before]
@@ -125,15 +133,24 @@ def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
 
 
 def _is_plain(call: Call, segment: Segment, batches: Mapping[str, ModelBatch]) -> bool:
-    """Whether a step was one call but for embedding and head, over rows of one token each that all sample where there is a head."""
+    """Whether a step was one call but for embedding and head, over rows of one token each that all sample where there
+    is a head.
+    """
     first = next(iter(batches.values())).model
     at, end = int(first.has_embedding), len(segment.units) - int(first.has_head)
     return (
         (call.at, call.end) == (at, end)
         and isinstance(call.program, Program)
         and call.paging is not None
-        and all(batch.model.adapters[0] == batch.model.adapters[-1] == batch.model.adapters[at] for batch in batches.values())
-        and all(len(row.tokens) == 1 and row.start >= batch.model.spec.virtual_tokens for batch in batches.values() for row in batch.rows)
+        and all(
+            batch.model.adapters[0] == batch.model.adapters[-1] == batch.model.adapters[at]
+            for batch in batches.values()
+        )
+        and all(
+            len(row.tokens) == 1 and row.start >= batch.model.spec.virtual_tokens
+            for batch in batches.values()
+            for row in batch.rows
+        )
         and (not first.has_head or all(_all_sampled(batch) for batch in batches.values()))
     )
 
@@ -156,7 +173,8 @@ class _Course:
         counts = [part.hi - part.lo for part in parts]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64)
         self._names: tuple[str, ...] = ()
-        # In front of a head hidden states stay here; else whoever they go to may still read them when the next step runs.
+        # In front of a head hidden states stay here; else whoever they go to may still read them when the next step
+        # runs.
         self._hidden = _hidden(self._shape) if self._embedding is None and self._head is not None else None
         self._last = ForwardContext(nowhere, (), frame.adapters)
 
@@ -179,8 +197,14 @@ class _Course:
         else:
             hidden = self._embedded(self._embedding, mine)
             data = hidden.numpy().data.cast("B")
-        through = ReusedStep(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data))) if self._head is None else None
-        self._onward.run(hidden)  # what can be made before it is: behind the layers nothing is in the caches, and the next hop waits
+        through = (
+            ReusedStep(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data)))
+            if self._head is None
+            else None
+        )
+        self._onward.run(
+            hidden
+        )  # what can be made before it is: behind the layers nothing is in the caches, and the next hop waits
         if through is not None or self._head is None:
             return through or ReusedStep(Outcome((), ()))
         with running(self._last):
@@ -214,11 +238,16 @@ def _hidden(shape: tuple[int, int, int]) -> tuple[Tensor, memoryview]:
 def _batch(part: ReusedPart, rows: Sequence[Row]) -> ModelBatch:
     own = rows[part.lo : part.hi]
     return ModelBatch(
-        part.model, tuple(own), tuple([RowSpan(at, at + 1, row.start) for at, row in enumerate(own)]), tuple([row.tokens[0] for row in own])
+        part.model,
+        tuple(own),
+        tuple([RowSpan(at, at + 1, row.start) for at, row in enumerate(own)]),
+        tuple([row.tokens[0] for row in own]),
     )
 
 
-def _course(units: ComponentPool, room: Room, rows: Sequence[Row], batches: Mapping[str, ModelBatch], call: Call) -> _Course | None:
+def _course(
+    units: ComponentPool, room: Room, rows: Sequence[Row], batches: Mapping[str, ModelBatch], call: Call
+) -> _Course | None:
     """From the step before; None where the angles of its rows are not looked up."""
     rotary = units.rotaries.get(call.key) if call.key is not None else None
     if not isinstance(rotary, RotaryTables) or call.paging is None or not isinstance(call.program, Program):

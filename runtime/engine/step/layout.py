@@ -1,10 +1,12 @@
 """Where all tokens of a step stand and lie, computed once; a segment's frame is a slice of it.
 
-    Layout: all rows of the models whose page tables have one shape (tokens per page, attention layers), back to back in model order
-    frame(models): neighbours in a layout are views of it, others are picked by index; made once per set of models and step
+    Layout: all rows of the models whose page tables have one shape (tokens per page, attention layers), back to back in
+    model order frame(models): neighbours in a layout are views of it, others are picked by index; made once per set of
+    models and step
 
-Models that share a layer may have it at different depths, and may put different numbers of tokens into a page (composed chains). The
-first costs another slice of the same tables; the second parts the attention alone, everything else still runs once over all rows.
+Models that share a layer may have it at different depths, and may put different numbers of tokens into a page (composed
+chains). The first costs another slice of the same tables; the second parts the attention alone, everything else still
+runs once over all rows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class TokenPlace:
 
 @dataclass(slots=True)
 class StepLayout:
-    """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers, tokens]."""
+    """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers,
+    tokens].
+    """
 
     members: tuple[str, ...]
     places: dict[str, TokenPlace]
@@ -53,8 +57,10 @@ class StepLayout:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How a step is filled up to a shape. `page`: where K and V of rows that are nobody's go; `groups`: page groups that tables have
-    room for, by those that are needed: as many in all layouts whose pages hold as many tokens, since they may stand in one paging.
+    """How a step is filled up to a shape. `page`: where K and V of rows that are nobody's go; `groups`: page groups
+    that tables have
+    room for, by those that are needed: as many in all layouts whose pages hold as many tokens, since they may stand in
+    one paging.
     """
 
     page: int
@@ -63,7 +69,9 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Models that are neighbours both in a layout and in a segment: a slice of the layout, its layers counted from `shift` on."""
+    """Models that are neighbours both in a layout and in a segment: a slice of the layout, its layers counted from
+    `shift` on.
+    """
 
     layout: StepLayout
     tokens: slice
@@ -71,7 +79,9 @@ class _Run:
     shift: int
 
 
-def lay_out(batches: Mapping[str, ModelBatch], device: torch.device, filling: Filling | None = None) -> list[StepLayout]:
+def lay_out(
+    batches: Mapping[str, ModelBatch], device: torch.device, filling: Filling | None = None
+) -> list[StepLayout]:
     """One layout per shape of page tables among the models of the step. `filling`: for batches that were filled up."""
     shapes: dict[tuple[int, int], list[str]] = {}
     for name, batch in batches.items():
@@ -80,7 +90,11 @@ def lay_out(batches: Mapping[str, ModelBatch], device: torch.device, filling: Fi
 
 
 def _layout(
-    names: Sequence[str], batches: Mapping[str, ModelBatch], page_tokens: int, device: torch.device, filling: Filling | None
+    names: Sequence[str],
+    batches: Mapping[str, ModelBatch],
+    page_tokens: int,
+    device: torch.device,
+    filling: Filling | None,
 ) -> StepLayout:
     places: dict[str, TokenPlace] = {}
     token = row = 0
@@ -129,7 +143,8 @@ def _table(batch: ModelBatch, groups: int, filling: Filling | None) -> Tensor:
 
 
 class ContextBuilder:
-    """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them has attached,
+    """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them
+    has attached,
     or None. `kept`: what frames keep of joined adapters (see there).
     """
 
@@ -157,7 +172,9 @@ class ContextBuilder:
         """The frame of these models."""
         made = self._frames.get((models, adapters))
         if made is None:
-            positions = _joined([run.layout.positions[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
+            positions = _joined(
+                [run.layout.positions[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1
+            )
             spans = tuple(span for part in self._spans(models) for span in part)
             counts = [self._batches[name].tokens for name in models]
             virtual = virtual_spans([self._batches[name] for name in models], adapters)
@@ -166,14 +183,18 @@ class ContextBuilder:
             )
         return made
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
+    def for_layers(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]
+    ) -> ForwardContext:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         frame = self.frame(models, adapters)
         frame.layer = min(layers)
         shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
         paging = self._pagings.get((models, shifts))
         if paging is None:
-            paging = self._pagings[models, shifts] = tuple(self._units.attention(paging) for paging in self._page(frame, models, shifts))
+            paging = self._pagings[models, shifts] = tuple(
+                self._units.attention(paging) for paging in self._page(frame, models, shifts)
+            )
         frame.paging = paging
         return frame
 
@@ -190,7 +211,12 @@ class ContextBuilder:
         return made
 
     def pieces(
-        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+        self,
+        models: tuple[str, ...],
+        adapters: tuple[str | None, ...],
+        layers: tuple[int, ...],
+        rotary: str | None,
+        like: Tensor,
     ) -> Iterator[RowChunk]:
         raise RuntimeError(f"{models[0]}: its layers attend by themselves, and here are only pages")
 
@@ -251,7 +277,10 @@ class ContextBuilder:
         depth = min(run.layout.tables.shape[1] - run.shift for run in runs)
         layers = [slice(run.shift, run.shift + depth) for run in runs]
         tables = _joined(
-            _padded([run.layout.tables[run.rows, some] for run, some in zip(runs, layers, strict=True)], self._pool.padding), 0
+            _padded(
+                [run.layout.tables[run.rows, some] for run, some in zip(runs, layers, strict=True)], self._pool.padding
+            ),
+            0,
         )
         lengths = _joined([run.layout.lengths[run.rows] for run in runs], 0)
         everything = len(spans) == len(frame.spans)
@@ -262,13 +291,17 @@ class ContextBuilder:
             spans=tuple(spans),
             tables=tables,
             lengths=lengths,
-            token_pages=_joined([run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1),
+            token_pages=_joined(
+                [run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1
+            ),
             token_offsets=_joined([run.layout.token_offsets[run.tokens] for run in runs], 0),
         )
 
 
 def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
-    """The tokens of these rows, one range for rows side by side: made where they are, as a copy from the host cannot be recorded."""
+    """The tokens of these rows, one range for rows side by side: made where they are, as a copy from the host cannot be
+    recorded.
+    """
     ranges = [[spans[0].lo, spans[0].lo]]
     for span in spans:
         if span.lo != ranges[-1][1]:
@@ -280,7 +313,9 @@ def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
 def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:
     """Tables [rows, layers, groups] as wide as the widest of them."""
     width = max(table.shape[2] for table in tables)
-    return [t if t.shape[2] == width else torch.nn.functional.pad(t, (0, width - t.shape[2]), value=padding) for t in tables]
+    return [
+        t if t.shape[2] == width else torch.nn.functional.pad(t, (0, width - t.shape[2]), value=padding) for t in tables
+    ]
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:

@@ -1,11 +1,13 @@
 """One step: all rows of all models, segment by segment.
 
-    plan.rows --by model--> ids, positions, spans --segments--> hidden states --head, wanted rows only--> logits --> tokens
+    plan.rows --by model--> ids, positions, spans --segments--> hidden states --head, wanted rows only--> logits -->
+    tokens
 
-Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them again. Rows of a
-model stay together and models keep one order, so joining and parting are slices. Behind a model's last attention only those tokens go on
-whose logits are wanted: of a prompt's chunk the last one, or none. A part of a chain starts from hidden states that its rows bring, or
-ends with those of all its tokens.
+Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them
+again. Rows of a model stay together and models keep one order, so joining and parting are slices. Behind a model's last
+attention only those tokens go on
+whose logits are wanted: of a prompt's chunk the last one, or none. A part of a chain starts from hidden states that its
+rows bring, or ends with those of all its tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def segments_of(batches: Mapping[str, ModelBatch]) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked for."""
+    """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked
+    for.
+    """
 
     program: StepProgram
     at: int
@@ -63,7 +67,8 @@ class StepRun:
     """The state of one step while it runs. `segments` records what ran, when asked to; `calls` what ran in one call.
 
     Args:
-        picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to sample.
+        picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to
+            sample.
         kept: of a step that is recorded (`engine.step.context.Kept`).
     """
 
@@ -82,7 +87,9 @@ class StepRun:
         self.calls: list[Call] = []
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
-        self._picks = {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
+        self._picks = (
+            {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
+        )
         self._kept = kept
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
@@ -97,7 +104,9 @@ class StepRun:
         return self.sample(largest).read()
 
     def sample(self, largest: Largest = stock_largest, before: Sampling | None = None) -> Sampling:
-        """As `execute`, without waiting for what is sampled. `before`: of the step before (`engine.sampling.output`)."""
+        """As `execute`, without waiting for what is sampled. `before`: of the step before
+        (`engine.sampling.output`).
+        """
         return sampling_of(self._batches, self._wanted, self.forward(), largest, before)
 
     def forward(self) -> Mapping[str, Tensor]:
@@ -154,7 +163,9 @@ class StepRun:
             self._record(segment, units, batches)
 
     def _joined(self, segment: Segment, first: SharedComponent) -> Tensor:
-        """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(, width)]."""
+        """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(,
+        width)].
+        """
         if first.kind == "embedding":
             return self._frames.ids(segment.models)
         every = [self._hidden[name] for name in segment.models if self._width(name)]
@@ -166,9 +177,15 @@ class StepRun:
         return len(self._picks[name]) if name in self._narrowed else self._batches[name].tokens
 
     def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
-        """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend no more."""
+        """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend
+        no more.
+        """
         starts = zip(segment.models, segment.starts, strict=True)
-        ripe = {name for name, start in starts if name not in self._narrowed and start + at >= self._batches[name].model.drops_from}
+        ripe = {
+            name
+            for name, start in starts
+            if name not in self._narrowed and start + at >= self._batches[name].model.drops_from
+        }
         if not ripe:
             return hidden
         kept: list[int] = []
@@ -187,9 +204,13 @@ class StepRun:
             positions = self._frames.frame((name,), (None,)).positions
             picks = put(self._picks[name], self._device)
             parts.append(positions[:, picks] if name in self._narrowed else positions)
-        return ForwardContext(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
+        return ForwardContext(
+            torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models])
+        )
 
-    def _run_unit(self, unit: SharedComponent, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
+    def _run_unit(
+        self, unit: SharedComponent, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor
+    ) -> Tensor:
         if unit.masked:
             pieces = self._frames.pieces(segment.models, adapters, cast("tuple[int, ...]", layers), unit.rotary, hidden)
             return self._run_masked(unit, pieces, hidden)
@@ -215,14 +236,18 @@ class StepRun:
         self.calls.append(call)
         return call.program.run(hidden, call.frame, call.paging, call.layers, call.rotary), call.end
 
-    def _call(self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor) -> Call | None:
+    def _call(
+        self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
+    ) -> Call | None:
         found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
         if found is None:
             return None
         program, end = found
         ran = uses[at:end]
         layers = [depths[0] for _, _, depths in ran]
-        if any(keys != ran[0][1] for _, keys, _ in ran) or any(depth != depths[0] for _, _, depths in ran for depth in depths):
+        if any(keys != ran[0][1] for _, keys, _ in ran) or any(
+            depth != depths[0] for _, _, depths in ran for depth in depths
+        ):
             return None
         frame, paging, key, rotary = self._frames.frame(segment.models, ran[0][1]), None, None, None
         for unit, keys, depths in ran:
@@ -246,9 +271,13 @@ class StepRun:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _uses(self, segment: Segment) -> tuple[Iterable[_Keys], Iterable[_Layers]]:
-        """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the models."""
+        """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the
+        models.
+        """
         count = len(segment.units)
-        models = [(self._batches[name].model, start) for name, start in zip(segment.models, segment.starts, strict=True)]
+        models = [
+            (self._batches[name].model, start) for name, start in zip(segment.models, segment.starts, strict=True)
+        ]
         adapters = zip(*(model.adapters[start : start + count] for model, start in models), strict=True)
         return adapters, zip(*(model.kv_index[start : start + count] for model, start in models), strict=True)
 
@@ -259,7 +288,9 @@ class StepRun:
             return
         if hidden.shape[1] != sum(counts):  # a part of a chain that is run for itself
             edges = itertools.accumulate((self._batches[name].tokens for name in segment.models), initial=0)
-            picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
+            picks = [
+                base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]
+            ]
             hidden = hidden[:, put(picks, self._device)]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
         with running(ForwardContext(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):

@@ -1,7 +1,9 @@
-"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15, design section 7).
+"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15, design section
+7).
 
-A *unit* is what a batch can share: a component without its adapter, named by digest. Each model is a sequence of units. The plan
-walks all sequences together, runs each shared unit once for all models that meet there, and fuses units that run back to back for the
+A *unit* is what a batch can share: a component without its adapter, named by digest. Each model is a sequence of units.
+The plan walks all sequences together, runs each shared unit once for all models that meet there, and fuses units that
+run back to back for the
 same models into one segment. Pure: no torch, no clock.
 """
 
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Units that run back to back for the same models. `starts[i]`: index in the chain of `models[i]` of the first unit."""
+    """Units that run back to back for the same models. `starts[i]`: index in the chain of `models[i]` of the first
+    unit.
+    """
 
     models: tuple[str, ...]
     units: tuple[str, ...]
@@ -27,8 +31,9 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
     Args:
         chains: model -> its units in order; iteration order fixes the order of models in a segment.
 
-    Every model's units run exactly once and in order. A unit waits while another model that still needs it has not arrived at it;
-    if all wait for each other (chains that use two units in opposite orders), the one that most models stand at runs first.
+    Every model's units run exactly once and in order. A unit waits while another model that still needs it has not
+    arrived at it; if all wait for each other (chains that use two units in opposite orders), the one that most models
+    stand at runs first.
     """
     at = dict.fromkeys(chains, 0)
     left = {model: Counter(units) for model, units in chains.items()}
@@ -48,7 +53,8 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
 def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wanted: Mapping[str, int]) -> str:
     """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order.
 
-    `wanted`: how many models have a unit before them. A model that comes to it again is not waited for: it must run it now first.
+    `wanted`: how many models have a unit before them. A model that comes to it again is not waited for: it must run it
+    now first.
     """
     standing = Counter(chains[model][index] for model, index in at.items() if index < len(chains[model]))
     for unit, count in standing.items():

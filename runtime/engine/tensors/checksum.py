@@ -2,9 +2,10 @@
 
     words x_i of eight bytes, the last filled up with zeros      sum of x_i (2 i + 1)      sum of mix(x_i + (i + 1) c)      both modulo 2^64
 
-The first sum finds every change of one word, because odd factors can be inverted; the second, of words that are stirred together with their
-places, finds others (two words changed places, say) but for one in 2^64. Integers wrap around alike on all devices, in whatever order they
-are added. It finds what went wrong on the way, not what somebody has made up: for that there is BLAKE3 (`cluster.agent_process.commands`).
+The first sum finds every change of one word, because odd factors can be inverted; the second, of words that are
+stirred together with their places, finds others (two words changed places, say) but for one in 2^64. Integers wrap
+around alike on all devices, in whatever order they are added. It finds what went wrong on the way, not what
+somebody has made up: for that there is BLAKE3 (`cluster.agent_process.commands`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Between tensors and the arrays that pass from device to device (`runtime.chains.Array`), by their bytes, whatever the dtype.
+"""Between tensors and the arrays that pass from device to device (`runtime.chains.Array`), by their bytes, whatever the
+dtype.
 
-Out: one copy to the host, where the tensor is not there already; the array is a view of it. In: one copy, into what the rows of a model
-start from together. Where arrays go directly from device to device (`engine.tensors.links`) their data is a flat tensor of uint8 on its device,
-of which `len` and slices mean what they mean of bytes; such a one is never taken to the host here, but to be compared, or where bytes are
-asked for. Knows nothing of steps.
+Out: one copy to the host, where the tensor is not there already; the array is a view of it. In: one copy, into what the
+rows of a model start from together. Where arrays go directly from device to device (`engine.tensors.links`) their data
+is a flat tensor of uint8 on its device, of which `len` and slices mean what they mean of bytes; such a one is never
+taken to the host here, but to be compared, or where bytes are asked for. Knows nothing of steps.
 """
 
 from __future__ import annotations
@@ -47,9 +48,15 @@ def array_of(pages: Tensor) -> Array:
 
 
 def gathered(
-    inputs: Mapping[str, Array], names: Sequence[str], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | None = None
+    inputs: Mapping[str, Array],
+    names: Sequence[str],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """As `joined`, those of these rows; one copy where they lie back to back. Raises KeyError for a row that has none."""
+    """As `joined`, those of these rows; one copy where they lie back to back. Raises KeyError for a row that has
+    none.
+    """
     return joined(_parts(inputs, names), shape, dtype, device)
 
 
@@ -64,9 +71,11 @@ def _parts(inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
     return [inputs[name] for name in names]
 
 
-def joined(arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Arrays [some, width] below each other: a tensor [rows, width] = `shape` of its own, on `device` (the host). Raises ValueError unless
-    all fits, dtypes too."""
+def joined(
+    arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
+    """Arrays [some, width] below each other: a tensor [rows, width] = `shape` of its own, on `device` (the host).
+    Raises ValueError unless all fits, dtypes too."""
     target = device or torch.device("cpu")
     if not any(map(is_tensor, arrays)):
         out = torch.empty(shape, dtype=dtype)
@@ -105,7 +114,9 @@ def _memory(array: Array) -> memoryview:
 
 
 def likeness(a: Array, b: Array) -> Likeness:
-    """Of two arrays [tokens, width] of one dtype and shape; what has no cosine (zeros, infinities) is not alike at all: -1."""
+    """Of two arrays [tokens, width] of one dtype and shape; what has no cosine (zeros, infinities) is not alike at all:
+    -1.
+    """
     x, y = (_tensor_of(each) for each in (a, b))
     y = y.to(x.device)
     if torch.equal(x.view(torch.uint8), y.view(torch.uint8)):

@@ -2,10 +2,11 @@
 
     Outgoing     making -> ready: send …      over            IncomingTensors     making -> ready: expect … came      over
 
-Contract: `begin` first. What is called from outside does not wait. A link that stands was proven: each end has made a token, told it by the
-cluster's own messages, and got it back over the link, so at the other end is who was spoken with. Then one sends and the other receives,
-in order; a tensor is kept until it has gone, or come. Whatever fails, or takes longer than its limit, ends the link, once, with a reason:
-what was under way is given up, and what comes in spite of that is dropped.
+Contract: `begin` first. What is called from outside does not wait. A link that stands was proven: each end has made
+a token, told it by the cluster's own messages, and got it back over the link, so at the other end is who was spoken
+with. Then one sends and the other receives, in order; a tensor is kept until it has gone, or come. Whatever fails,
+or takes longer than its limit, ends the link, once, with a reason: what was under way is given up, and what comes
+in spite of that is dropped.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _TOKEN_BYTES = 32
 _THERE, _BACK, _FIRST = 0, 1, 2
 #: Keys under which tokens are told; the store's own begin with its name.
 _TOKEN, _STORE = "token", "store/"
-#: How long what was sent is left alone while there is room, in seconds: a look at once would take the processor, and the interpreter, from
-#: the loop, which has just sent it and goes on, for nothing but to let its memory go.
+#: How long what was sent is left alone while there is room, in seconds: a look at once would take the processor, and
+#: the interpreter, from the loop, which has just sent it and goes on, for nothing but to let its memory go.
 _LATER = 0.02
 #: What is said of an error.
 _SAID = 200
@@ -46,7 +47,9 @@ Tell = Callable[[str, bytes], None]
 class _End:
     """What both have. `ended`: is called once, with the reason, unless it was closed; on any thread."""
 
-    def __init__(self, rail: ProcessGroup, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str) -> None:
+    def __init__(
+        self, rail: ProcessGroup, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str
+    ) -> None:
         self._rail, self._config, self._rank, self._tell, self._ended = rail, config, rank, tell, ended
         self._store = Rendezvous(lambda key, value: tell(_STORE + key, value), config.making)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
@@ -86,7 +89,7 @@ class _End:
         """Behind `end`."""
         self._thread.join(seconds)
 
-    # -- on its thread ---------------------------------------------------------------------------------------------------
+    # -- on its thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -145,7 +148,9 @@ class _End:
 class OutgoingTensors(_End):
     """The end that sends. Tensors are flat, of uint8."""
 
-    def __init__(self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str) -> None:
+    def __init__(
+        self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str
+    ) -> None:
         super().__init__(rail, config, 0, tell, ended, f"to-{name}")
         self._under_way: queue.SimpleQueue[tuple[Any, Tensor] | None] = queue.SimpleQueue()
         self._nbytes = 0
@@ -195,13 +200,18 @@ class _Awaited:
 
 
 class IncomingTensors(_End):
-    """The end that receives. `came`: is called once for each ticket that is expected, with the tensor or why there is none, on any
-    thread."""
+    """The end that receives. `came`: is called once for each ticket that is expected, with the tensor or why there is
+    none, on any thread."""
 
     def __init__(
-        self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], came: Callable[[int, Tensor | None, str], None],
+        self,
+        rail: ProcessGroup,
+        config: DirectConfig,
+        tell: Tell,
+        ended: Callable[[str], None],
+        came: Callable[[int, Tensor | None, str], None],
         name: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(rail, config, 1, tell, ended, f"from-{name}")
         self._came = came
         self._awaited: deque[_Awaited] = deque()

@@ -1,10 +1,12 @@
-"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.TensorTransport` over a rail, an end for each way.
+"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.TensorTransport`
+over a rail, an end for each way.
 
     send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> OutgoingTensors
     came       IncomingTensors -> one flat tensor -> arrays, views of it
 
-Contract: of the protocol: one thread calls, and nothing waits but what says so. Arrays are whatever the engine makes: bytes of the host, or
-flat tensors of uint8 (`engine.tensors.convert`); those that come are tensors, or, for an engine that knows none, bytes.
+Contract: of the protocol: one thread calls, and nothing waits but what says so. Arrays are whatever the engine makes:
+bytes of the host, or flat tensors of uint8 (`engine.tensors.convert`); those that come are tensors, or, for an engine
+that knows none, bytes.
 """
 
 from __future__ import annotations
@@ -55,14 +57,18 @@ class DirectLinks:
     def begin(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    # -- links -----------------------------------------------------------------------------------------------------------
+    # -- links -------------------------------------------------------------------------------------------------------
 
     def offer(self, peer: str) -> None:
         if peer in self._outgoing:
             return
         end: OutgoingTensors
         end = OutgoingTensors(
-            self._rail, self._config, lambda *told: self._tell(end, peer, True, *told), lambda why: self._ended(end, peer, why), peer
+            self._rail,
+            self._config,
+            lambda *told: self._tell(end, peer, True, *told),
+            lambda why: self._ended(end, peer, why),
+            peer,
         )
         self._outgoing[peer] = end
         end.begin()
@@ -106,7 +112,7 @@ class DirectLinks:
         for end in ends:
             end.join(_PATIENCE / len(ends))
 
-    # -- arrays on their way ---------------------------------------------------------------------------------------------
+    # -- arrays on their way -----------------------------------------------------------------------------------------
 
     def carries(self, peer: str, nbytes: int) -> bool:
         end = self._outgoing.get(peer)
@@ -141,7 +147,7 @@ class DirectLinks:
             out.append(ArrivedTensor(peer, ticket, () if whole is None else self._cut(whole, kinds), error))
         return out
 
-    # -- arrays wherever they lie ----------------------------------------------------------------------------------------
+    # -- arrays wherever they lie ------------------------------------------------------------------------------------
 
     def hosted(self, array: Array) -> Array:
         return Array(array.dtype, array.shape, bytes_of(array.data.cpu())) if is_tensor(array) else array
@@ -158,14 +164,18 @@ class DirectLinks:
     def digest(self, array: Array) -> str:
         return CHECKSUM + checksum(flat_of(array))
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _accept(self, peer: str) -> None:
         end: IncomingTensors
         end = IncomingTensors(
-            self._rail, self._config, lambda *told: self._tell(end, peer, False, *told), lambda why: self._ended(end, peer, why, False),
-            lambda *what: self._arrived(end, peer, *what), peer,
-        )  # fmt: skip
+            self._rail,
+            self._config,
+            lambda *told: self._tell(end, peer, False, *told),
+            lambda why: self._ended(end, peer, why, False),
+            lambda *what: self._arrived(end, peer, *what),
+            peer,
+        )
         self._incoming[peer] = end
         end.begin()
 

@@ -1,14 +1,16 @@
-"""The transports under direct links, each a group of two of torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""The transports under direct links, each a group of two of torch.distributed: gloo between CPUs, NCCL between
+GPUs.
 
     group      by a rendezvous; rank 0 sends, rank 1 receives        send, receive      begun, not waited for        arrived      waited for
 
-Contract: `group` and `arrived` wait, within a limit, and are called on threads of a link's own; `send` and `receive` do not, once the group
-has been used. A tensor belongs to the transport from `send` or `receive` until it has `arrived`. On CUDA both are ordered behind what was
-launched on the caller's current stream, and run on a stream of the group's own. Raises RuntimeError (torch's own errors) and TimeoutError.
+Contract: `group` and `arrived` wait, within a limit, and are called on threads of a link's own; `send` and
+`receive` do not, once the group has been used. A tensor belongs to the transport from `send` or `receive` until it
+has `arrived`. On CUDA both are ordered behind what was launched on the caller's current stream, and run on a stream
+of the group's own. Raises RuntimeError (torch's own errors) and TimeoutError.
 
-Neither encrypts, nor knows who is at the other end; gloo ends the process on a tensor that is larger than was said, and does not tell of a
-peer's end in the middle of what goes there (of what comes from there it does): that ends at its limit. NCCL is written after
-torch's own use of it, and has run on no GPU yet.
+Neither encrypts, nor knows who is at the other end; gloo ends the process on a tensor that is larger than was said,
+and does not tell of a peer's end in the middle of what goes there (of what comes from there it does): that ends at
+its limit. NCCL is written after torch's own use of it, and has run on no GPU yet.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ class Gloo:
         work.wait(timedelta(seconds=seconds))
 
     def abort(self, group: Any) -> None:
-        """What waits ends when the other end closes, or at its limit; the connection closes when nobody has the group any more."""
+        """What waits ends when the other end closes, or at its limit; the connection closes when nobody has the group
+        any more.
+        """
 
 
 class Nccl:
@@ -156,7 +160,9 @@ def rail_for(device: torch.device, host: str) -> ProcessGroup:
 
 
 def reach(host: str) -> str:
-    """Who can be linked with an end on this machine: those that give the same. Of one that listens on the network: all of its kind."""
+    """Who can be linked with an end on this machine: those that give the same. Of one that listens on the network: all
+    of its kind.
+    """
     return "network" if host else _machine()
 
 

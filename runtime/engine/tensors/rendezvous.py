@@ -1,10 +1,12 @@
-"""Where the two ends of a direct link find each other: a store of torch.distributed whose keys travel as messages of the cluster.
+"""Where the two ends of a direct link find each other: a store of torch.distributed whose keys travel as messages of
+the cluster.
 
-torch's own stores listen on a port that nobody guards, or share a folder. Here a key that one end sets is said to the other (`tell`), and
-what the other says is `learn`t; so addresses go where all control messages go, encrypted and authenticated where those are. torch asks
-from threads of its own for what has not come yet, and waits, up to a limit.
+torch's own stores listen on a port that nobody guards, or share a folder. Here a key that one end sets is said to the
+other (`tell`), and what the other says is `learn`t; so addresses go where all control messages go, encrypted and
+authenticated where those are. torch asks from threads of its own for what has not come yet, and waits, up to a limit.
 
-Contract: keys and values are bounded, and so is their number; whoever says more is not heard. `tell` is called on torch's threads.
+Contract: keys and values are bounded, and so is their number; whoever says more is not heard. `tell` is called on
+torch's threads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Rendezvous(Store):
         self._values: dict[str, bytes] = {}
         self._over = ""
 
-    # -- of whoever makes the link ---------------------------------------------------------------------------------------
+    # -- of whoever makes the link -----------------------------------------------------------------------------------
 
     def learn(self, key: str, value: bytes) -> None:
         """The other end has set it."""
@@ -45,7 +47,7 @@ class Rendezvous(Store):
             self._over = self._over or reason
             self._changed.notify_all()
 
-    # -- what torch calls, on threads of its own ----------------------------------------------------------------------------
+    # -- what torch calls, on threads of its own ---------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -61,7 +63,9 @@ class Rendezvous(Store):
         """Raises TimeoutError where they do not come."""
         left = self._end - time.monotonic()
         with self._changed:
-            there = self._changed.wait_for(lambda: self._over or all(key in self._values for key in keys), max(0.0, left))
+            there = self._changed.wait_for(
+                lambda: self._over or all(key in self._values for key in keys), max(0.0, left)
+            )
             if self._over or not there:
                 raise TimeoutError(self._over or "the other end did not say where it is in time")
 

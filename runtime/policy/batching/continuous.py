@@ -45,7 +45,9 @@ class SequenceView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """A device between two steps. `running` and `waiting` in rank order; `waiting` may be the head of a longer queue."""
+    """A device between two steps. `running` and `waiting` in rank order; `waiting` may be the head of a longer
+    queue.
+    """
 
     capacity: int
     free: int

@@ -1,16 +1,21 @@
-"""What a dense batch does in one step: who runs in its slots, who comes in, who goes out, whose prompts run apart, who waits (Baton).
+"""What a dense batch does in one step: who runs in its slots, who comes in, who goes out, whose prompts run apart, who
+waits (Baton).
 
-Contract: `decide_lane` is a pure function of one model's rows, of how its slots are taken and of memory counted in pages. In rank order
-(priority, then the plan's order) it
+Contract: `decide_lane` is a pure function of one model's rows, of how its slots are taken and of memory counted in
+pages. In rank order (priority, then the plan's order) it
 
-  1. keeps rows in their slots, and fills free ones: at once in `baton` and `baton-pd`, only an empty batch in the other two modes;
-     a row of a better priority takes the slot of the worst, whose K and V are saved (BA-14) and who comes back when a slot is free;
-  2. moves rows out, the last first, while the pages in use would exceed `high`; takes rows in only up to `low` (BA-15). One row always
+  1. keeps rows in their slots, and fills free ones: at once in `baton` and `baton-pd`, only an empty batch in the other
+    two modes;
+     a row of a better priority takes the slot of the worst, whose K and V are saved (BA-14) and who comes back when a
+     slot is free;
+  2. moves rows out, the last first, while the pages in use would exceed `high`; takes rows in only up to `low` (BA-15).
+    One row always
      runs: alone and aligned it needs no more pages than whoever planned the step has given it;
   3. in the modes with prompts apart, groups prompts by similar length (BA-13) into batches that memory allows.
 
-Whoever memory or slots turn away holds back those behind: a large sequence is not starved by small ones. Who is in neither the window nor
-a batch waits with what is kept of it. It does not know tensors, columns' places, clocks or which tokens.
+Whoever memory or slots turn away holds back those behind: a large sequence is not starved by small ones. Who is in
+neither the window nor a batch waits with what is kept of it. It does not know tensors, columns' places, clocks or which
+tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +32,10 @@ _AT_ONCE = frozenset({"baton", "baton-pd"})
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One sequence of the lane's model. `kept`: tokens whose K and V it has; `tokens`: how many it is to run now, 0 if it has no turn;
-    `span`: columns it takes in the lane, 0 if it is kept apart. `prompt`: it runs (a chunk of) its prompt rather than its next token.
+    """One sequence of the lane's model. `kept`: tokens whose K and V it has; `tokens`: how many it is to run now, 0 if
+    it has no turn;
+    `span`: columns it takes in the lane, 0 if it is kept apart. `prompt`: it runs (a chunk of) its prompt rather than
+    its next token.
     """
 
     seq: str
@@ -46,8 +53,10 @@ class RowView:
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """One model's batch between two steps. `finished`: spans of slots whose sequences have ended but are computed on, with the others.
-    `others`: pages in use elsewhere; `capacity`: pages of the device. `must`: nobody else runs in this step, so somebody here has to.
+    """One model's batch between two steps. `finished`: spans of slots whose sequences have ended but are computed on,
+    with the others.
+    `others`: pages in use elsewhere; `capacity`: pages of the device. `must`: nobody else runs in this step, so
+    somebody here has to.
     """
 
     rows: tuple[RowView, ...]
@@ -65,8 +74,10 @@ class LaneView:
 
 @dataclass(frozen=True, slots=True)
 class LaneDecision:
-    """One step of a lane. `leaving` are saved and go out first, `clear` drops the finished slots; then `apart` run, batch by batch; then
-    `window`, all together: those of them that are apart come in before. Who is in `leaving` and `window` comes back without holes.
+    """One step of a lane. `leaving` are saved and go out first, `clear` drops the finished slots; then `apart` run,
+    batch by batch; then
+    `window`, all together: those of them that are apart come in before. Who is in `leaving` and `window` comes back
+    without holes.
     `pages`: the most in use at any time, `others` included.
     """
 
@@ -97,8 +108,12 @@ class _Lane:
         self._ranked = sorted(view.rows, key=lambda row: (row.tokens == 0, row.priority))
         self._inside = [row for row in self._ranked if row.span]
         self._finished = list(view.finished)
-        self._peak = self._grown = 0  # pages: the most while prompts run, and what those that have run hold more than before
-        self._high = min(int(config.high * view.capacity), view.capacity - view.kv_layers)  # what others may grow by before they shrink
+        self._peak = self._grown = (
+            0  # pages: the most while prompts run, and what those that have run hold more than before
+        )
+        self._high = min(
+            int(config.high * view.capacity), view.capacity - view.kv_layers
+        )  # what others may grow by before they shrink
         self._low = int(config.low * view.capacity)
 
     def decision(self) -> LaneDecision:
@@ -140,7 +155,9 @@ class _Lane:
         return True
 
     def _shrink(self) -> None:
-        """Give memory back until it suffices: finished slots first, then the last rows; the first only if others run."""
+        """Give memory back until it suffices: finished slots first, then the last rows; the first only if others
+        run.
+        """
         if self._total(self._inside) > self._high:
             self._finished = []
         least = 1 if self._view.must else 0
@@ -150,7 +167,9 @@ class _Lane:
     # -- prompts apart -------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[tuple[str, ...]]:
-        """Batches of prompts whose lengths round up to one power of two (BA-13), as large as memory allows: they need no slots."""
+        """Batches of prompts whose lengths round up to one power of two (BA-13), as large as memory allows: they need
+        no slots.
+        """
         prompts = [row for row in self._ranked if row.prompt and not row.span]
         alone = self._view.must and not any(row.tokens for row in self._inside)
         if alone and prompts and self._cost(prompts[:1]) > self._free():
@@ -173,7 +192,9 @@ class _Lane:
         return group[:most]
 
     def _free(self) -> int:
-        """Pages that prompts may take, after those that have run: up to `low`, lest those who wait for a slot keep each other out of it."""
+        """Pages that prompts may take, after those that have run: up to `low`, lest those who wait for a slot keep each
+        other out of it.
+        """
         return self._low - self._total(self._inside) - self._grown
 
     def _cost(self, batch: Sequence[RowView]) -> int:

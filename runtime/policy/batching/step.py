@@ -1,18 +1,22 @@
 """Which rows that wait on a device run in its next step (BL-14, BL-22).
 
-Contract: `decide` takes the rows of all the device's entry queues in the order of arrival and answers with those that run:
+Contract: `decide` takes the rows of all the device's entry queues in the order of arrival and answers with those that
+run:
 
-  1. rows that have waited longer than `patience`; rows whose sequence has K and V here; then all others. Within each, first in, first out;
+  1. rows that have waited longer than `patience`; rows whose sequence has K and V here; then all others. Within each,
+    first in, first out;
   2. of one sequence in one stage only the first: chunks of a prompt keep their order, and none is in a step twice;
-  3. through no block more rows than its own limit, whatever stages and models they are of. Of that, slots are kept from those others for
+  3. through no block more rows than its own limit, whatever stages and models they are of. Of that, slots are kept from
+    those others for
      sequences that are expected back until their countdowns run out; but not on a block that would have no row at all;
   4. no more tokens than the budget, but one row always runs;
-  5. of rows that may be divided as many tokens as the budget leaves, when all others have theirs: prompts do not hold up decodes (TI-08).
+  5. of rows that may be divided as many tokens as the budget leaves, when all others have theirs: prompts do not hold
+    up decodes (TI-08).
      One that is overdue comes before those that are not.
 
-A row that is turned away does not hold back rows behind it, which may need other blocks or less of the budget: it gets older, and the
-oldest in its rank cannot be turned away by the budget for long, for whoever comes first fits. It knows no pages, clocks, tensors or where
-rows come from. Plain loops over what the caller keeps: the step waits for this.
+A row that is turned away does not hold back rows behind it, which may need other blocks or less of the budget: it gets
+older, and the oldest in its rank cannot be turned away by the budget for long, for whoever comes first fits. It knows
+no pages, clocks, tensors or where rows come from. Plain loops over what the caller keeps: the step waits for this.
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ class HopRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it came, in ns;
+    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it
+    came, in ns;
     `divisible`: a part of its tokens may run first."""
 
     name: str
@@ -59,7 +64,9 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A sequence that went on from here and is expected back in `stage`. Nobody waits for it after `deadline`, nanoseconds."""
+    """A sequence that went on from here and is expected back in `stage`. Nobody waits for it after `deadline`,
+    nanoseconds.
+    """
 
     stage: str
     deadline: int
@@ -67,7 +74,9 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The device's block instances. `passes`: the blocks that a row of each stage runs through; `limits`: rows per step of each block."""
+    """The device's block instances. `passes`: the blocks that a row of each stage runs through; `limits`: rows per step
+    of each block.
+    """
 
     passes: Mapping[str, Sequence[str]]
     limits: Mapping[str, int]
@@ -85,9 +94,9 @@ class HopLimits:
 
 @dataclass(frozen=True, slots=True)
 class HopDecision:
-    """`rows`: places in the input, in the order in which they were chosen. Then how many were turned away and why: a later row of the same
-    sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens or rows left (`budget`). `parts`: of the
-    rows that are divided, the tokens that run now, by place."""
+    """`rows`: places in the input, in the order in which they were chosen. Then how many were turned away and why: a
+    later row of the same sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens
+    or rows left (`budget`). `parts`: of the rows that are divided, the tokens that run now, by place."""
 
     rows: tuple[int, ...]
     behind: int = 0
@@ -98,11 +107,15 @@ class HopDecision:
 
 
 def countdown(now: int, round_trip: int, slack: float) -> int:
-    """The deadline of a sequence that leaves now: its chain's round trip, and `slack` of that more (0.5: half as long again)."""
+    """The deadline of a sequence that leaves now: its chain's round trip, and `slack` of that more (0.5: half as long
+    again).
+    """
     return now + int(round_trip * (1 + slack))
 
 
-def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
+def decide(
+    waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int
+) -> HopDecision:
     """The next step of a device. Raises KeyError for a row of a stage that is not there."""
     first, others, behind = _ranked(waiting, now - limits.patience)
     if not returning and all_fit(waiting, blocks, limits):
@@ -124,7 +137,9 @@ def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Block
 
 
 def all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
-    """Whether all of them could run even if they all went through the tightest block: then nothing has to be counted block by block."""
+    """Whether all of them could run even if they all went through the tightest block: then nothing has to be counted
+    block by block.
+    """
     count = len(waiting)
     if count > limits.rows or any(limit < count for limit in blocks.limits.values()):
         return False
@@ -134,8 +149,12 @@ def all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> boo
 
 
 def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[int], int]:
-    """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same name."""
-    if all([row.holds and row.since >= overdue for row in waiting]) and len({row.name for row in waiting}) == len(waiting):  # noqa: C419
+    """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same
+    name.
+    """
+    if all([row.holds and row.since >= overdue for row in waiting]) and len({row.name for row in waiting}) == len(
+        waiting
+    ):  # noqa: C419
         return list(range(len(waiting))), [], 0  # a decode step, as most are
     first: dict[str, int] = {}
     for place, row in enumerate(waiting):

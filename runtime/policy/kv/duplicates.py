@@ -1,8 +1,8 @@
 """Which copies of K and V to drop because their sequence has others: the check once a minute (BL-27).
 
-Contract: `sweep` drops a copy only if the same sequence has its authoritative copy on another device, under the same or a later epoch; it
-never drops that one, nor one that somebody uses or moves (`leased`). A copy of an older epoch goes at once, others when nobody has used
-them for `idle`. So what every sequence has computed is still there afterwards.
+Contract: `sweep` drops a copy only if the same sequence has its authoritative copy on another device, under the same or
+a later epoch; it never drops that one, nor one that somebody uses or moves (`leased`). A copy of an older epoch goes at
+once, others when nobody has used them for `idle`. So what every sequence has computed is still there afterwards.
 
 The paper names the period and no more; this is what the name asks for. Pure: copies and now in, what to drop out.
 """
@@ -22,7 +22,9 @@ Kept = Literal["authoritative", "only", "leased", "used"]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A sequence's pages of one stage on a device. `used`: when last, nanoseconds. One copy of a sequence's stage is `authoritative`."""
+    """A sequence's pages of one stage on a device. `used`: when last, nanoseconds. One copy of a sequence's stage is
+    `authoritative`.
+    """
 
     seq: str
     stage: str

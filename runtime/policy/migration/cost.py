@@ -6,9 +6,9 @@
     copy      a group's way over the link; infinite without one
     inputs    that of the hidden states that a group is recomputed from, over the same link; none where token ids do
 
-Recomputing a block needs its input for all of the context: token ids at the start of a chain; elsewhere whoever is upstream runs again,
-which is `upstream` here and charged to the front, that waits for it; or the source ships hidden states that it kept, which is `inputs`
-and charged to the link. The front waits for those of its first chunk only.
+Recomputing a block needs its input for all of the context: token ids at the start of a chain; elsewhere whoever is
+upstream runs again, which is `upstream` here and charged to the front, that waits for it; or the source ships hidden
+states that it kept, which is `inputs` and charged to the link. The front waits for those of its first chunk only.
 
 Pure arithmetic over costs that the caller takes from profiles. It knows no pages, no clock and not who the sequence is.
 """
@@ -26,10 +26,11 @@ ChunkSeconds = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What moving costs. `recompute` None: it cannot be (no inputs). `copy_group`: seconds for a group of pages; infinite: no link.
+    """What moving costs. `recompute` None: it cannot be (no inputs). `copy_group`: seconds for a group of pages;
+    infinite: no link.
 
-    `upstream`: seconds that preceding blocks take for a chunk; None where they need not run. `inputs_group`: seconds that a group's kept
-    inputs take over the link.
+    `upstream`: seconds that preceding blocks take for a chunk; None where they need not run. `inputs_group`: seconds
+    that a group's kept inputs take over the link.
     """
 
     page_tokens: int
@@ -72,9 +73,13 @@ class Meeting:
 
 
 def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
-    """The best place to meet for `tokens` tokens behind `context` others that are there already; of equals the one copied most."""
+    """The best place to meet for `tokens` tokens behind `context` others that are there already; of equals the one
+    copied most.
+    """
     total = -(-tokens // costs.page_tokens)
-    if costs.inputs_group and costs.inputs_group >= costs.copy_group:  # every group that is recomputed keeps the link longer
+    if (
+        costs.inputs_group and costs.inputs_group >= costs.copy_group
+    ):  # every group that is recomputed keeps the link longer
         return Meeting(costs.back(total), 0, 0)
     # The front at a chunk's end, while it would be there before the back.
     reached, done = 0, min(costs.chunk_groups, total) * costs.inputs_group
@@ -107,8 +112,9 @@ class MigrationStage(Enum):
 
 
 def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> MigrationStage:
-    """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and ship the rest (FINAL),
-    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix)."""
+    """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and
+    ship the rest (FINAL), or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final
+    whatever the number of stages (Llumnix)."""
     if remaining_groups <= limit_groups:
         return MigrationStage.FINAL
     return MigrationStage.GIVE_UP if stages >= max_stages else MigrationStage.CONTINUE

@@ -1,4 +1,5 @@
-"""How fast the two ends of a move are, measured as it goes on, and what each is given so that it takes nothing the other would do sooner.
+"""How fast the two ends of a move are, measured as it goes on, and what each is given so that it takes nothing the
+other would do sooner.
 
 Pure arithmetic over what whoever moves tells it; nanoseconds.
 """
@@ -11,8 +12,8 @@ from typing import Literal
 
 @dataclass(slots=True)
 class MigrationPace:
-    """`front`, `back`: nanoseconds for a page group, the latest; None before the first. `front_since`, `back_since`: when each began what
-    it is at (the back: the oldest that has not come)."""
+    """`front`, `back`: nanoseconds for a page group, the latest; None before the first. `front_since`, `back_since`:
+    when each began what it is at (the back: the oldest that has not come)."""
 
     front: float | None = None
     back: float | None = None
@@ -20,9 +21,11 @@ class MigrationPace:
     back_since: int = 0
 
     def ahead(self, groups: int, most: int) -> int:
-        """Groups that the back may have under way while so many are left for both: never more than the front would leave to it.
+        """Groups that the back may have under way while so many are left for both: never more than the front would
+        leave to it.
 
-        Until both are known one at a time: asked for too much, a slow link would hold up what the front could have done (BL-16).
+        Until both are known one at a time: asked for too much, a slow link would hold up what the front could have done
+        (BL-16).
         """
         if self.front is None or self.back is None:
             return 1
@@ -30,7 +33,9 @@ class MigrationPace:
         return max(1, min(most, int(groups * share / 2)))
 
     def chunk(self, tokens: int, most: int) -> int:
-        """Tokens that the front may take at once of so many that are left: no more than it would do before the back comes."""
+        """Tokens that the front may take at once of so many that are left: no more than it would do before the back
+        comes.
+        """
         if self.front is None or self.back is None:
             return most
         return min(most, int(tokens * self.back / max(self.front + self.back, 1.0)))
@@ -38,11 +43,13 @@ class MigrationPace:
 
 @dataclass(slots=True)
 class SharedPace:
-    """The same where what the front starts from comes over the link that the back's pages come over: nanoseconds for a page group that a
-    row takes (`row`), and that the link takes for its inputs and its pages; the latest, None before the first.
+    """The same where what the front starts from comes over the link that the back's pages come over: nanoseconds for a
+    page group that a row takes (`row`), and that the link takes for its inputs and its pages; the latest, None before
+    the first.
 
-    With m of P groups recomputed the row is at it for m * row, the link for m * inputs + (P - m) * pages: both are over at once where
-    m = P * pages / (row + pages - inputs); and where a row is faster than its inputs come, each page that is copied only keeps it waiting.
+    With m of P groups recomputed the row is at it for m * row, the link for m * inputs + (P - m) * pages: both are over
+    at once where m = P * pages / (row + pages - inputs); and where a row is faster than its inputs come, each page that
+    is copied only keeps it waiting.
     """
 
     row: float | None = None
@@ -68,7 +75,9 @@ class SharedPace:
         self.row = (now - self.row_since) / groups
 
     def chunk(self, tokens: int, behind: int, most: int) -> int:
-        """Tokens that the front may be given of so many that are left, behind those that it has: its share of all of them, less these."""
+        """Tokens that the front may be given of so many that are left, behind those that it has: its share of all of
+        them, less these.
+        """
         if self.row is None or self.inputs is None or self.pages is None:
             return most
         if self.row <= self.inputs:
@@ -77,12 +86,14 @@ class SharedPace:
         return max(0, min(most, int(share) - behind))
 
     def supplied(self, groups: int, most: int, now: int) -> bool:
-        """Whether rows of so many groups take as long as the link does for `most` of pages, behind which no inputs come."""
+        """Whether rows of so many groups take as long as the link does for `most` of pages, behind which no inputs
+        come.
+        """
         return self.row is not None and groups * self.row >= most * self._page(now)
 
     def fetch(self, left: int, given: int, here: int, waiting: bool, most: int) -> int:
-        """Page groups that may be under way, while so many are left for both and the front was given others, of `here` of which the inputs
-        are here, behind the row that runs; `waiting`: for those of others."""
+        """Page groups that may be under way, while so many are left for both and the front was given others, of `here`
+        of which the inputs are here, behind the row that runs; `waiting`: for those of others."""
         if self.row is None or self.inputs is None or self.pages is None:
             return 1
         if (left + given) * max(self.row, self.inputs) <= self.pages:  # the front is through before they would come

@@ -3,9 +3,10 @@
     T_INT = now - called          how long it has been paused: the estimate, too, of how long it still will be (InferCept)
     migrate  iff  T_INT > migration time * margin
 
-So a move begins once the pause has lasted as long as the move takes, and lies inside the pause if that lasts twice as long; a pause shorter
-than the move causes no traffic at all. Whoever resumes earlier waits for no longer than the move takes, and for nothing if the source goes
-on serving. Where the length of a pause is known (`expected`), what is left of it takes T_INT's place until it is over.
+So a move begins once the pause has lasted as long as the move takes, and lies inside the pause if that lasts twice
+as long; a pause shorter than the move causes no traffic at all. Whoever resumes earlier waits for no longer than
+the move takes, and for nothing if the source goes on serving. Where the length of a pause is known (`expected`),
+what is left of it takes T_INT's place until it is over.
 Pure: times are integer nanoseconds and arguments.
 """
 
@@ -25,8 +26,8 @@ class PausedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """`remaining`: how long the pause is taken to last from now; `needed`: the move, with its margin; `again`: when to ask again if it is
-    still paused, None if it moves."""
+    """`remaining`: how long the pause is taken to last from now; `needed`: the move, with its margin; `again`: when to
+    ask again if it is still paused, None if it moves."""
 
     migrate: bool
     remaining: int
@@ -35,7 +36,9 @@ class Foresight:
 
 
 def foresee(pause: PausedSequence, migration: int, now: int, margin: float = 1.0) -> Foresight:
-    """Decide for one paused sequence whose move would take `migration`. Raises ValueError for a pause that has not begun."""
+    """Decide for one paused sequence whose move would take `migration`. Raises ValueError for a pause that has not
+    begun.
+    """
     paused = now - pause.called
     if paused < 0:
         raise ValueError(f"sequence {pause.seq} is not paused yet")

@@ -1,14 +1,16 @@
-"""One move of a sequence's K and V, from both ends at once: recomputed from the front, copied from the back, until they meet (BL-16).
+"""One move of a sequence's K and V, from both ends at once: recomputed from the front, copied from the back, until they
+meet (BL-16).
 
 Contract: a `TwoEnded` belongs to the destination, which is the only one to say who brings a page group. Each group is
 
     wanted -> recomputing -> recomputed        wanted -> copying -> copied        (a copy that fails is wanted again)
 
-so it has exactly one winner: a side is given groups only by `next_front` and `next_back`, and an answer for groups that are not given to
-its side any more is refused. A group is recomputed only when all before it is here, for attention reads that. Tokens go in ranges that
-begin with a group and end with one, or with the last token.
+so it has exactly one winner: a side is given groups only by `next_front` and `next_back`, and an answer for groups that
+are not given to its side any more is refused. A group is recomputed only when all before it is here, for attention
+reads that. Tokens go in ranges that begin with a group and end with one, or with the last token.
 
-Groups that the front has no inputs for (`inputs`) are copied: those that it stands before come first, so that it can go on behind them.
+Groups that the front has no inputs for (`inputs`) are copied: those that it stands before come first, so that it can go
+on behind them.
 
 It does not know pages' places, tensors, clocks or how fast either side is (`migration` does), and it sends nothing.
 """
@@ -35,10 +37,15 @@ def met_at(recomputed: Spans) -> int:
 
 
 class TwoEnded:
-    """The groups of one move. Verbs in pairs: `next_front` and `recomputed`, `next_back` and `copied` or `copy_failed`."""
+    """The groups of one move. Verbs in pairs: `next_front` and `recomputed`, `next_back` and `copied` or
+    `copy_failed`.
+    """
 
-    def __init__(self, tokens: int, page_tokens: int, recompute: bool = True, copy: bool = True, failures: int = 3) -> None:
-        """`tokens` to bring here, `page_tokens` to a group; which sides may work; after so many failed copies that side gives up.
+    def __init__(
+        self, tokens: int, page_tokens: int, recompute: bool = True, copy: bool = True, failures: int = 3
+    ) -> None:
+        """`tokens` to bring here, `page_tokens` to a group; which sides may work; after so many failed copies that side
+        gives up.
 
         Raises ValueError for negative tokens or pages without any.
         """
@@ -100,14 +107,18 @@ class TwoEnded:
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Tokens [lo, hi) between both ends: `lo` is the first that is not here, and from `hi` on all are here or given to somebody."""
+        """Tokens [lo, hi) between both ends: `lo` is the first that is not here, and from `hi` on all are here or given
+        to somebody.
+        """
         self._close_in()
         lo = min(self._low * self._width, self.tokens)
         return lo, max(lo, min(self._high * self._width, self.tokens))
 
     @property
     def recomputed_spans(self) -> Spans:
-        """Tokens [lo, hi) that were recomputed, in order. Disjoint from those copied; together they are all tokens once it is done."""
+        """Tokens [lo, hi) that were recomputed, in order. Disjoint from those copied; together they are all tokens once
+        it is done.
+        """
         return self._spans(_State.RECOMPUTED)
 
     @property
@@ -118,9 +129,9 @@ class TwoEnded:
     # -- the front -----------------------------------------------------------------------------------------------------
 
     def next_front(self, chunk_tokens: int, ahead: bool = False) -> range | None:
-        """Give the front its next whole groups, as many as `chunk_tokens` hold and at least one; None while there are none for it:
-        they are all given, it is at work, or what it would read, or start from, is still on its way. `ahead`: also while it is at work,
-        those right behind."""
+        """Give the front its next whole groups, as many as `chunk_tokens` hold and at least one; None while there are
+        none for it: they are all given, it is at work, or what it would read, or start from, is still on its way.
+        `ahead`: also while it is at work, those right behind."""
         if not self._recompute:
             return None
         self._close_in()
@@ -159,8 +170,9 @@ class TwoEnded:
     # -- the back ------------------------------------------------------------------------------------------------------
 
     def next_back(self, window_groups: int) -> range | None:
-        """Give the back the last groups that are wanted, up to `window_groups` in a row, but first those that the front waits for and has
-        no inputs for itself; None while there are none. It may be asked again before they have come."""
+        """Give the back the last groups that are wanted, up to `window_groups` in a row, but first those that the front
+        waits for and has no inputs for itself; None while there are none. It may be asked again before they have come.
+        """
         if not self._copy:
             return None
         self._close_in()
@@ -168,7 +180,11 @@ class TwoEnded:
         if gap is not None:
             return self._give(gap, self._end_of_gap(gap, max(1, window_groups)), _State.COPYING)
         first = self._high
-        while first > self._low and self._high - first < max(1, window_groups) and self._groups[first - 1] == _State.WANTED:
+        while (
+            first > self._low
+            and self._high - first < max(1, window_groups)
+            and self._groups[first - 1] == _State.WANTED
+        ):
             first -= 1
         return self._give(first, self._high, _State.COPYING)
 
@@ -181,7 +197,9 @@ class TwoEnded:
         return self._settle(span, _State.COPYING, _State.COPIED)
 
     def copy_failed(self, span: range) -> bool:
-        """The back's groups did not come; either side may be given them. False if they are not the back's (any more)."""
+        """The back's groups did not come; either side may be given them. False if they are not the back's (any
+        more).
+        """
         if not self._settle(span, _State.COPYING, _State.WANTED):
             return False
         self._failures -= 1
@@ -190,15 +208,18 @@ class TwoEnded:
         return True
 
     def stop_copy(self) -> None:
-        """The source is gone: what has not come is the front's, to the end. Groups that are being written must be `copied` first."""
+        """The source is gone: what has not come is the front's, to the end. Groups that are being written must be
+        `copied` first.
+        """
         self._copy = False
         self._withdraw(_State.COPYING)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
     def extend(self, tokens: int) -> None:
-        """The sequence has `tokens` tokens by now. What is new is copied, with all of the last group if that was partial; without copies
-        it is recomputed. Raises ValueError for fewer tokens than before, or unless it is `done`."""
+        """The sequence has `tokens` tokens by now. What is new is copied, with all of the last group if that was
+        partial; without copies it is recomputed. Raises ValueError for fewer tokens than before, or unless it is
+        `done`."""
         if not self.done or tokens < self.tokens:
             raise ValueError(f"a move of {self.tokens} tokens cannot go on to {tokens} now")
         first = self.tokens // self._width if tokens > self.tokens else len(self._groups)
@@ -214,7 +235,9 @@ class TwoEnded:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _close_in(self) -> None:
-        """Move both ends over what is settled. Each moves a group at a time and one way only, but for failures and growth."""
+        """Move both ends over what is settled. Each moves a group at a time and one way only, but for failures and
+        growth.
+        """
         while self._low < len(self._groups) and self._groups[self._low] >= _State.RECOMPUTED:
             self._low += 1
         while self._high > self._low and self._groups[self._high - 1] != _State.WANTED:
@@ -266,7 +289,11 @@ class TwoEnded:
 
     def _are(self, span: range, state: _State) -> bool:
         groups = self._within(span)
-        return len(groups) > 0 and span == self._tokens(groups[0], groups[-1] + 1) and all(self._groups[group] == state for group in groups)
+        return (
+            len(groups) > 0
+            and span == self._tokens(groups[0], groups[-1] + 1)
+            and all(self._groups[group] == state for group in groups)
+        )
 
     def _within(self, span: range) -> range:
         """Groups of tokens that are this move's; none for others."""

@@ -1,8 +1,10 @@
-"""Where the blocks of a chain go that comes while others are served: near what they take the place of, into what room there is (BL-30).
+"""Where the blocks of a chain go that comes while others are served: near what they take the place of, into what room
+there is (BL-30).
 
-Each block gets one device first: the first of those it would be on that has room, else that of the block before it, else the one with most
-room. Further wishes are fulfilled with what is left. Where that fails the largest blocks are placed first, wherever there is most room;
-if that fails too there is no answer, though a cleverer packing might have found one. Nothing that is there moves. Pure; sizes in bytes.
+Each block gets one device first: the first of those it would be on that has room, else that of the block before it,
+else the one with most room. Further wishes are fulfilled with what is left. Where that fails the largest blocks are
+placed first, wherever there is most room; if that fails too there is no answer, though a cleverer packing might have
+found one. Nothing that is there moves. Pure; sizes in bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Room = Mapping[str, int | None]
 
 
 def renew(needs: Sequence[Need], room: Room) -> tuple[tuple[str, str], ...] | None:
-    """(block, device) for each need, and once more for each further wish that can be had; None where some need finds no room."""
+    """(block, device) for each need, and once more for each further wish that can be had; None where some need finds no
+    room.
+    """
     first = _wished(needs, _Free(room)) or _packed(needs, _Free(room))
     if first is None:
         return None

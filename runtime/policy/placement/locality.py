@@ -1,17 +1,21 @@
-"""On which devices block instances should be: near those they exchange rows with (BL-26), or packed tightly (its baseline).
+"""On which devices block instances should be: near those they exchange rows with (BL-26), or packed tightly (its
+baseline).
 
     traffic(a, b)  = rows that went from block a straight to block b in a period, counted: `ClusterLayout.pairs`
     crossing(a, b) = traffic(a, b) * the part of a's instances on whose server there is no b
 
-for an instance of a sends to a b beside it if there is one, and a's instances are taken to be used alike. `locality` makes small the sum of
-crossings between servers and, at a small weight, those between devices of one server: on one device there is no hop (BL-15).
+for an instance of a sends to a b beside it if there is one, and a's instances are taken to be used alike. `locality`
+makes small the sum of crossings between servers and, at a small weight, those between devices of one server: on one
+device there is no hop (BL-15).
 
-`place` finds devices for instances that are not there yet; `rearrange` moves ones that are, when that pays: what the crossings saved in a
-period cost must exceed what loading costs by a margin, and whoever moved within the last period stays (hysteresis). Both never plan more
-bytes onto a device than are free there. A move loads before it drops, so it needs room at its target while the old one stands, and no
-instance is ever gone before its replacement is there. At most one instance of a block is on a device.
+`place` finds devices for instances that are not there yet; `rearrange` moves ones that are, when that pays: what the
+crossings saved in a period cost must exceed what loading costs by a margin, and whoever moved within the last period
+stays (hysteresis). Both never plan more bytes onto a device than are free there. A move loads before it drops, so it
+needs room at its target while the old one stands, and no instance is ever gone before its replacement is there. At most
+one instance of a block is on a device.
 
-Quality: greedy starts and a local search over single moves and swaps; not always the best (a test reports how far off on small clusters).
+Quality: greedy starts and a local search over single moves and swaps; not always the best (a test reports how far off
+on small clusters).
 Pure: it knows counters, bytes and names, no profiles and no clock.
 """
 
@@ -48,8 +52,8 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period; `near`: what a row between two devices of a
-    server costs, of one between servers."""
+    """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period; `near`: what a row
+    between two devices of a server costs, of one between servers."""
 
     devices: tuple[DeviceRoom, ...]
     instances: tuple[Instance, ...]
@@ -78,8 +82,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """`crossing`: seconds that a row loses on a hop between servers; `nbyte`: seconds to load a byte elsewhere. A move must gain `margin`
-    times what it costs, and an instance stays for at least `period` nanoseconds."""
+    """`crossing`: seconds that a row loses on a hop between servers; `nbyte`: seconds to load a byte elsewhere. A move
+    must gain `margin` times what it costs, and an instance stays for at least `period` nanoseconds."""
 
     crossing: float
     nbyte: float
@@ -90,9 +94,11 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class InstanceMove:
-    """Load a block on `target`, then drain and drop it on `source`. Moves are made in order, each one whole before the next.
+    """Load a block on `target`, then drain and drop it on `source`. Moves are made in order, each one whole before the
+    next.
 
-    `saved`: weighted crossings per period; `gain`, `cost`: seconds. The two moves of a swap carry those of both together.
+    `saved`: weighted crossings per period; `gain`, `cost`: seconds. The two moves of a swap carry those of both
+    together.
     """
 
     block: str
@@ -115,13 +121,18 @@ class Rearrangement:
 def blend(
     before: Mapping[tuple[str, str], float], latest: Mapping[tuple[str, str], float], keep: float = 0.5
 ) -> dict[tuple[str, str], float]:
-    """Counters for the next decision: those of the last period, and `keep` of what was before. Pairs that have faded are dropped."""
+    """Counters for the next decision: those of the last period, and `keep` of what was before. Pairs that have faded
+    are dropped.
+    """
     mixed = {pair: keep * before.get(pair, 0.0) + latest.get(pair, 0.0) for pair in sorted({*before, *latest})}
     return {pair: count for pair, count in mixed.items() if count >= 0.5}
 
 
-def place(blocks: Sequence[str], cluster: ClusterLayout, policy: Policy = "locality", effort: int = 20_000) -> Placement:
-    """Find devices for new instances of `blocks` (one named twice gets two). `effort`: steps that the local search may look at.
+def place(
+    blocks: Sequence[str], cluster: ClusterLayout, policy: Policy = "locality", effort: int = 20_000
+) -> Placement:
+    """Find devices for new instances of `blocks` (one named twice gets two). `effort`: steps that the local search may
+    look at.
 
     frag-min is best fit: larger blocks first, each where least is left over.
     """
@@ -137,7 +148,9 @@ def place(blocks: Sequence[str], cluster: ClusterLayout, policy: Policy = "local
 
 
 def rearrange(cluster: ClusterLayout, costs: MoveCosts, now: int, effort: int = 5_000) -> Rearrangement:
-    """Moves that pay, given how rows went lately; none of an instance that came within the last period. `effort`: steps looked at."""
+    """Moves that pay, given how rows went lately; none of an instance that came within the last period. `effort`: steps
+    looked at.
+    """
     ledger = _ledger(cluster)
     before = ledger.traffic()
     settled = {(each.block, each.device) for each in cluster.instances if now - each.moved >= costs.period}
@@ -168,8 +181,9 @@ def _steps(ledger: TrafficLedger, movable: Collection[tuple[str, str]]) -> Itera
 def _steps_of(
     ledger: TrafficLedger, block: str, source: str, there: Mapping[str, Sequence[str]], transient: bool
 ) -> Iterator[tuple[TrafficStep, ...]]:
-    """Steps that bring an instance to a server of its partners: alone where there is room, else together with one that makes room, which
-    goes to where the first one was or to where it fits best; and steps that bring it and a partner to a device that holds both."""
+    """Steps that bring an instance to a server of its partners: alone where there is room, else together with one that
+    makes room, which goes to where the first one was or to where it fits best; and steps that bring it and a partner to
+    a device that holds both."""
     for target in ledger.near_to(block):
         here = TrafficStep(block, source, target)
         if ledger.has(block, target):
@@ -185,11 +199,15 @@ def _steps_of(
         target_for_both = ledger.best_fit(block, beside=partner)
         if target_for_both is not None and partner in there.get(device, ()):
             yield from _allowed(
-                ledger, (TrafficStep(block, source, target_for_both), TrafficStep(partner, device, target_for_both)), transient
+                ledger,
+                (TrafficStep(block, source, target_for_both), TrafficStep(partner, device, target_for_both)),
+                transient,
             )
 
 
-def _allowed(ledger: TrafficLedger, steps: tuple[TrafficStep, ...], transient: bool) -> Iterator[tuple[TrafficStep, ...]]:
+def _allowed(
+    ledger: TrafficLedger, steps: tuple[TrafficStep, ...], transient: bool
+) -> Iterator[tuple[TrafficStep, ...]]:
     if ledger.allows(steps, transient):
         yield steps
 
@@ -254,8 +272,8 @@ def _filled(blocks: Sequence[str], cluster: ClusterLayout, packed: bool) -> _Fil
 
 
 def _improve(ledger: TrafficLedger, placed: list[tuple[str, str]], effort: int) -> None:
-    """Let each instance take its best step, round after round, until none saves traffic or `effort` steps have been looked at. In place:
-    nothing is loaded yet."""
+    """Let each instance take its best step, round after round, until none saves traffic or `effort` steps have been
+    looked at. In place: nothing is loaded yet."""
     improved = True
     while improved and effort > 0:
         improved = False
@@ -264,7 +282,9 @@ def _improve(ledger: TrafficLedger, placed: list[tuple[str, str]], effort: int) 
                 continue  # it made room for another in this round
             steps = list(islice(_steps_of(ledger, block, source, _by_device(placed), transient=False), effort))
             effort -= len(steps)
-            saved, best = max(((ledger.saved_by(each), each) for each in steps), key=lambda made: made[0], default=(0.0, ()))
+            saved, best = max(
+                ((ledger.saved_by(each), each) for each in steps), key=lambda made: made[0], default=(0.0, ())
+            )
             if saved > 1e-9:
                 improved = True
                 _take(ledger, placed, best)
@@ -280,7 +300,9 @@ def _result(filled: _Filled, blocks: Sequence[str], cluster: ClusterLayout) -> P
     ledger, placed = filled
     unplaced = Counter(blocks) - Counter(block for block, _ in placed)
     return Placement(
-        tuple(PlacedInstance(block, device, ledger.free[device]) for block, device in placed), tuple(unplaced.elements()), ledger.traffic()
+        tuple(PlacedInstance(block, device, ledger.free[device]) for block, device in placed),
+        tuple(unplaced.elements()),
+        ledger.traffic(),
     )
 
 

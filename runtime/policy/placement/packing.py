@@ -3,10 +3,11 @@
     pack(chains, sizes, limits)     for each chain the device of each of its blocks, or None where it does not fit
     fill(..., free)                 what goes on devices that are left over: copies of what the others hold, before anybody asks
 
-Largest chains first, each onto the device whose load is smallest then: what a device holds of it already costs nothing, and of equals the
-one that needs the fewest bytes more is taken. So a device reads few weights per step, and devices that are left over wait for demand. Where
-that leaves a chain without a place, all are put again with sharing first: as few bytes as can be. A chain that is larger than what any
-device has left is cut, into as few runs as `spread` finds room for; blocks that are somewhere already stay there.
+Largest chains first, each onto the device whose load is smallest then: what a device holds of it already costs
+nothing, and of equals the one that needs the fewest bytes more is taken. So a device reads few weights per step,
+and devices that are left over wait for demand. Where that leaves a chain without a place, all are put again with
+sharing first: as few bytes as can be. A chain that is larger than what any device has left is cut, into as few runs
+as `spread` finds room for; blocks that are somewhere already stay there.
 
 Pure; sizes in bytes, limits with 0 for any number.
 """
@@ -52,7 +53,12 @@ def _packed(chains: Sequence[Sequence[str]], sizes: Mapping[str, int], limits: S
 
 
 def _whole(
-    chain: Sequence[str], sizes: Mapping[str, int], limits: Sequence[int], held: Sequence[set[str]], loads: Sequence[int], sharing: bool
+    chain: Sequence[str],
+    sizes: Mapping[str, int],
+    limits: Sequence[int],
+    held: Sequence[set[str]],
+    loads: Sequence[int],
+    sharing: bool,
 ) -> tuple[int, ...] | None:
     """All of it on one device."""
     blocks = dict.fromkeys(chain)
@@ -71,7 +77,11 @@ def _whole(
 
 
 def _cut(
-    chain: Sequence[str], sizes: Mapping[str, int], limits: Sequence[int], held: Sequence[set[str]], loads: Sequence[int]
+    chain: Sequence[str],
+    sizes: Mapping[str, int],
+    limits: Sequence[int],
+    held: Sequence[set[str]],
+    loads: Sequence[int],
 ) -> tuple[int, ...] | None:
     """In runs over several devices, those with the most room; blocks that are there stay where they are."""
     where: dict[str, int] = {}
@@ -90,9 +100,14 @@ def _cut(
 
 
 def fill(
-    chains: Sequence[Sequence[str]], packed: Packed, sizes: Mapping[str, int], limits: Sequence[int], free: Sequence[int]
+    chains: Sequence[Sequence[str]],
+    packed: Packed,
+    sizes: Mapping[str, int],
+    limits: Sequence[int],
+    free: Sequence[int],
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Devices that hold nothing, each with the blocks that it gets: those of another device, whole. Where each copy has the most to do gets
+    """Devices that hold nothing, each with the blocks that it gets: those of another device, whole. Where each copy has
+    the most to do gets
     the next one: as if all chains were asked for alike, and took as long as they have bytes."""
     held: dict[int, dict[str, None]] = {}
     work: dict[int, int] = {}

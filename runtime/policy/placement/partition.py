@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 
 def spread(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | None:
-    """Which device takes each block: device numbers that never fall along the blocks. None where no such cut fits the limits.
+    """Which device takes each block: device numbers that never fall along the blocks. None where no such cut fits the
+    limits.
 
     Args:
         sizes: bytes of the blocks, in chain order.
@@ -43,7 +44,8 @@ def spread(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | Non
 
 
 def cells(sizes: Sequence[int], limits: Sequence[int], split: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Devices in groups of one size, neighbours together, each of which holds all blocks; the smallest size that does. Empty if none does.
+    """Devices in groups of one size, neighbours together, each of which holds all blocks; the smallest size that does.
+    Empty if none does.
 
     `split`: one group of all devices, even where fewer would do. Devices that are left over stand in no group.
     """

@@ -1,7 +1,8 @@
-"""Where block instances are, what memory is left, and how many rows would go between devices: the ledger of a placement (BL-26).
+"""Where block instances are, what memory is left, and how many rows would go between devices: the ledger of a placement
+(BL-26).
 
-An instance of a sends to a b on its own device if there is one, else to one on its server, else elsewhere; instances of a block are taken
-to be used alike. Changes are made in place and undone by their opposites. It decides nothing.
+An instance of a sends to a b on its own device if there is one, else to one on its server, else elsewhere; instances of
+a block are taken to be used alike. Changes are made in place and undone by their opposites. It decides nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: What a row between two devices of one server costs, measured by one between servers, where nobody has measured it: enough to prefer no
-#: hop at all.
+#: What a row between two devices of one server costs, measured by one between servers, where nobody has measured it:
+#: enough to prefer no hop at all.
 NEAR = 1 / 16
 
 
@@ -21,7 +22,9 @@ Pairs = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Rows per period that change servers, and that change devices within a server; `near`: what one of these costs, of one of those."""
+    """Rows per period that change servers, and that change devices within a server; `near`: what one of these costs, of
+    one of those.
+    """
 
     between_servers: float
     between_devices: float
@@ -42,10 +45,17 @@ class TrafficStep:
 
 
 class TrafficLedger:
-    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows; `near`: as in `Traffic`."""
+    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows; `near`: as in
+    `Traffic`.
+    """
 
     def __init__(
-        self, servers: Mapping[str, str], free: Mapping[str, int], nbytes: Mapping[str, int], pairs: Pairs, near: float = NEAR
+        self,
+        servers: Mapping[str, str],
+        free: Mapping[str, int],
+        nbytes: Mapping[str, int],
+        pairs: Pairs,
+        near: float = NEAR,
     ) -> None:
         self._weight = near
         self.servers = servers
@@ -99,7 +109,9 @@ class TrafficLedger:
         return min(fitting, key=free.__getitem__, default=None)
 
     def allows(self, steps: Sequence[TrafficStep], transient: bool) -> bool:
-        """Whether memory suffices for the steps: at each moment, loading before dropping (`transient`), or only in the end."""
+        """Whether memory suffices for the steps: at each moment, loading before dropping (`transient`), or only in the
+        end.
+        """
         change: Counter[str] = Counter()
         for step in steps:
             if self.has(step.block, step.target):

@@ -2,8 +2,8 @@
 
     offer -> accepted by the first that says so; the others are told to forget it; whoever comes later is refused
 
-The paper has agents broadcast and does not say what if two accept. One book, kept by whoever offers, decides: it is asked in some order,
-and that order is the answer. It knows no devices beyond their names, no clock and no messages.
+The paper has agents broadcast and does not say what if two accept. One book, kept by whoever offers, decides: it is
+asked in some order, and that order is the answer. It knows no devices beyond their names, no clock and no messages.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Bids:
         return Accepted(device, tuple(each for each in offer.asked if each != device))
 
     def decline(self, hop: str, device: str) -> BidRefused:
-        """A device cannot run it, or is gone. If it had it, or was the last one asked, the hop is `exhausted` and its offer closed."""
+        """A device cannot run it, or is gone. If it had it, or was the last one asked, the hop is `exhausted` and its
+        offer closed.
+        """
         offer = self._offers.get(hop)
         if offer is None or device not in offer.asked:
             return BidRefused("there is no such offer")

@@ -1,14 +1,16 @@
-"""What a step of a device reads, as the measure of how long it takes; and where sequences go so that all steps together read least.
+"""What a step of a device reads, as the measure of how long it takes; and where sequences go so that all steps
+together read least.
 
-A step that decodes is bound by memory: it reads the weights of each block that anybody on the device uses, once for all of them, and
-everybody's K and V. A sequence gets a token per step, so what all of them wait is the sum over devices of sequences x bytes read. A
-newcomer adds to that what it reads itself, and for everybody there the weights that nobody there used before. Hence
+A step that decodes is bound by memory: it reads the weights of each block that anybody on the device uses, once for
+all of them, and everybody's K and V. A sequence gets a token per step, so what all of them wait is the sum over
+devices of sequences x bytes read. A newcomer adds to that what it reads itself, and for everybody there the weights
+that nobody there used before. Hence
 
     choose(...)     devices for the blocks of a newcomer: it goes where its blocks are in use already, until others are better off alone
     relieve(...)    whether part of a device's sequences should go to another one, which has what they use or gets a copy of it
 
-so devices come to serve few foundations each, where counting sequences (`paths`, `demand`) mixes them. Prompts, which are bound by
-computing, are not in it. Pure; bytes.
+so devices come to serve few foundations each, where counting sequences (`paths`, `demand`) mixes them. Prompts,
+which are bound by computing, are not in it. Pure; bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: A change must save so much of what both devices' sequences read: where weights have to be loaded for it, and where they are there
-#: already. Then it costs a sequence a step or two, of the hundreds that it has before it.
+#: A change must save so much of what both devices' sequences read: where weights have to be loaded for it, and where
+#: they are there already. Then it costs a sequence a step or two, of the hundreds that it has before it.
 _GAIN, _MOVED = 0.1, 0.04
 
 
 def choose(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> tuple[str, ...] | None:
-    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no candidate.
+    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no
+    candidate.
 
     Args:
         adds: per block and candidate what running it there adds, everybody there counted.
@@ -52,8 +55,8 @@ def choose(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop
 
 @dataclass(frozen=True, slots=True)
 class ReadShare:
-    """Sequences of a device that use the same blocks: `count` of them, each with `kv` bytes of pages; `weights`: of blocks that nobody
-    else there uses."""
+    """Sequences of a device that use the same blocks: `count` of them, each with `kv` bytes of pages; `weights`: of
+    blocks that nobody else there uses."""
 
     count: int
     kv: float
@@ -62,7 +65,8 @@ class ReadShare:
 
 @dataclass(frozen=True, slots=True)
 class ReadSpot:
-    """A device that could take a copy. `reads`: bytes of a step now, for `load` sequences; `adds`: weights that it would read beside;
+    """A device that could take a copy. `reads`: bytes of a step now, for `load` sequences; `adds`: weights that it
+    would read beside;
     `room`: bytes of weights it still takes, of which the copy needs `more`; 0 where it holds all of it."""
 
     device: str
@@ -75,8 +79,8 @@ class ReadSpot:
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """Put a copy there, if there is none; so many sequences go with it. `gain`: share of what both devices' sequences read that is
-    saved."""
+    """Put a copy there, if there is none; so many sequences go with it. `gain`: share of what both devices' sequences
+    read that is saved."""
 
     device: str
     moves: int

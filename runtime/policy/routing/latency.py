@@ -1,4 +1,5 @@
-"""Where a request's next hop should run: the latency of each candidate from the profile tables, and the least of them (BL-21).
+"""Where a request's next hop should run: the latency of each candidate from the profile tables, and the least of them
+(BL-21).
 
     Latency   = T_queue + T_compute + T_transfer + T_load
     T_queue   = the queued batches' own compute times
@@ -6,8 +7,9 @@
     T_load    = max(T_swap - T_transfer, 0) on an idle device, T_swap on a busy one, 0 where the block is resident
     T_swap    = bytes of the block that must go, over its way out  +  bytes of the new one, over its way in
 
-The paper writes the way out as device memory bandwidth and the way in as the network's; both are links of the profile here, so that
-off-loading to the host is a matter of which link is named. Pure: profiles and numbers in, a decision with all its terms out.
+The paper writes the way out as device memory bandwidth and the way in as the network's; both are links of the profile
+here, so that off-loading to the host is a matter of which link is named. Pure: profiles and numbers in, a decision with
+all its terms out.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ class RowWork:
 class Candidate:
     """A block on a device that could take the hop.
 
-    `queue`: batches before it. `joins`: rows of the batch that it becomes part of. `request_bytes` travel over `transfer` (None: it is
-    here already), and `kv_seconds` is what its K and V take to get there (BL-16; 0 where they are, or are none). `resident`: the block is
-    loaded; else it comes over `way_in`, after `evicted_bytes` have gone over `way_out`. `idle`: loading overlaps the transfer.
+    `queue`: batches before it. `joins`: rows of the batch that it becomes part of. `request_bytes` travel over
+    `transfer` (None: it is here already), and `kv_seconds` is what its K and V take to get there (BL-16; 0 where they
+    are, or are none). `resident`: the block is loaded; else it comes over `way_in`, after `evicted_bytes` have gone
+    over `way_out`. `idle`: loading overlaps the transfer.
     """
 
     name: str
@@ -73,7 +76,11 @@ class Choice:
 
 def swap_seconds(candidate: Candidate) -> float:
     """T_swap. Without a way in, what loading from disk was measured to take."""
-    out = candidate.way_out.seconds(candidate.evicted_bytes) if candidate.way_out is not None and candidate.evicted_bytes else 0.0
+    out = (
+        candidate.way_out.seconds(candidate.evicted_bytes)
+        if candidate.way_out is not None and candidate.evicted_bytes
+        else 0.0
+    )
     block = candidate.block
     return out + (block.load_seconds if candidate.way_in is None else candidate.way_in.seconds(block.nbytes))
 

@@ -1,8 +1,10 @@
-"""Which devices run a new sequence, block by block: the least loaded that have the block, hops weighed against loads (BL-13, BL-15).
+"""Which devices run a new sequence, block by block: the least loaded that have the block, hops weighed against loads
+(BL-13, BL-15).
 
     cost of a path = sum over blocks of load(device) / blocks  +  hop_cost for each change of device
 
-Pure: loads are the caller's, in sequences. The K and V of a sequence that has run stay where they are; only `dispatch` weighs that.
+Pure: loads are the caller's, in sequences. The K and V of a sequence that has run stay where they are; only `dispatch`
+weighs that.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 
-def choose_devices(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop_cost: float) -> tuple[str, ...] | None:
-    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no candidate."""
+def choose_devices(
+    candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop_cost: float
+) -> tuple[str, ...] | None:
+    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no
+    candidate.
+    """
     if not candidates or not all(candidates):
         return None
     if len(candidates) == 1:
@@ -48,15 +54,21 @@ def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: floa
 
 
 def choose_by_cost(costs: Sequence[Mapping[str, float]], hop: float) -> tuple[str, ...] | None:
-    """The same with a cost of its own for each block on each device, in seconds (BL-21), and `hop` seconds for a change of device."""
+    """The same with a cost of its own for each block on each device, in seconds (BL-21), and `hop` seconds for a change
+    of device.
+    """
     if not costs or not all(costs):
         return None
     total = dict(costs[0])
     came: list[dict[str, str]] = []
     for some in costs[1:]:
         cheapest = min(total, key=total.__getitem__)
-        before = {device: device if total.get(device, math.inf) <= total[cheapest] + hop else cheapest for device in some}
-        total = {device: min(total.get(device, math.inf), total[cheapest] + hop) + cost for device, cost in some.items()}
+        before = {
+            device: device if total.get(device, math.inf) <= total[cheapest] + hop else cheapest for device in some
+        }
+        total = {
+            device: min(total.get(device, math.inf), total[cheapest] + hop) + cost for device, cost in some.items()
+        }
         came.append(before)
     path = [min(total, key=total.__getitem__)]
     for before in reversed(came):
@@ -67,10 +79,11 @@ def choose_by_cost(costs: Sequence[Mapping[str, float]], hop: float) -> tuple[st
 def choose_roomy(
     candidates: Sequence[Sequence[str]], pages: Sequence[int], capacity: Mapping[str, int], groups: int
 ) -> tuple[str, ...] | None:
-    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages` of a group there.
+    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages` of a
+    group there.
 
-    A device is filled before the next one is taken, that with most room (first fit); where none has room for a block, the one that lacks
-    least. None where a block has no candidate.
+    A device is filled before the next one is taken, that with most room (first fit); where none has room for a block,
+    the one that lacks least. None where a block has no candidate.
     """
     if not candidates or not all(candidates):
         return None

@@ -1,11 +1,14 @@
-"""Whether a request that allows it gets the model it named or that model's low-rank rewriting: the less latency (BL-21).
+"""Whether a request that allows it gets the model it named or that model's low-rank rewriting: the less latency
+(BL-21).
 
-Both run on the same device in the same step, block after block: a step takes as long as all batches in it. An exact fine-tune's rows are
-a batch of their own; the rewriting's rows join the batch of its base, and the other batch stands before it. So for each of the two
+Both run on the same device in the same step, block after block: a step takes as long as all batches in it. An exact
+fine-tune's rows are a batch of their own; the rewriting's rows join the batch of its base, and the other batch
+stands before it. So for each of the two
 
     T_queue    the other's batch            T_compute    its own batch, this request among it            T_transfer = T_load = 0
 
-from the profiles of both chains. Pure: profiles and counts in, a decision with its terms out. Of equals the exact one is taken.
+from the profiles of both chains. Pure: profiles and counts in, a decision with its terms out. Of equals the exact
+one is taken.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class Side:
 
 
 def decide(exact: Side, rewriting: Side, context: int) -> Choice:
-    """Choose for one request. `context`: tokens that it attends to, about; those of other rows are taken for as many."""
+    """Choose for one request. `context`: tokens that it attends to, about; those of other rows are taken for as
+    many.
+    """
     return choose([_candidate(exact, rewriting, context), _candidate(rewriting, exact, context)], RowWork(1, context))
 
 
@@ -37,7 +42,8 @@ def _candidate(own: Side, other: Side, context: int) -> Candidate:
 
 
 def rows_beside(name: str, specs: Iterable[ModelSpec], rows: dict[str, int]) -> int:
-    """Rows of all models that run in one batch with this one: its base and everything that lies on it but other full fine-tunes.
+    """Rows of all models that run in one batch with this one: its base and everything that lies on it but other full
+    fine-tunes.
 
     Args:
         specs: of the loaded models; rows: model -> sequences that run or wait.
@@ -47,7 +53,11 @@ def rows_beside(name: str, specs: Iterable[ModelSpec], rows: dict[str, int]) -> 
     if own is None:
         return 0
     root = name if own.kind in _ALONE else own.base
-    mates = [spec.name for spec in by_name.values() if spec.name in (root, name) or (spec.base == root and spec.kind not in _ALONE)]
+    mates = [
+        spec.name
+        for spec in by_name.values()
+        if spec.name in (root, name) or (spec.base == root and spec.kind not in _ALONE)
+    ]
     return sum(rows.get(mate, 0) for mate in mates)
 
 

@@ -1,15 +1,19 @@
-"""Where a sequence's next hop runs: candidates, who of them may, and whom to choose (BL-13, BL-19 to BL-21, BL-28, BL-29).
+"""Where a sequence's next hop runs: candidates, who of them may, and whom to choose (BL-13, BL-19 to BL-21, BL-28,
+BL-29).
 
-Candidates of a use of a block are its instances, ones that could be loaded, and for requests that allow it (`adaptive`) instances of
-equivalent blocks and stitched ones, by their scores against the block that the chain names. Of those with room for the request
+Candidates of a use of a block are its instances, ones that could be loaded, and for requests that allow it (`adaptive`)
+instances of equivalent blocks and stitched ones, by their scores against the block that the chain names. Of those with
+room for the request
 
     latency    all are weighed together: the least latency (BL-21)
     accuracy   the best score first; the next best only where no instance of it keeps to `limit` seconds (BL-29)
 
-and then, whatever came out, the instance that holds the sequence's K and V goes before it (BL-19): always (`strict`, the paper's 5.3), or
-if it is no more than `margin` seconds slower (the paper's "same status", 5.1). By accuracy an owner of a lower score does not.
+and then, whatever came out, the instance that holds the sequence's K and V goes before it (BL-19): always (`strict`,
+the paper's 5.3), or if it is no more than `margin` seconds slower (the paper's "same status", 5.1). By accuracy an
+owner of a lower score does not.
 
-A request that is not adaptive gets its own block, always. Pure: `latency` does the sums; the answer shows them all, and why others are out.
+A request that is not adaptive gets its own block, always. Pure: `latency` does the sums; the answer shows them all, and
+why others are out.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ Rule = Literal["owner", "latency", "accuracy"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An instance that could take the hop. `score`: agreement with the block that the chain names, 1 for that itself; `owner`: it holds
-    the sequence's K and V; `room`: its memory can take the request."""
+    """An instance that could take the hop. `score`: agreement with the block that the chain names, 1 for that itself;
+    `owner`: it holds the sequence's K and V; `room`: its memory can take the request."""
 
     candidate: Candidate
     kind: Kind = "own"
@@ -38,7 +42,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`equivalent` and `stitched`: the least scores. `margin` and `limit` in seconds; no limit means that accuracy is never given up."""
+    """`equivalent` and `stitched`: the least scores. `margin` and `limit` in seconds; no limit means that accuracy is
+    never given up.
+    """
 
     prefer: Literal["latency", "accuracy"] = "latency"
     equivalent: float = 0.98

@@ -3,13 +3,14 @@
 Contract: `scale` looks at each block by itself; other blocks of its chains are not touched.
 
     up      an instance whose queue is longer than `high` of what would fill its device gets another beside it, the most loaded first,
-            while there is memory for it; sequences go over, fewest shared pages first (BL-18), until both hold about as many pages
+            while there is memory for it; sequences go over, fewest shared pages first (BL-18), until both hold
+            about as many pages
     even    where it has another one whose queue is under `low`, they go there, and nothing is loaded: a further one would be as idle
     down    an instance that has had nothing to do for `idle`, if others of its block stay, each with a queue under `low`; sequences that
             are paused there move to them, or it stays
 
-A block that was scaled within `calm` is left alone, and `low` lies under `high`: so the number of instances does not swing. Where a new
-instance goes is `placement`'s to say. Pure: loads, memory and now in, what to do out.
+A block that was scaled within `calm` is left alone, and `low` lies under `high`: so the number of instances does
+not swing. Where a new instance goes is `placement`'s to say. Pure: loads, memory and now in, what to do out.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from runtime.policy.placement.locality import Policy as Placing
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimits:
-    """`high` and `low` as parts of the longest queue (the paper's t; it does not say which), `idle` and `calm` in nanoseconds. `most` new
-    instances at once."""
+    """`high` and `low` as parts of the longest queue (the paper's t; it does not say which), `idle` and `calm` in
+    nanoseconds. `most` new instances at once."""
 
     high: float = 0.8
     low: float = 0.4
@@ -40,8 +41,9 @@ class ScalingLimits:
 
 @dataclass(frozen=True, slots=True)
 class BlockDemand:
-    """A block instance. `queue`: rows waiting, of at most `longest` before memory is full. `held`: sequences whose pages are here and could
-    move; `idle_since`: since when nothing waited or ran, nanoseconds; None while something does."""
+    """A block instance. `queue`: rows waiting, of at most `longest` before memory is full. `held`: sequences whose
+    pages are here and could move; `idle_since`: since when nothing waited or ran, nanoseconds; None while something
+    does."""
 
     block: str
     device: str
@@ -58,7 +60,9 @@ class BlockDemand:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """Load `block` on `device` because of the instance on `hot`; `part`: its queue. Then `moves`, in this order, go from there to it."""
+    """Load `block` on `device` because of the instance on `hot`; `part`: its queue. Then `moves`, in this order, go
+    from there to it.
+    """
 
     block: str
     device: str
@@ -110,13 +114,16 @@ def scale(
 
     Args:
         cluster: devices with what is free for weights, instances, traffic; its instances are those of `loads`.
-        pages: that may come to a device, of those that are free there. changed: when a block was last scaled, nanoseconds.
+        pages: that may come to a device, of those that are free there. changed: when a block was last scaled,
+            nanoseconds.
     """
     calm = [each for each in loads if now - changed.get(each.block, now - limits.calm) >= limits.calm]
     free = {each.device: pages.get(each.device, 0) for each in loads} | dict(pages)
     evens = _evens(calm, free, limits)
     served = {(each.block, each.hot) for each in evens}
-    ups, refused = _ups([each for each in calm if (each.block, each.device) not in served], cluster, free, limits, placing)
+    ups, refused = _ups(
+        [each for each in calm if (each.block, each.device) not in served], cluster, free, limits, placing
+    )
     grown = {up.block for up in ups} | {even.block for even in evens} | set(refused)
     downs = _downs([each for each in calm if each.block not in grown], free, limits, now)
     return Scaling(tuple(ups), tuple(downs), tuple(refused), tuple(evens))
@@ -178,13 +185,19 @@ def _half(held: Sequence[Mover], room: int) -> list[Mover]:
 
 
 def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits, now: int) -> list[ScaleDown]:
-    """At most one instance of each block: the one that has been idle for longest, if what is paused there finds room elsewhere."""
+    """At most one instance of each block: the one that has been idle for longest, if what is paused there finds room
+    elsewhere.
+    """
     by_block: dict[str, list[BlockDemand]] = {}
     for each in loads:
         by_block.setdefault(each.block, []).append(each)
     downs: list[ScaleDown] = []
     for block, instances in sorted(by_block.items()):
-        idle = [(each.idle_since, each) for each in instances if each.idle_since is not None and now - each.idle_since >= limits.idle]
+        idle = [
+            (each.idle_since, each)
+            for each in instances
+            if each.idle_since is not None and now - each.idle_since >= limits.idle
+        ]
         if not idle or len(instances) < 2:
             continue
         leaving = min(idle, key=lambda one: (one[0], one[1].device))[1]
@@ -197,7 +210,9 @@ def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingL
     return downs
 
 
-def _elsewhere(held: Sequence[Mover], others: Sequence[BlockDemand], pages: Mapping[str, int]) -> list[tuple[Mover, str]] | None:
+def _elsewhere(
+    held: Sequence[Mover], others: Sequence[BlockDemand], pages: Mapping[str, int]
+) -> list[tuple[Mover, str]] | None:
     """A device for each sequence, the one with the most room; None if one finds none."""
     room = {each.device: pages.get(each.device, 0) for each in others}
     moves: list[tuple[Mover, str]] = []

@@ -1,15 +1,16 @@
 """Which block instances are run ahead by their surrogates, what is accepted, and what that can gain (BL-25).
 
-Choice: of the instances that may, the `top` part by the time that their queue takes to drain. None may whose block is the last of a chain
-(what comes after it has left and cannot be corrected), or a neighbour in a chain of one that is chosen already (errors would add up), or
-has no surrogate.
+Choice: of the instances that may, the `top` part by the time that their queue takes to drain. None may whose block is
+the last of a chain (what comes after it has left and cannot be corrected), or a neighbour in a chain of one that is
+chosen already (errors would add up), or has no surrogate.
 
-Acceptance: `similarity` takes a prediction whose cosine with the real output reaches the threshold, as the paper does; tokens may then
-differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of another is a guess (`agent.speculation.hop`).
-K and V that downstream wrote meanwhile are tentative until then: neither lent, moved nor shared (UN-13), and gone on a miss.
+Acceptance: `similarity` takes a prediction whose cosine with the real output reaches the threshold, as the paper does;
+tokens may then differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of
+another is a guess (`agent.speculation.hop`). K and V that downstream wrote meanwhile are tentative until then: neither
+lent, moved nor shared (UN-13), and gone on a miss.
 
-`chain_time` is what a pass takes: behind a chosen block all goes on from its prediction at once, and again from the real output if that
-proves wrong; nothing leaves before all is checked.
+`chain_time` is what a pass takes: behind a chosen block all goes on from its prediction at once, and again from the
+real output if that proves wrong; nothing leaves before all is checked.
 
 Pure: loads, chains and seconds in. It knows neither tensors nor where surrogates come from.
 """
@@ -48,9 +49,11 @@ class Speculated:
     passed_by: tuple[PassedBy, ...]
 
 
-def choose(instances: Sequence[SlowHop], chains: Sequence[Sequence[str]], surrogates: Collection[str], top: float = 0.1) -> Speculated:
-    """Which instances speculate now. `chains`: their blocks in order; `surrogates`: blocks that have one. Raises ValueError unless `top` is
-    a part of one."""
+def choose(
+    instances: Sequence[SlowHop], chains: Sequence[Sequence[str]], surrogates: Collection[str], top: float = 0.1
+) -> Speculated:
+    """Which instances speculate now. `chains`: their blocks in order; `surrogates`: blocks that have one. Raises
+    ValueError unless `top` is a part of one."""
     if not 0 <= top <= 1:
         raise ValueError(f"{top} of all instances cannot speculate")
     most = math.ceil(top * len(instances) - 1e-9)
@@ -84,16 +87,21 @@ def _neighbours(chains: Sequence[Sequence[str]]) -> dict[str, frozenset[str]]:
 
 
 def stands(same: bool, cosine: float, threshold: float | None) -> bool:
-    """Whether a prediction stands for the real output: the `same` bits, or, where there is a threshold, alike enough. A cosine that is no
-    number is a miss."""
+    """Whether a prediction stands for the real output: the `same` bits, or, where there is a threshold, alike enough. A
+    cosine that is no number is a miss."""
     return same or (threshold is not None and cosine >= threshold)
 
 
 def chain_time(
-    blocks: Sequence[float], surrogates: Sequence[float], checks: Sequence[float], chosen: Collection[int], wrong: Collection[int] = ()
+    blocks: Sequence[float],
+    surrogates: Sequence[float],
+    checks: Sequence[float],
+    chosen: Collection[int],
+    wrong: Collection[int] = (),
 ) -> float:
-    """Seconds until a pass through a chain is done and checked. `chosen`: places of blocks that are predicted, `wrong`: those of them whose
-    prediction does not stand. Surrogates and what goes on from them have a stream of their own: nothing waits for a device here."""
+    """Seconds until a pass through a chain is done and checked. `chosen`: places of blocks that are predicted, `wrong`:
+    those of them whose prediction does not stand. Surrogates and what goes on from them have a stream of their own:
+    nothing waits for a device here."""
     now = checked = 0.0
     for place, (block, surrogate, check) in enumerate(zip(blocks, surrogates, checks, strict=True)):
         if place not in chosen:

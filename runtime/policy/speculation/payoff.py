@@ -4,7 +4,8 @@ Per pass, with a hop of b seconds, its stand-in of s, a check of v and the hops 
 
     right      gains (b + d) - max(s + d, b + v)      what `policy.speculation.choice.chain_time` says of it
     wrong      costs v + min(d, b - s)                for so long, until the real row comes, devices behind ran for nothing; they are taken
-                                                      for busy: where nobody waits for them a wrong one costs the check alone
+                                                      for busy: where nobody waits for them a wrong one costs the
+                                                          check alone
     shared     costs s, right or wrong                the stand-in had the hop's own stream
     needed     the share of right ones at which the gains are the costs
 
@@ -21,7 +22,9 @@ from runtime.policy.speculation.choice import chain_time
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: of a hop, its stand-in, the check, and all hops behind it. `shared`: the stand-in has no stream of its own."""
+    """Seconds: of a hop, its stand-in, the check, and all hops behind it. `shared`: the stand-in has no stream of its
+    own.
+    """
 
     hop: float
     stand_in: float
@@ -43,7 +46,9 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`rate` of right ones among the last `count`, of which `needed` are needed. `ends`: it is to be predicted no more."""
+    """`rate` of right ones among the last `count`, of which `needed` are needed. `ends`: it is to be predicted no
+    more.
+    """
 
     rate: float
     needed: float
@@ -52,7 +57,9 @@ class Judgement:
 
 
 def judge(outcomes: Sequence[bool], needed: float, window: int) -> Judgement:
-    """Whether a hop goes on being predicted, by the last `window` outcomes; fewer end nothing, and a window of 0 never does."""
+    """Whether a hop goes on being predicted, by the last `window` outcomes; fewer end nothing, and a window of 0 never
+    does.
+    """
     last = outcomes[-window:] if window else ()
     rate = sum(last) / len(last) if last else 0.0
     return Judgement(rate, needed, len(last), 0 < window <= len(last) and rate < needed)

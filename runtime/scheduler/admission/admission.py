@@ -1,8 +1,9 @@
 """Who is let in, and where: a path whose stages are there, and pages for all the context that a sequence has.
 
-Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and whoever wants a device
-of its path: nobody overtakes on the way to the same pages. A sequence goes where its beginning lies, if that has room. What can never run
-ends with the reason.
+Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and
+whoever wants a device
+of its path: nobody overtakes on the way to the same pages. A sequence goes where its beginning lies, if that has room.
+What can never run ends with the reason.
 """
 
 from __future__ import annotations
@@ -79,10 +80,16 @@ class Admission:
             member = heads[0][1]
             route = None
             if not (member.suspect and any(other.suspect and other.paused is None for other in state.running.values())):
-                if full and provision.within(member.chain, full) and not (state.tell.on and provision.measured(member.chain)):
+                if (
+                    full
+                    and provision.within(member.chain, full)
+                    and not (state.tell.on and provision.measured(member.chain))
+                ):
                     provision.turn()  # as `route` does; without it nobody is told of candidates that are full
                 else:
-                    route = provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
+                    route = provision.route(
+                        member.chain, state.devices.loads, context=member.tokens, groups=member.longest
+                    )
             if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
                 heapq.heappop(heads)
                 continue
@@ -100,9 +107,13 @@ class Admission:
                 self._seating.end(member, "error", now, why)
 
     def _joins(self, member: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
-        """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear (BL-19)."""
+        """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear
+        (BL-19).
+        """
         for match in self._matches(member):
-            if any(hop.device in full for hop in match.path) or not self._state.provision.allows(member.chain, match.path):
+            if any(hop.device in full for hop in match.path) or not self._state.provision.allows(
+                member.chain, match.path
+            ):
                 continue
             route = self._state.provision.along(member.chain, match.path)
             if not self._worth_it(member, match, route, cheapest):
@@ -113,9 +124,16 @@ class Admission:
         return False
 
     def _matches(self, member: ScheduledSequence) -> list[PrefixMatch]:
-        """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by running only."""
+        """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by
+        running only.
+        """
         state, spec = self._state, member.chain.spec
-        if state.config.sharing == "off" or member.alone or spec.virtual_tokens or member.request.sampling.prompt_logprobs is not None:
+        if (
+            state.config.sharing == "off"
+            or member.alone
+            or spec.virtual_tokens
+            or member.request.sampling.prompt_logprobs is not None
+        ):
             return []
         return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
 
@@ -123,11 +141,15 @@ class Admission:
         config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
         if holds(route) < min(member.longest, holds(cheapest)):
             return False  # it would end earlier there
-        there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path))
+        there, best = (
+            path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path)
+        )
         share = match.groups * member.chain.spec.page_tokens / member.tokens
         return there <= best + config.owner_margin * share
 
-    def _tell(self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None) -> None:
+    def _tell(
+        self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None
+    ) -> None:
         """All terms of each candidate, and the choice (BL-21)."""
         if self._state.tell.on:
             for use, row, device in zip(chain.uses, table, chosen or (), strict=False):
@@ -166,8 +188,8 @@ class Admission:
         return True
 
     def _shunned(self, member: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
-        """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may have been given
-        them again since.)"""
+        """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may
+        have been given them again since.)"""
         state, shunned = self._state, False
         for device, stage in missing:
             refused = state.devices[device].refused
@@ -181,12 +203,14 @@ class Admission:
         return route is not None and self._let_in(member, route, full, now)
 
     def _warm(self, chain: Chain, route: Route, now: int) -> None:
-        """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more than one when they
-        are let in."""
+        """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more
+        than one when they are let in."""
         state = self._state
         if state.waiting.count(chain.version) < 2 or now - self._looked.get(chain.version, -_LOOKED) < _LOOKED:
             return
-        self._looked = {version: at for version, at in self._looked.items() if now - at < _LOOKED} | {chain.version: now}
+        self._looked = {version: at for version, at in self._looked.items() if now - at < _LOOKED} | {
+            chain.version: now
+        }
         for device in holders(state, [use.block for use in chain.uses]):
             if not device.members and not device.loading and device.name not in route.devices:
                 path = state.provision.hops(chain, (device.name,) * len(chain.uses))
@@ -194,7 +218,9 @@ class Admission:
                     state.ask_for(chain, name, stage)
 
     def _hopeless(self, member: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
-        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
+        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for
+        the sequence.
+        """
         state, chain = self._state, member.chain
         for device, stage in missing:
             refused = state.devices[device].refused
@@ -203,11 +229,15 @@ class Admission:
         groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
         for name, pages in route.weights:
             if groups * pages > state.devices[name].capacity:
-                return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
+                return (
+                    f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has "
+                    f"{state.devices[name].capacity}"
+                )
         return None
 
     def _fits(self, member: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
-        """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does not count.
+        """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does
+        not count.
 
         Donors have gone for it then.
         """

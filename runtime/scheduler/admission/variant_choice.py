@@ -1,14 +1,17 @@
 """Which chain a newcomer gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28, BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy first, limits) -> a chain, for good
+    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy first,
+    limits) -> a chain, for good
 
-The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and then the batch that the
-request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a limit lets the score fall no further than it
-must. Without profiles of all blocks in question their times are taken from their bytes, which ranks chains and is no measurement; where
-paths are chosen by what steps read (`policy.routing.bytes_read`), from what everybody's steps read with the newcomer on them. Chains that are loaded
-go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
+The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and
+then the batch that the request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a
+limit lets the score fall no further than it must. Without profiles of all blocks in question their times are taken from
+their bytes, which ranks chains and is no measurement; where paths are chosen by what steps read
+(`policy.routing.bytes_read`), from what everybody's steps read with the newcomer on them. Chains that are loaded go
+before those that would have to be (BL-13: an instance, an equivalent one, a new one).
 
-Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes nothing.
+Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes
+nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ _NOMINAL_ROWS = 64.0
 class VariantChoice:
     """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
 
-    `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of blocks, under the ids
-    that chains name them by; None for none. Newcomers' devices are chosen by them too (`scheduler.routing.estimates`).
+    `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of
+    blocks, under the ids that chains name them by; None for none. Newcomers' devices are chosen by them too
+    (`scheduler.routing.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -71,14 +75,18 @@ class VariantChooser:
 
     # -- options -------------------------------------------------------------------------------------------------------
 
-    def _option(self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float) -> Option:
+    def _option(
+        self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float
+    ) -> Option:
         path = self._state.provision.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
             return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
         context = len(request.prompt)
         if self._by_reading(chain):
             seconds = self._state.provision.reading(chain, path, context) / _NOMINAL_BYTES
-            whole = BlockProfile(chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0)
+            whole = BlockProfile(
+                chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0
+            )
             return Option(Candidate(chain.loaded_as, whole), kind, score)
         queue = tuple(RowWork(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].members for hop in path)
@@ -92,8 +100,12 @@ class VariantChooser:
         provision, loads = self._state.provision, self._state.devices.loads
         if not all(self._by_reading(chain) for chain in chains):
             return options
-        paths = [provision.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)]
-        warm = [path is not None and not provision.missing(chain, path) for chain, path in zip(chains, paths, strict=True)]
+        paths = [
+            provision.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)
+        ]
+        warm = [
+            path is not None and not provision.missing(chain, path) for chain, path in zip(chains, paths, strict=True)
+        ]
         if not any(warm):
             return options
         return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]

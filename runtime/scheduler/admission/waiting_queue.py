@@ -1,7 +1,7 @@
 """Sequences that wait to be let in, each chain's for itself: whoever does not fit holds back its own chain.
 
-Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Whoever is paused stands aside: it is nobody's
-turn, and holds nobody back. Decides nothing.
+Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Whoever is paused stands
+aside: it is nobody's turn, and holds nobody back. Decides nothing.
 """
 
 from __future__ import annotations

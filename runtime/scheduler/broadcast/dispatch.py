@@ -3,13 +3,16 @@
     placed       the scheduler's map says which device runs each hop (the paper: "a live record of block placements")
     broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid wins
 
-    seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the others' pages are free
+    seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the
+    others' pages are free
 
-Contract: a hop has a choice only for a sequence without K and V (a newcomer that begins as nobody has, or one that runs again), and until
-it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for all that the sequence
-has and may become; they are on no other place of its path, so that whoever wins, hops stay hops. Their pages are taken before the first row
-is sent, so no row waits for pages behind another, whoever wins. Until all is settled a sequence is neither moved nor shared. An answer of
-an older epoch is dropped; a hop that was won by a device that could not have it (it has died meanwhile) is run again.
+Contract: a hop has a choice only for a sequence without K and V (a newcomer that begins as nobody has, or one that
+runs again), and until
+it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for
+all that the sequence has and may become; they are on no other place of its path, so that whoever wins, hops stay
+hops. Their pages are taken before the first row is sent, so no row waits for pages behind another, whoever wins.
+Until all is settled a sequence is neither moved nor shared. An answer of an older epoch is dropped; a hop that was
+won by a device that could not have it (it has died meanwhile) is run again.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ class BroadcastDispatch:
         self.settled = 0
 
     def of(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
-        """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones first."""
+        """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones
+        first.
+        """
         if self._most < 2:
             return {}
         taken = set(route.devices)
@@ -44,8 +49,13 @@ class BroadcastDispatch:
         for at, hop in enumerate(route.path):
             if at == 0 or sum(each.device == hop.device for each in route.path) > 1:
                 continue
-            able = (each for each in self._holders(member, hop) if each.name not in taken and self._able(member, hop, each))
-            others = [each.name for each in heapq.nsmallest(self._most - 1, able, key=lambda each: (each.members, each.used, each.name))]
+            able = (
+                each for each in self._holders(member, hop) if each.name not in taken and self._able(member, hop, each)
+            )
+            others = [
+                each.name
+                for each in heapq.nsmallest(self._most - 1, able, key=lambda each: (each.members, each.used, each.name))
+            ]
             if others:
                 taken.update(others)
                 found[at] = hop.device, *others
@@ -84,7 +94,11 @@ class BroadcastDispatch:
         blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
         names = provision.instances.get(blocks[0], ())
         found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
-        return [each for each in found if each.blocks.issuperset(blocks) and not any((b, each.name) in provision.leaving for b in blocks)]
+        return [
+            each
+            for each in found
+            if each.blocks.issuperset(blocks) and not any((b, each.name) in provision.leaving for b in blocks)
+        ]
 
     def _able(self, member: ScheduledSequence, hop: Hop, device: Device) -> bool:
         """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""

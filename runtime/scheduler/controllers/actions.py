@@ -1,12 +1,14 @@
-"""What control has decided and what takes time: instances that come, sequences that are to change their device, instances that go.
+"""What control has decided and what takes time: instances that come, sequences that are to change their device,
+instances that go.
 
     grow(blocks, device)             another instance; newcomers may use it at once, its stages are loaded when they are first needed
     wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or it takes too long
     drain(blocks, device)            no newcomers any more; who is there moves on; then its stages are dropped, and the instance is gone
 
-Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living instance of a block. An order
-whose device dies is over. All other blocks of a chain stay where they are. It decides nothing but, for who leaves, where to: the device
-with the fewest sequences among those that hold the same blocks.
+Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living
+instance of a block. An order whose device dies is over. All other blocks of a chain stay where they are. It decides
+nothing but,
+for who leaves, where to: the device with the fewest sequences among those that hold the same blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns. `cause`: who wants it;
+    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns.
+    `cause`: who wants it;
     `copy`, `recompute`, `hold`: as in `Migrations.start`."""
 
     seq: str
@@ -57,7 +60,9 @@ class Drain:
 
 @dataclass(slots=True)
 class ActionCounts:
-    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes that came to nothing."""
+    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes that
+    came to nothing.
+    """
 
     grown: int = 0
     dropped: int = 0
@@ -135,11 +140,15 @@ class Actions:
             self._start(member, part, wish.target, wish.cause, now, wish)
         return True
 
-    def _start(self, member: ScheduledSequence, part: range, target: str, cause: str, now: int, wish: MoveRequest | None = None) -> None:
+    def _start(
+        self, member: ScheduledSequence, part: range, target: str, cause: str, now: int, wish: MoveRequest | None = None
+    ) -> None:
         how = {} if wish is None else {"copy": wish.copy, "recompute": wish.recompute, "hold": wish.hold}
         if self._handovers.start(member, part, target, now, **how) is None:
             self.counts.moved += 1
-            self._state.tell.control(now, "sequence.move", cause, target, member.chain.uses[part.start].block, seq=member.seq)
+            self._state.tell.control(
+                now, "sequence.move", cause, target, member.chain.uses[part.start].block, seq=member.seq
+            )
 
     def _draining(self, drain: Drain, now: int) -> bool:
         """One look at an instance that is to go; whether it is still there."""
@@ -147,10 +156,19 @@ class Actions:
         if not all(state.provision.spare(block, drain.source) for block in drain.blocks):
             return self._keep(drain, "it has become the last one that lives", now)
         if device.alive:
-            staying = [(member, part) for member in device.here.values() if (part := next(runs(member, drain.source, drain.blocks), None))]
+            staying = [
+                (member, part)
+                for member in device.here.values()
+                if (part := next(runs(member, drain.source, drain.blocks), None))
+            ]
             if now > drain.until:
                 return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
-            if staying or device.asked or self._handovers.bound_for(drain.source) or self._loading(device, drain.blocks):
+            if (
+                staying
+                or device.asked
+                or self._handovers.bound_for(drain.source)
+                or self._loading(device, drain.blocks)
+            ):
                 for member, part in staying:
                     self._send_on(member, part, drain, now)
                 return True
@@ -217,7 +235,9 @@ def elsewhere(state: ClusterState, chain: Chain, part: range, source: str) -> De
 
 
 def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
-    """Living devices that hold all these blocks, and are not about to lose one; of very many a few, others each time."""
+    """Living devices that hold all these blocks, and are not about to lose one; of very many a few, others each
+    time.
+    """
     provision, devices = state.provision, state.devices
     lists = [provision.instances.get(block, ()) for block in dict.fromkeys(blocks)]
     shortest = min(lists, key=len, default=())

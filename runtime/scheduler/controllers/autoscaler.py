@@ -5,8 +5,9 @@
     asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
     idle        an instance that came so has had nobody for `idle_ms`: it goes again
 
-Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most `_SPOTS` are offered: what it
-costs does not grow with sequences. What it decides becomes `orders`.
+Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most
+`_SPOTS`
+are offered: what it costs does not grow with sequences. What it decides becomes `orders`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ class Autoscaler:
         if part is None or part.name in self._changed:
             return
         # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
-        calm = [each for each in holders(self._state, part.blocks) if each is not device and full[each.name] < self._limits.low]
+        calm = [
+            each
+            for each in holders(self._state, part.blocks)
+            if each is not device and full[each.name] < self._limits.low
+        ]
         if calm and any(self._orders.wished(each.seq) for each in part.members):
             return  # they are on their way
         load = self._load(device, part, queues)
@@ -84,7 +89,12 @@ class Autoscaler:
         decided = scale(loads, cluster, room, {}, self._limits, now, policy)
         for even in decided.evens:
             if even.moves:
-                extra = {"hot": device.name, "part": round(even.part, 3), "blocks": len(part.blocks), "moves": len(even.moves)}
+                extra = {
+                    "hot": device.name,
+                    "part": round(even.part, 3),
+                    "blocks": len(part.blocks),
+                    "moves": len(even.moves),
+                }
                 self._state.tell.control(now, "scale.even", "BL-24", even.device, part.blocks[0], **extra)
                 self._send(part, device.name, even.device, even.moves, "BL-24", now)
         for up in decided.ups:
@@ -111,18 +121,26 @@ class Autoscaler:
         others = max(device.taken - part.pages, 0)
         places = self._state.config.max_running - (device.members - here)
         longest = max(min(int((device.capacity - others) / own), places), 1)
-        waiting = sum(count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses))
+        waiting = sum(
+            count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses)
+        )
         instances = max(len(self._state.provision.instances.get(part.blocks[0], ())), 1)
-        return BlockDemand(part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name))
+        return BlockDemand(
+            part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name)
+        )
 
     def _movers(self, part: ChainPart, device: str) -> tuple[Mover, ...]:
         """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
         able = (member for member in part.members if not member.move and not member.doomed)
         ledger = self._state.ledger
-        return tuple(ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able)
+        return tuple(
+            ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able
+        )
 
     def _cluster(self, hot: Device, part: ChainPart, full: Mapping[str, float]) -> tuple[ClusterLayout, dict[str, int]]:
-        """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside it in its chains."""
+        """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside
+        it in its chains.
+        """
         state, instances = self._state, self._state.provision.instances
         calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
         offered = heapq.nsmallest(_SPOTS, calm, key=lambda each: (each.members, -each.room))
@@ -159,7 +177,9 @@ class Autoscaler:
                 found = widen(loads[name], max(len(part.members), 1), self._spots(part.blocks, idle, loads), margin)
                 if found is not None:
                     moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]
-                    self._state.tell.control(now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks))
+                    self._state.tell.control(
+                        now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks)
+                    )
                     self._grow(part, name, found.device, moves, "BL-24", now)
                     loads[found.device] += found.moves
                     loads[name] -= found.moves
@@ -179,7 +199,9 @@ class Autoscaler:
             found: list[tuple[reading.Relief, ChainPart]] = []
             for part in stages_of(alive[name], queues):
                 if part.members and not any(self._orders.wished(each.seq) for each in part.members):
-                    spots = self._offers(part, [each for each in idle if each != name and each not in taken], loads, reads)
+                    spots = self._offers(
+                        part, [each for each in idle if each != name and each not in taken], loads, reads
+                    )
                     relief = reading.relieve(loads[name], reads[name], self._share(part, alive[name]), spots)
                     if relief is not None:
                         found.append((relief, part))
@@ -193,7 +215,9 @@ class Autoscaler:
         moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
         copied = not self._state.devices[relief.device].blocks.issuperset(part.blocks)
         extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
-        self._state.tell.control(now, "scale.copy" if copied else "scale.even", "BL-24", relief.device, part.blocks[0], **extra)
+        self._state.tell.control(
+            now, "scale.copy" if copied else "scale.even", "BL-24", relief.device, part.blocks[0], **extra
+        )
         if copied:
             self._grow(part, name, relief.device, moves, "BL-24", now)
         else:
@@ -210,8 +234,8 @@ class Autoscaler:
     def _offers(
         self, part: ChainPart, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]
     ) -> list[reading.ReadSpot]:
-        """Other devices as what they read. Those without all of these blocks only where the part was not copied lately; those that are
-        about to lose one not at all."""
+        """Other devices as what they read. Those without all of these blocks only where the part was not copied lately;
+        those that are about to lose one not at all."""
         provision, offers = self._state.provision, []
         for name in names:
             device = self._state.devices[name]
@@ -256,7 +280,9 @@ class Autoscaler:
         if not others or max(full[each] for each in others) >= self._limits.low:
             return
         loads = [BlockDemand(kind, each, int(1000 * full[each]), 1000) for each in others]
-        decided = scale([BlockDemand(kind, name, 0, 1, (), since), *loads], ClusterLayout((), (), {}, {}), {}, {}, self._limits, now)
+        decided = scale(
+            [BlockDemand(kind, name, 0, 1, (), since), *loads], ClusterLayout((), (), {}, {}), {}, {}, self._limits, now
+        )
         for down in decided.downs:
             if down.device == name:
                 del self._grown[blocks, name]

@@ -1,11 +1,13 @@
-"""Sequences that change their device because another one with the same blocks has less to do (BL-19), and the paper's two baselines.
+"""Sequences that change their device because another one with the same blocks has less to do (BL-19), and the
+paper's two baselines.
 
     strict       nobody: a sequence's next tokens run where its K and V are
     owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends (BL-16)
     least-busy   always the least busy one, K and V copied, for which the sequence waits
     recompute    always the least busy one, K and V computed there again, for which the sequence waits
 
-Contract: `look` now and then; the busiest devices only. What moves is all that a sequence has on one device, so that paths grow no hops.
+Contract: `look` now and then; the busiest devices only. What moves is all that a sequence has on one device, so
+that paths grow no hops.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Balancer:
         target = min(others, key=lambda each: (each.members, each.used), default=None)
         if target is None or device.members - target.members <= self._margin:
             return
-        movers = [one.mover.seq for one in order_moves(movers_of(part.members)) if not self._orders.wished(one.mover.seq)]
+        movers = [
+            one.mover.seq for one in order_moves(movers_of(part.members)) if not self._orders.wished(one.mover.seq)
+        ]
         waiting = len(part.members) - len(movers)  # those that are on their way already
         count = (device.members - target.members) // 2 - waiting
         for seq in movers[: max(count, 0)]:
@@ -59,4 +63,6 @@ class Balancer:
     def _wish(self, seq: str, part: ChainPart, source: str, target: str, now: int) -> MoveRequest:
         blocks, until = frozenset(part.blocks), now + self._patience
         baseline = self._how != "owner"
-        return MoveRequest(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline)
+        return MoveRequest(
+            seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline
+        )

@@ -1,12 +1,14 @@
-"""What a cluster's scheduler does by the clock: blocks are scaled and moved, sequences balanced and moved ahead, one by one as it serves.
+"""What a cluster's scheduler does by the clock: blocks are scaled and moved, sequences balanced and moved ahead, one by
+one as it serves.
 
     pauses      K and V of paused sequences                            BL-17
     scaler      instances come where memory is full, and go            BL-24
     rearranger  instances go to whom they exchange rows with           BL-26
     balancer    sequences leave devices that are busier than others    BL-19, Figure 24
 
-Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing happens here. None of it
-costs anything per token, and what a tick costs grows with devices, not with sequences. Moves are `handover`'s, their order is `orders`'.
+Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing
+happens here. None of it costs anything per token, and what a tick costs grows with devices, not with sequences. Moves
+are `handover`'s, their order is `orders`'.
 """
 
 from __future__ import annotations

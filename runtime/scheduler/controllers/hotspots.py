@@ -1,10 +1,12 @@
-"""What loads the devices of a cluster, seen by parts of chains: which blocks fill a device, for whom, and who waits for them.
+"""What loads the devices of a cluster, seen by parts of chains: which blocks fill a device, for whom, and who waits for
+them.
 
-A `ChainPart` is blocks that run back to back on a device for the same chains: what two models share is a part, what only one has is another. So
-a block that a device holds for itself is scaled by itself, and blocks that nobody uses apart are not torn apart.
+A `ChainPart` is blocks that run back to back on a device for the same chains: what two models share is a part, what
+only one has is another. So a block that a device holds for itself is scaled by itself, and blocks that nobody uses
+apart are not torn apart.
 
-Contract: pictures of this moment, made of what was let in and what waits; a device is looked into only where somebody asks. Decides
-nothing.
+Contract: pictures of this moment, made of what was let in and what waits; a device is looked into only where somebody
+asks. Decides nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _CHAINS, _PLACES = 64, 16
 
 @dataclass(frozen=True, slots=True)
 class ChainPart:
-    """Neighbouring blocks on a device, used by the same sequences. `pages`: those they take there; `layers`: pages of a group."""
+    """Neighbouring blocks on a device, used by the same sequences. `pages`: those they take there; `layers`: pages of a
+    group.
+    """
 
     blocks: tuple[str, ...]
     members: tuple[ScheduledSequence, ...]
@@ -39,7 +43,9 @@ class ChainPart:
 
 @dataclass(frozen=True, slots=True)
 class Hotspots:
-    """Who waits: by device, sequences and pages that they will take there, each chain's divided by the devices that could take it."""
+    """Who waits: by device, sequences and pages that they will take there, each chain's divided by the devices that
+    could take it.
+    """
 
     sequences: Mapping[str, float]
     pages: Mapping[str, float]
@@ -91,7 +97,9 @@ def parts_of(device: Device) -> list[ChainPart]:
         for blocks, layers in _cut(members[0].chain, key, users):
             if blocks not in found:
                 all_of_them = [member for each in dict.fromkeys(users[blocks[0]]) for member in stages[each]]
-                found[blocks] = ChainPart(blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers)
+                found[blocks] = ChainPart(
+                    blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers
+                )
     return sorted(found.values(), key=lambda part: (-part.pages, -len(part.members), part.blocks))
 
 
@@ -103,7 +111,9 @@ def _by_path(device: Device) -> list[list[ScheduledSequence]]:
     return list(found.values())
 
 
-def _cut(chain: Chain, key: tuple[str, int, int], users: Mapping[str, list[tuple[str, int, int]]]) -> Iterable[tuple[tuple[str, ...], int]]:
+def _cut(
+    chain: Chain, key: tuple[str, int, int], users: Mapping[str, list[tuple[str, int, int]]]
+) -> Iterable[tuple[tuple[str, ...], int]]:
     """The blocks of a stage, cut where who uses them changes; with the layers of each run."""
     run: list[str] = []
     layers = 0
@@ -135,7 +145,9 @@ def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
 
 
 def movers_of(members: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
-    """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume later."""
+    """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume
+    later.
+    """
     made: list[Mover] = []
     first = 0
     for member in members:

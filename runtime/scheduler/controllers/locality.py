@@ -1,13 +1,15 @@
-"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over what `flow` has counted.
+"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over
+what `flow` has counted.
 
-A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top between servers. So what
-a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are worth most.
+A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top
+between servers. So what a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are
+worth most.
 
-A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a period, while
-nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were decided, each when its target has room
-for it (what makes room for another has gone by then), and only where no sequence could become less long for it; one that cannot begin in
-time is forgotten. Only the busiest pairs of blocks and `_INSTANCES` of their instances are looked at, so that what a decision costs has a
-bound.
+A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a
+period, while nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were
+decided, each when its target has room for it (what makes room for another has gone by then), and only where no sequence
+could become less long for it; one that cannot begin in time is forgotten. Only the busiest pairs of blocks and
+`_INSTANCES` of their instances are looked at, so that what a decision costs has a bound.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _PAIRS, _INSTANCES, _EFFORT = 128, 512, 400
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with it."""
+    """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with
+    it.
+    """
 
     move: InstanceMove
     until: int
@@ -91,7 +95,9 @@ class LocalityController:
         self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
 
     def _wait(self) -> float:
-        """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under way."""
+        """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under
+        way.
+        """
         devices = [device for device in self._state.devices if device.alive]
         steps, busy = sum(device.steps for device in devices), sum(device.busy for device in devices) / 1e9
         return busy / steps / 2 if steps else 0.0
@@ -105,7 +111,9 @@ class LocalityController:
             where = state.provision.instances.get(block, ())
             if len(instances) + len(where) > _INSTANCES:
                 continue
-            some = (name for name in where if state.devices.alive(name) and (block, name) not in state.provision.leaving)
+            some = (
+                name for name in where if state.devices.alive(name) and (block, name) not in state.provision.leaving
+            )
             began = now - self._costs.period
             instances += [Instance(block, name, self._moved.get((block, name), began)) for name in some]
         known = {each.block for each in instances}

@@ -1,7 +1,9 @@
-"""Sequences that wait for somebody else, a tool or a person: they keep their K and V, and get no rows until they go on (BL-17).
+"""Sequences that wait for somebody else, a tool or a person: they keep their K and V, and get no rows until they go on
+(BL-17).
 
-Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks `policy.migration.paused` whether
-the sequence's K and V should go to a device with more room: only from one whose memory is short, and only inside the pause.
+Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks
+`policy.migration.paused` whether the sequence's K and V should go to a device with more room: only from one whose
+memory is short, and only inside the pause.
 """
 
 from __future__ import annotations
@@ -70,13 +72,17 @@ class Pauses:
         if not seen.migrate:
             self._again[member.seq] = seen.again or now
             return
-        self._state.tell.control(now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=member.seq, needed=seen.needed)
+        self._state.tell.control(
+            now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=member.seq, needed=seen.needed
+        )
         blocks = frozenset(use.block for use in uses)
         self._orders.wish(MoveRequest(member.seq, blocks, short.name, target.name, now + self._patience, "BL-17"))
 
     def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
         """A device that has less of its memory taken, even with these pages."""
-        others = [each for each in holders(self._state, blocks) if each is not source and each.capacity - each.taken >= pages]
+        others = [
+            each for each in holders(self._state, blocks) if each is not source and each.capacity - each.taken >= pages
+        ]
         found = min(others, key=lambda each: (each.share, each.members), default=None)
         if found is None or (found.taken + pages) / max(found.capacity, 1) >= source.share:
             return None

@@ -1,8 +1,9 @@
-"""Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
+"""Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its
+path.
 
-Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.speculation.in_flight`). Short of pages whoever is last in rank
-gives way, one that is under way once it is back; before that donors go. The first in rank always goes on. Sequences that find no pages
-are `starved` until some are given back.
+Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.speculation.in_flight`). Short
+of pages whoever is last in rank gives way, one that is under way once it is back; before that donors go. The first in
+rank always goes on. Sequences that find no pages are `starved` until some are given back.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class DecodeLoop:
         for part in done.prompts:
             scores[part.seq] = (*scores.get(part.seq, ()), part)
         running, ready, made = self._state.running, self._state.ready, 0
-        for at, (seq, epoch, count, sampled) in enumerate(zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)):
+        for at, (seq, epoch, count, sampled) in enumerate(
+            zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)
+        ):
             member = running.get(seq)
             if member is None or member.epoch != epoch or not member.flying:
                 continue
@@ -50,7 +53,9 @@ class DecodeLoop:
                 self._seating.end(member, "error", now, why)
                 continue
             member.flying = False
-            if sampled is not None and count == 1 and member.phase == "decode":  # `_advance` for nearly all: one token behind the last
+            if (
+                sampled is not None and count == 1 and member.phase == "decode"
+            ):  # `_advance` for nearly all: one token behind the last
                 member.computed += 1
                 member.output.append(sampled.token)
                 made += 1
@@ -65,7 +70,11 @@ class DecodeLoop:
         """Predictions have been compared with what they were to be."""
         for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
             member = self._state.running.get(seq)
-            if member is not None and member.epoch == epoch and (one := member.tries.judged(turn, verdict.stands[at])) is not None:
+            if (
+                member is not None
+                and member.epoch == epoch
+                and (one := member.tries.judged(turn, verdict.stands[at])) is not None
+            ):
                 self._speculation.verified(now, member, one, verdict.cosines[at])
                 self._advance_predicted(member, now)
 
@@ -84,7 +93,9 @@ class DecodeLoop:
                 self._seating.end(member, "error", now, lost.reason)
 
     def _advance_predicted(self, member: ScheduledSequence, now: int) -> None:
-        """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there is one."""
+        """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there
+        is one.
+        """
         while member.tries and (result := member.tries.first.result) is not None:
             one = member.tries.pop()
             self._speculation.decided(now, member, one)
@@ -99,7 +110,8 @@ class DecodeLoop:
                 self._seating.preempt(member, now)
                 return
             if member.tries.first.guess != member.output[-1]:
-                # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its pages are taken).
+                # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its
+                # pages are taken).
                 member.tries.clear()
                 self._speculation.redone()
                 self._issue(member, now)
@@ -121,7 +133,12 @@ class DecodeLoop:
         self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
     def _advance(
-        self, member: ScheduledSequence, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int
+        self,
+        member: ScheduledSequence,
+        count: int,
+        sampled: Sampled | None,
+        scores: tuple[PromptLogprobs, ...],
+        now: int,
     ) -> None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
         tally = self._state.tally
@@ -161,7 +178,18 @@ class DecodeLoop:
             state.tell.token(now, request, made - 1, token)
         served = None if member.variant is None else member.variant.name
         state.out.events.append(
-            TokenEvent(request.seq, request.request, made - 1, token, sampled.logprob, sampled.top, scores, reason, None, served)
+            TokenEvent(
+                request.seq,
+                request.request,
+                made - 1,
+                token,
+                sampled.logprob,
+                sampled.top,
+                scores,
+                reason,
+                None,
+                served,
+            )
         )
         if reason is not None:
             self._seating.leave(member, reason, now)
@@ -175,9 +203,17 @@ class DecodeLoop:
         device: str | None = None
         for member in members:
             if (
-                member.phase != "decode" or member.computed >= member.room or member.ahead is not None or member.paused is not None
-                or member.move or member.flying or member.held or member.doomed or not member.path or strides
-            ):  # fmt: skip
+                member.phase != "decode"
+                or member.computed >= member.room
+                or member.ahead is not None
+                or member.paused is not None
+                or member.move
+                or member.flying
+                or member.held
+                or member.doomed
+                or not member.path
+                or strides
+            ):
                 if member.move:
                     self.on_rest(member, now)
                 self.go_on(member, now)
@@ -210,7 +246,9 @@ class DecodeLoop:
             starved.pop(member.seq, None)
 
     def feed(self, now: int) -> None:
-        """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way, or of them."""
+        """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way,
+        or of them.
+        """
         starved = self._state.starved
         for member in sorted(starved.values(), key=lambda m: m.rank):
             if member.seq in starved:
@@ -250,7 +288,9 @@ class DecodeLoop:
             self._send_predicted(member, tokens, sample, None, now)
         return True
 
-    def _send_predicted(self, member: ScheduledSequence, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
+    def _send_predicted(
+        self, member: ScheduledSequence, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int
+    ) -> None:
         member.turn += 2
         # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
         wanted = member.move == 0 and self._speculation.goes_on(member)

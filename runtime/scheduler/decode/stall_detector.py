@@ -1,13 +1,16 @@
-"""Rows and moves that no device has any more: every wait of a sequence has a limit, and none of them guesses how long work takes.
+"""Rows and moves that no device has any more: every wait of a sequence has a limit, and none of them guesses how long
+work takes.
 
-A device says in its reports how many rows wait there and how many steps it has run. It is *still* from the report on in which nothing waits
-and no step has been run since the one before, until a report says otherwise. Whoever waits for a row, or for a move's answer, while all
-devices that could have it are still waits for what was dropped on the way, or for what will never come.
+A device says in its reports how many rows wait there and how many steps it has run. It is *still* from the report on in
+which nothing waits and no step has been run since the one before, until a report says otherwise. Whoever waits for a
+row, or for a move's answer, while all devices that could have it are still waits for what was dropped on the way, or
+for what will never come.
 
-Contract: `report` is told of every report, `gone` of devices that died. `look`, once per tick, gives back those who have waited for the
-limit: reports that so much later say that nothing has been done since. So a step may take as long as it takes (a device that works
-reports nothing, or a step), and a device that is dead is not this part's affair. Pages on their way are no steps, so
-moves have ten times as long. It decides nothing, and remembers nothing of whoever does not wait.
+Contract: `report` is told of every report, `gone` of devices that died. `look`, once per tick, gives back those who
+have waited for the
+limit: reports that so much later say that nothing has been done since. So a step may take as long as it takes (a device
+that works reports nothing, or a step), and a device that is dead is not this part's affair. Pages on their way are no
+steps, so moves have ten times as long. It decides nothing, and remembers nothing of whoever does not wait.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class StallDetector:
         self._still.pop(device, None)
 
     def look(
-        self, here: Callable[[str], Iterable[ScheduledSequence]], target: Callable[[ScheduledSequence], str | None], now: int
+        self,
+        here: Callable[[str], Iterable[ScheduledSequence]],
+        target: Callable[[ScheduledSequence], str | None],
+        now: int,
     ) -> list[ScheduledSequence]:
         """Those who have waited too long.
 
@@ -66,7 +72,9 @@ class StallDetector:
             if member.seq in seen or not (member.flying or member.move):
                 continue
             goes = target(member)
-            could = [self._still.get(name) for name in (*member.devices, *member.asked, *(() if goes is None else (goes,)))]
+            could = [
+                self._still.get(name) for name in (*member.devices, *member.asked, *(() if goes is None else (goes,)))
+            ]
             still = [each for each in could if each is not None]
             if len(still) < len(could):
                 continue

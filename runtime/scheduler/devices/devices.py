@@ -1,8 +1,10 @@
-"""The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there, who is alive.
+"""The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there,
+who is alive.
 
-Contract: `Device.used` counts pages of sequences that were let in, never more than there are (whose they are knows `scheduler.kv.page_accounting`);
-`idle` those among them that only donors use. The agents' own books follow (an agent frees a little later than the scheduler closes).
-A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to hold; what it held is gone. Decides nothing.
+Contract: `Device.used` counts pages of sequences that were let in, never more than there are (whose they are knows
+`scheduler.kv.page_accounting`); `idle` those among them that only donors use. The agents' own books follow (an agent
+frees a little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died keeps its
+name and what it is to hold; what it held is gone. Decides nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ if TYPE_CHECKING:  # members hold pages, which are devices'
 
 #: Room of a device that takes any number of bytes.
 ANY = 1 << 60
-#: A stage that was refused is not asked for again before so long, in ns; twice as long each time that it is refused again, up to the most.
+#: A stage that was refused is not asked for again before so long, in ns; twice as long each time that it is refused
+#: again, up to the most.
 _PAUSE, _LONGEST = 15_000_000_000, 960_000_000_000
 
 
@@ -36,12 +39,14 @@ class Refusal:
 
 @dataclass(slots=True)
 class Device:
-    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
-    their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
-    by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine that it is on; `pid`: its agent's process
-    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `links`: as in `messages.Report`. `final`: it
-    does not come back. `refused`: why, by stage, of those that are not to be asked for now; `refusals`: of all that were refused and have
-    not been loaded since.
+    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`:
+    stages, with their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences
+    whose paths pass it, `here`: by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine
+    that it is on; `pid`: its agent's process
+    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `links`: as in
+    `messages.Report`. `final`: it
+    does not come back. `refused`: why, by stage, of those that are not to be asked for now; `refusals`: of all that
+    were refused and have not been loaded since.
     """
 
     name: str
@@ -169,7 +174,9 @@ class Devices:
     def up(self, ready: AgentHello) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid, ready.inputs)
+        made = Device(
+            ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid, ready.inputs
+        )
         if known is not None:
             made.blocks, made.planned, made.wanted = known.blocks, known.planned, known.wanted
         self._devices[ready.device] = self.living[ready.device] = made
@@ -203,9 +210,13 @@ class Devices:
         self.loads[name] -= 1.0
 
     def check(self) -> None:
-        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none; or if the living are not those alive."""
+        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none; or if the living are not
+        those alive.
+        """
         if set(self.living) != {device.name for device in self if device.alive}:
             raise RuntimeError("the living devices are not those that are alive")
         for device in self:
             if not 0 <= device.idle <= device.used <= device.capacity or device.members != len(device.here):
-                raise RuntimeError(f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences")
+                raise RuntimeError(
+                    f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences"
+                )

@@ -1,9 +1,9 @@
 """Devices come, load, report and die.
 
-Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced; whoever
-was under way on `config.deaths` of them in a row, without a token between, ends with the reason, before no device is left. (Those that were
-told to end do not count.)
-Blocks are placed once as many devices are there as the cluster was made for. Devices of another protocol are not taken.
+Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it
+is replaced; whoever was under way on `config.deaths` of them in a row, without a token between, ends with the reason,
+before no device is left. (Those that were told to end do not count.) Blocks are placed once as many devices are there
+as the cluster was made for. Devices of another protocol are not taken.
 """
 
 from __future__ import annotations
@@ -82,20 +82,29 @@ class DeviceEvents:
         state.changed = True
 
     def _bereave(self, member: ScheduledSequence, down: AgentDown, now: int) -> None:
-        """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too often."""
+        """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too
+        often.
+        """
         member.deaths += member.flying and not down.planned
         if member.deaths >= self._state.config.deaths:
-            why = f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: {down.reason}"
+            why = (
+                f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: "
+                f"{down.reason}"
+            )
             self._seating.end(member, "error", now, why)
         elif not self._handovers.survives(member, down.device):
             self._seating.preempt(member, now)
 
     def overdue(self, now: int) -> None:
-        """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often; moves are given up."""
+        """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often;
+        moves are given up.
+        """
         state = self._state
         for member in self._overdue.look(lambda name: state.devices[name].here.values(), self._handovers.target, now):
             if not member.flying:
-                self._handovers.give_up(member, now, f"nothing has come of it for {MOVES * state.config.row_seconds:g} s")
+                self._handovers.give_up(
+                    member, now, f"nothing has come of it for {MOVES * state.config.row_seconds:g} s"
+                )
                 continue
             member.strays, member.alone = member.strays + 1, True
             why = f"no device has its row, after {state.config.row_seconds:g} s"
@@ -120,8 +129,8 @@ class DeviceEvents:
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: StageLoadFailed, now: int) -> None:
-        """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device is back; admission
-        ends whoever has no other path."""
+        """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device
+        is back; admission ends whoever has no other path."""
         device = self._state.devices[refused.device]
         device.refuses(refused.stage, refused.reason, now)
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
@@ -140,5 +149,10 @@ class DeviceEvents:
         if device is not None:
             if device.alive:
                 self._overdue.report(device.name, report.queued == 0 and report.steps == device.steps, now)
-            device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
+            device.queued, device.steps, device.busy, device.tokens = (
+                report.queued,
+                report.steps,
+                report.busy,
+                report.tokens,
+            )
             device.queues, device.links = dict(report.queues), report.links

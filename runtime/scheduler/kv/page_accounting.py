@@ -1,16 +1,20 @@
-"""Whose pages are whose, on all devices of a cluster: what sequences share is counted once, and free when the last one has left (BL-32).
+"""Whose pages are whose, on all devices of a cluster: what sequences share is counted once, and free when the last
+one has left (BL-32).
 
-An *extent* is a run of page groups that one block of a chain has on one device, behind another one (`before`) or at the beginning:
+An *extent* is a run of page groups that one block of a chain has on one device, behind another one (`before`) or at
+the beginning:
 
     system prompt (3 users) <- question A (2 users) <- A's answer (1)       a tree for each beginning; a sequence holds one path of it,
                             <- question B (1 user)                          which is all of its groups, and is known by the path's end
 
-Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared: those who hold it
-need not know. What a sequence has for itself grows in place.
+Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared:
+those who hold it need not know. What a sequence has for itself grows in place.
 
-Contract: `Device.used` is the sum over extents that have a user (and over moves on their way, which `handover` counts), `Device.idle` the
-part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`): free as soon as they go. A device that died takes its
-extents with it: theirs is another life's `Device`. Whether there is room the caller has seen to. It decides nothing.
+Contract: `Device.used` is the sum over extents that have a user (and over moves on their way, which `handover`
+counts), `Device.idle` the part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`):
+free as soon as they go. A device that died takes its
+extents with it: theirs is another life's `Device`. Whether there is room the caller has seen to. It decides
+nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +29,15 @@ from runtime.scheduler.devices.devices import Device, Devices
 #: Numbers of pages that an extent may come to have: far more than a device.
 _NUMBERS = 1 << 40
 
-#: By block of a chain: its device, and the pages that a group takes there. Behind them whatever else the sequence has for itself.
+#: By block of a chain: its device, and the pages that a group takes there. Behind them whatever else the sequence has
+#: for itself.
 Places = Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True, eq=False)
 class PageExtent:
-    """`groups` page groups of `pages` pages each. `users` hold it, `idle` of them are donors. `first`: the number of its first page, which
-    no other page of the cluster ever has."""
+    """`groups` page groups of `pages` pages each. `users` hold it, `idle` of them are donors. `first`: the number of
+    its first page, which no other page of the cluster ever has."""
 
     device: Device
     pages: int
@@ -62,7 +67,9 @@ class PageExtent:
 
 @dataclass(slots=True, eq=False)
 class PageHolding:
-    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `donor`: of a sequence that has ended."""
+    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `donor`: of a sequence
+    that has ended.
+    """
 
     ends: dict[int, PageExtent] = field(default_factory=dict)
     groups: int = 0
@@ -86,7 +93,9 @@ class PageAccounting:
         self._numbers = 0
 
     def take(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
-        """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same places."""
+        """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same
+        places.
+        """
         made = PageHolding(groups=groups)
         for at, (name, pages) in enumerate(places):
             if pages:
@@ -120,7 +129,9 @@ class PageAccounting:
         return made
 
     def rehouse(self, holding: PageHolding, places: Places) -> None:
-        """A sequence has moved: blocks on another device have pages of their own there; what they had is others', or free."""
+        """A sequence has moved: blocks on another device have pages of their own there; what they had is others', or
+        free.
+        """
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
                 self._leave(holding, at)
@@ -134,7 +145,8 @@ class PageAccounting:
             self._leave(holding, at)
 
     def mover(self, seq: str, holding: PageHolding, groups: int, device: str, resume: int = 0) -> Mover:
-        """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups on a device, by number.
+        """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups
+        on a device, by number.
 
         Groups beyond those that are computed are tentative, and nobody's but its own (UN-13).
         """
@@ -186,15 +198,22 @@ class PageAccounting:
 
 
 def _upto(end: PageExtent, groups: int) -> PageExtent:
-    """The extent with which the first `groups` groups of a path end; cut off, if it goes on behind them. Changes no count of pages.
+    """The extent with which the first `groups` groups of a path end; cut off, if it goes on behind them. Changes no
+    count of pages.
 
     Raises ValueError for none of them, or for more than there are.
     """
     path = list(end.path())[::-1]
     for extent in path if groups else ():
         if extent.groups > groups:
-            first = PageExtent(extent.device, extent.pages, groups, extent.first, extent.before, extent.users, extent.idle)
-            extent.groups, extent.first, extent.before = extent.groups - groups, extent.first + extent.pages * groups, first
+            first = PageExtent(
+                extent.device, extent.pages, groups, extent.first, extent.before, extent.users, extent.idle
+            )
+            extent.groups, extent.first, extent.before = (
+                extent.groups - groups,
+                extent.first + extent.pages * groups,
+                first,
+            )
             return first
         groups -= extent.groups
         if not groups:

@@ -1,11 +1,13 @@
-"""Sequences that have ended and stay, so that others can begin as they did: K and V that are there for nobody else ("cached").
+"""Sequences that have ended and stay, so that others can begin as they did: K and V that are there for nobody else
+("cached").
 
     leave --stand--> a guest of its own name on the agents, which holds the ended one's full groups --drop--> closed
 
-Contract: a donor's pages are free for whoever needs them: the least recently used goes first, before anybody is preempted (rung 2 of
-mechanisms 6.4). Of two donors on a shelf of which one begins as the other does, only the longer stays. Once in `policy.kv.duplicates.PERIOD` those
-go that nobody has used since and that another donor has too, on other devices (BL-27). A donor dies with any device of its path.
-Whose pages are whose knows the ledger; who is found the index.
+Contract: a donor's pages are free for whoever needs them: the least recently used goes first, before anybody is
+preempted (rung 2 of mechanisms 6.4). Of two donors on a shelf of which one begins as the other does, only the longer
+stays. Once in `policy.kv.duplicates.PERIOD` those go that nobody has used since and that another donor has too, on
+other devices (BL-27). A donor dies with any device of its path. Whose pages are whose knows the ledger; who is found
+the index.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _NOTHING = SamplingParams(0)
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheCounts:
-    """Totals since the beginning: `kept` became donors, `displaced` went for a longer one, `evicted` for pages, `swept` as duplicates
-    (with `swept_pages`). `standing`: now."""
+    """Totals since the beginning: `kept` became donors, `displaced` went for a longer one, `evicted` for pages, `swept`
+    as duplicates (with `swept_pages`). `standing`: now."""
 
     standing: int = 0
     kept: int = 0
@@ -61,7 +63,12 @@ class PrefixCache:
     def keep(self, member: ScheduledSequence, now: int) -> None:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
         beginning = member.beginning
-        if self._state.config.sharing != "cached" or beginning is None or not beginning.known or not member.holding.ends:
+        if (
+            self._state.config.sharing != "cached"
+            or beginning is None
+            or not beginning.known
+            or not member.holding.ends
+        ):
             return
         if member.chain.loaded_as in self._state.leaving:
             return
@@ -71,7 +78,9 @@ class PrefixCache:
             self.used(longer, now)
             return
         name = self._name()
-        donor = CachedPrefix(name, self._state.ledger.keep(member.holding, groups), beginning.marks[:groups], shelf, used=now)
+        donor = CachedPrefix(
+            name, self._state.ledger.keep(member.holding, groups), beginning.marks[:groups], shelf, used=now
+        )
         self._state.prefixes.reaches(donor, groups)
         self._donors[name] = self._ends[shelf, donor.marks[-1]] = donor
         self._kept += 1
@@ -91,7 +100,9 @@ class PrefixCache:
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
-    def make_room(self, needs: Mapping[str, int], spared: CachedPrefix | None = None, slack: Mapping[str, int] | None = None) -> bool:
+    def make_room(
+        self, needs: Mapping[str, int], spared: CachedPrefix | None = None, slack: Mapping[str, int] | None = None
+    ) -> bool:
         """See to it that so many pages are free, by device; false, and nothing has gone, where that cannot be.
 
         `spared`: stays. `slack`: pages by device that must be free, or a donor's, beside these.
@@ -182,7 +193,9 @@ class PrefixCache:
         leased = any(not extent.unused for extent in extents)
         where = " ".join(hop.device for hop in beginning.path)
         version = beginning.shelf.realm[0]
-        return Copy(named.name, version, where, sum(extent.size for extent in extents), 1, authoritative, leased, beginning.used)
+        return Copy(
+            named.name, version, where, sum(extent.size for extent in extents), 1, authoritative, leased, beginning.used
+        )
 
     def _name(self) -> str:
         """One that no sequence has."""

@@ -1,14 +1,15 @@
-"""Beginnings that are computed, and who has them: the index by which newcomers find K and V that are theirs too (BL-32, UN-15).
+"""Beginnings that are computed, and who has them: the index by which newcomers find K and V that are theirs too (BL-32,
+UN-15).
 
     mark of a group = digest of its tokens and of the mark before it        so that equal marks are equal beginnings
 
-A *shelf* has the marks of all who run, or have run, along one path of one version of a chain for one tenant: only there K and V of
-equal tokens are interchangeable. The version names everything upstream, adapters and stitches and dtype (the KV domain of a whole chain);
-positions count from the beginning.
+A *shelf* has the marks of all who run, or have run, along one path of one version of a chain for one tenant: only there
+K and V of equal tokens are interchangeable. The version names everything upstream, adapters and stitches and dtype (the
+KV domain of a whole chain); positions count from the beginning.
 
-Contract: whole page groups only, that are computed on all of a path. A newcomer's match leaves it one token to run at least. Costs are
-O(prompt / page_tokens) per arrival, and a few operations per group that has become full. Nobody is found once `leave` was called. Holds no
-pages and decides nothing.
+Contract: whole page groups only, that are computed on all of a path. A newcomer's match leaves it one token to run at
+least. Costs are O(prompt / page_tokens) per arrival, and a few operations per group that has become full. Nobody is
+found once `leave` was called. Holds no pages and decides nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class PrefixShelf:
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """What one sequence has in pages: `known` of its `marks` stand on a shelf. `name`: on the agents. `used`: when last, for donors.
+    """What one sequence has in pages: `known` of its `marks` stand on a shelf. `name`: on the agents. `used`: when
+    last, for donors.
 
     `groups` may be more than are known; marks of prompts are there before they are computed.
     """

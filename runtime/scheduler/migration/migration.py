@@ -1,4 +1,6 @@
-"""A sequence that changes a device, as the scheduler has it (`handover`): which blocks, from where to where, how far it is. Data only."""
+"""A sequence that changes a device, as the scheduler has it (`handover`): which blocks, from where to where, how far it
+is. Data only.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 @dataclass(slots=True)
 class Migration:
-    """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path is `path`.
+    """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path
+    is `path`.
 
-    `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an
-    answer is awaited; `last`: the latest; `orphan`: the source is dead.
+    `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups
+    taken there. `asked`: an answer is awaited; `last`: the latest; `orphan`: the source is dead.
     """
 
     number: int
@@ -49,8 +52,8 @@ class Migration:
 
 @dataclass(slots=True)
 class MigrationCounts:
-    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K and V travelled, and
-    `inputs` of hidden states."""
+    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K
+    and V travelled, and `inputs` of hidden states."""
 
     started: int = 0
     committed: int = 0

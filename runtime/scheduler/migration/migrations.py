@@ -1,13 +1,16 @@
 """Sequences that change a device while they run: their K and V move first, then they do (BL-16, Llumnix's stages).
 
-    start --StartMigration--> destination … MigrationReady -> more has come up? --StartMigration--> … MigrationReady -> little enough: hold the sequence
+    start --StartMigration--> destination … MigrationReady -> more has come up? --StartMigration--> … MigrationReady
+    ->
+    little enough: hold the sequence
         -> its row comes back -> StartMigration (the rest) -> MigrationReady -> commit: Settle, Open (keep) on the new path, Close where it left
 
-Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
-taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
-the sequence where it was; if the source itself dies, recomputing takes over to the end, where it has what it starts from: token ids at the
-start of a chain; elsewhere hidden states that the source kept, if all have come. Every move ends in exactly one FinishMigration or with the death of
-its destination.
+Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The
+destination's pages are taken in the scheduler's account before they are asked for. Whatever goes wrong (no room,
+pages that do not verify, a dead device) leaves the sequence where it was; if the source itself dies, recomputing
+takes over to the end, where it has what it starts from: token ids at the start of a chain; elsewhere hidden states
+that the source kept, if all have come. Every move ends in exactly one FinishMigration or with the death of its
+destination.
 """
 
 from __future__ import annotations
@@ -72,21 +75,34 @@ class Migrations:
     ) -> str | None:
         """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
-        `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin with the chain's
-        first block can be recomputed there only from what its device kept of its inputs (`policy.migration.recompute_source`).
-        Returns why that cannot be (now), or None once it has begun.
+        `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin
+        with the chain's first block can be recomputed there only from what its device kept of its inputs
+        (`policy.migration.recompute_source`). Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
-        if not member.path or member.move or member.doomed or member.offers or not blocks or blocks.stop > len(chain.uses):
+        if (
+            not member.path
+            or member.move
+            or member.doomed
+            or member.offers
+            or not blocks
+            or blocks.stop > len(chain.uses)
+        ):
             return "the sequence does not run, or is about to go elsewhere"
         before = devices_of(chain, member.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
         part = part_of(chain, blocks, before[blocks.start])
-        front = front_of(self._run(member, blocks.start, part), copy) if recompute else Front("none", "only copies were asked for")
+        front = (
+            front_of(self._run(member, blocks.start, part), copy)
+            if recompute
+            else Front("none", "only copies were asked for")
+        )
         if not copy and front.origin == "none":
             return f"it can only be copied where it goes: {front.reason}"
-        path = self._state.provision.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
+        path = self._state.provision.hops(
+            chain, tuple(target if at in blocks else name for at, name in enumerate(before))
+        )
         if self._seating.shortens(member, path):
             return "its answer would have to end sooner there"
         if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
@@ -108,7 +124,9 @@ class Migrations:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def moved(self, event: MigrationReady, now: int) -> None:
-        """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or commit."""
+        """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or
+        commit.
+        """
         move = self._moves.get(event.move)
         if move is None:
             return
@@ -138,7 +156,9 @@ class Migrations:
             self._abort(move, now, event.reason, settle=False)
 
     def at_rest(self, member: ScheduledSequence, now: int) -> None:
-        """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be under way."""
+        """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be
+        under way.
+        """
         move = self._moves.get(member.move)
         if move is not None and member.held and not move.asked and not member.flying:
             self._finish(move, now)
@@ -172,7 +192,9 @@ class Migrations:
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
 
     def gone(self, device: str, now: int) -> None:
-        """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held meanwhile."""
+        """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held
+        meanwhile.
+        """
         for move in tuple(self._moves.values()):
             if move.target == device:
                 self._abort(move, now, f"{device} is gone", settle=False)
@@ -194,12 +216,16 @@ class Migrations:
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
         hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
         kv_bytes = layers * device.page_bytes / chain.spec.page_tokens
-        return RecomputeRun(part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes)
+        return RecomputeRun(
+            part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes
+        )
 
     def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
         """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
         needed = self._state.provision.missing(chain, path)
-        if recomputed is not None and not self._state.devices[target].has(stage := chain.stage(recomputed.lo, recomputed.hi)):
+        if recomputed is not None and not self._state.devices[target].has(
+            stage := chain.stage(recomputed.lo, recomputed.hi)
+        ):
             needed.append((target, stage))
         for name, stage in needed:
             self._state.ask_for(chain, name, stage)
@@ -234,7 +260,9 @@ class Migrations:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
     def _finish(self, move: Migration, now: int) -> None:
-        """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it holds."""
+        """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it
+        holds.
+        """
         if move.member.computed > move.upto:
             self._ask_more(move, now)
         elif self._take(move, move.upto):  # of a row that was lost with its device it may hold a group more
@@ -272,7 +300,9 @@ class Migrations:
 
     def _tell(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
         last = move.last if event == "kv.meet" else None
-        told = MoveDetails(move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream)
+        told = MoveDetails(
+            move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream
+        )
         self._state.tell.move(now, event, move.member.request, told, last, why)
 
     def _drop(self, move: Migration) -> None:

@@ -66,7 +66,9 @@ class ModelUpdates:
             self._state.variants[name] = (*self._state.variants.get(name, ()), variant)
 
     def first(self) -> None:
-        """The chains that were there from the beginning are placed: so are their variants, those for which there is room."""
+        """The chains that were there from the beginning are placed: so are their variants, those for which there is
+        room.
+        """
         for name, variants in tuple(self._state.variants.items()):
             exact = next((chain for chain in self._state.chains.values() if chain.loaded_as == name), None)
             self._state.variants[name] = self._placed_ones(variants, exact)
@@ -86,11 +88,15 @@ class ModelUpdates:
         for each in (chain, *(variant.chain for variant in event.variants)):
             if not each.uses:
                 return f"{each.loaded_as} has no blocks"
-            if lacking := [use.block for use in each.uses if use.block not in known and not state.provision.knows(use.block)]:
+            if lacking := [
+                use.block for use in each.uses if use.block not in known and not state.provision.knows(use.block)
+            ]:
                 return f"block {lacking[0][:12]} of {each.loaded_as} is not described"
             for other in (*state.in_use(), *state.leaving.values()):
                 if other.loaded_as == each.loaded_as and other.version != each.version:
-                    return f"devices know another version as {each.loaded_as}: two that may meet need names of their own"
+                    return (
+                        f"devices know another version as {each.loaded_as}: two that may meet need names of their own"
+                    )
         return None
 
     def _advance(self, model: str, now: int) -> None:
@@ -167,7 +173,9 @@ class ModelUpdates:
         return "" if chain is None else chain.version
 
     def refused(self, stage: Stage) -> None:
-        """A device cannot load a part of a variant: it serves nobody any more, and whoever has not begun on it gets what it named."""
+        """A device cannot load a part of a variant: it serves nobody any more, and whoever has not begun on it gets
+        what it named.
+        """
         for name, variants in tuple(self._state.variants.items()):
             broken = next((variant for variant in variants if variant.chain.loaded_as == stage.model), None)
             if broken is None:

@@ -1,11 +1,12 @@
-"""The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be played again.
+"""The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be
+played again.
 
     line 1    {"log": 1, "chains": …, "blocks": …, "config": …, "surrogates": …}
     then      [time in ns, kind, event, digest of the commands]
 
-Contract: a `ReplayRecorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
-at the first whose commands differ. Events are data, and a scheduler is a function of them: whatever differs is a defect (a clock, an
-unordered set).
+Contract: a `ReplayRecorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new
+scheduler and raises Diverged at the first whose commands differ. Events are data, and a scheduler is a function of
+them: whatever differs is a defect (a clock, an unordered set).
 """
 
 from __future__ import annotations
@@ -127,7 +128,10 @@ def _head(line: bytes, path: Path) -> LogHeader:
     if head.log != _FORMAT:
         raise InputError(f"{path} is a log of format {head.log}, not {_FORMAT}")
     if head.protocol != PROTOCOL:
-        raise InputError(f"{path} is a log of another version, whose agents spoke protocol {head.protocol or 'unknown'}, not {PROTOCOL}")
+        raise InputError(
+            f"{path} is a log of another version, whose agents spoke protocol {head.protocol or 'unknown'}, not "
+            f"{PROTOCOL}"
+        )
     return head
 
 

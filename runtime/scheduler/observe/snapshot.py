@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DevicePicture:
-    """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`. `sequences` pass it,
-    `queued` rows wait there.
+    """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`.
+    `sequences` pass it, `queued` rows wait there.
 
-    `steps`, `busy_ns`, `tokens`: since its agent began. `links`: other devices that its tensors go to directly, or why they do not any
-    more.
+    `steps`, `busy_ns`, `tokens`: since its agent began. `links`: other devices that its tensors go to directly, or why
+    they do not any more.
     """
 
     device: str
@@ -41,7 +41,9 @@ class DevicePicture:
 
 @dataclass(frozen=True, slots=True)
 class InstancePicture:
-    """A block on a device. `sequences`: that run through it now, of `batch_limit`; `queue`: rows that wait for it there."""
+    """A block on a device. `sequences`: that run through it now, of `batch_limit`; `queue`: rows that wait for it
+    there.
+    """
 
     block: str
     device: str
@@ -53,7 +55,9 @@ class InstancePicture:
 
 @dataclass(frozen=True, slots=True)
 class ChainPicture:
-    """A model. `up`: each of its blocks has a living device. `paths`: devices of its blocks, and tokens that went that way so far."""
+    """A model. `up`: each of its blocks has a living device. `paths`: devices of its blocks, and tokens that went that
+    way so far.
+    """
 
     model: str
     version: str
@@ -78,7 +82,9 @@ class MovePicture:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicture:
-    """`handovers`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait for pages."""
+    """`handovers`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait for
+    pages.
+    """
 
     devices: tuple[DevicePicture, ...]
     instances: tuple[InstancePicture, ...]
@@ -97,14 +103,19 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
     through: Counter[tuple[str, str]] = Counter()
     for member in scheduler.members.values():
         if member.path:
-            through.update(zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True))
+            through.update(
+                zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True)
+            )
     placed = [(block, device) for block, devices in scheduler.provision.instances.items() for device in devices]
     return ClusterPicture(
-        devices=tuple(_device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))),
+        devices=tuple(
+            _device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
+        ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
         moves=tuple(
-            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.held) for move in scheduler.handovers
+            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.held)
+            for move in scheduler.handovers
         ),
         handovers=asdict(scheduler.handovers.counts()),
         starved=scheduler.starved,
@@ -113,10 +124,21 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
 
 def _device(each: Device) -> DevicePicture:
     return DevicePicture(
-        each.name, each.alive, each.pid if each.alive else 0, each.capacity, each.used, each.weights, each.members, each.queued,
-        tuple(each.loaded), tuple(sorted(each.loading)), each.steps, each.busy, each.tokens,
+        each.name,
+        each.alive,
+        each.pid if each.alive else 0,
+        each.capacity,
+        each.used,
+        each.weights,
+        each.members,
+        each.queued,
+        tuple(each.loaded),
+        tuple(sorted(each.loading)),
+        each.steps,
+        each.busy,
+        each.tokens,
         dict(each.links) if each.alive else {},
-    )  # fmt: skip
+    )
 
 
 def _instance(scheduler: Scheduler, block: str, device: str, through: Mapping[tuple[str, str], int]) -> InstancePicture:
@@ -135,6 +157,8 @@ def _chains(scheduler: Scheduler) -> tuple[ChainPicture, ...]:
         paths = tuple((devices_of(chain, each.path), each.tokens) for each in scheduler.provision.passed(chain))
         blocks, version = tuple(use.block for use in chain.uses), chain.version
         pictures.append(
-            ChainPicture(chain.model, version, blocks, scheduler.provision.up(chain), running[version], waiting[version], paths)
+            ChainPicture(
+                chain.model, version, blocks, scheduler.provision.up(chain), running[version], waiting[version], paths
+            )
         )
     return tuple(pictures)

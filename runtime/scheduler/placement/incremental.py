@@ -1,4 +1,5 @@
-"""A chain comes while others are served: its blocks get devices, each where what it takes the place of is, or where there is room.
+"""A chain comes while others are served: its blocks get devices, each where what it takes the place of is, or where
+there is room.
 
 Contract: blocks that are on devices already stay there, and serve it too. All of a chain is placed or nothing.
 """
@@ -12,19 +13,28 @@ from runtime.scheduler.state import ClusterState
 
 
 def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
-    """Place a chain. `before`: what it takes the place of, None for nothing. Why that cannot be, or None once it has been.
+    """Place a chain. `before`: what it takes the place of, None for nothing. Why that cannot be, or None once it has
+    been.
 
     Raises KeyError for blocks that the provision has not learnt.
     """
     provision = state.provision
     fresh = list({use.block: use for use in chain.uses if not provision.instances.get(use.block)}.values())
     room = _room(state)
-    wishes = _alone(state, fresh, room) if before is None else {use.block: _instead(state, use, before) for use in fresh}
+    wishes = (
+        _alone(state, fresh, room) if before is None else {use.block: _instead(state, use, before) for use in fresh}
+    )
     needs = [Need(use.block, provision.block(use.block).nbytes, wishes.get(use.block, ())) for use in fresh]
     found = renew(needs, room)
     if found is None:
-        need, have = sum(each.nbytes for each in needs), ", ".join("any" if left is None else str(left) for left in room.values())
-        return f"the cluster cannot hold {chain.loaded_as} beside what it holds: {need} more bytes of weights, devices have {have} left"
+        need, have = (
+            sum(each.nbytes for each in needs),
+            ", ".join("any" if left is None else str(left) for left in room.values()),
+        )
+        return (
+            f"the cluster cannot hold {chain.loaded_as} beside what it holds: {need} more bytes of weights, "
+            f"devices have {have} left"
+        )
     for block, device in found:
         provision.add(block, device)
     return None

@@ -1,7 +1,7 @@
 """Where blocks are put before anybody has asked for anything, one way or another (`config.Placing`), as data.
 
-Contract: pure but for what it reads of devices. A chain that does not fit beside the others is left out, with a reason; chains are taken in
-order. Instances that are there already may be named again.
+Contract: pure but for what it reads of devices. A chain that does not fit beside the others is left out, with a reason;
+chains are taken in order. Instances that are there already may be named again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class InitialPlacement:
     lacking: Mapping[str, str]
 
 
-def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing) -> InitialPlacement:
+def laid_out(
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing
+) -> InitialPlacement:
     """Blocks of these chains on these devices."""
     if placing == "frag-min":
         return _scattered(chains, blocks, devices)
@@ -35,8 +37,12 @@ def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequ
     return _copied(chains, blocks, devices, placing == "split")
 
 
-def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool) -> InitialPlacement:
-    """One copy of each chain, whole where a device takes it; with `ample` further ones where devices would hold nothing."""
+def _packed(
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool
+) -> InitialPlacement:
+    """One copy of each chain, whole where a device takes it; with `ample` further ones where devices would hold
+    nothing.
+    """
     limits = [device.limit for device in devices]
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     runs = [[use.block for use in chain.uses] for chain in chains]
@@ -55,7 +61,9 @@ def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Seque
 
 
 def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> InitialPlacement:
-    """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's baseline."""
+    """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's
+    baseline.
+    """
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     there = {block for device in devices for block in device.blocks}
     places = tuple(Place(device.name, device.server or device.name, device.room) for device in devices)
@@ -66,7 +74,9 @@ def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Se
     return InitialPlacement(instances, {chain.version: _lacks(chain, blocks, limits) for chain in without})
 
 
-def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool) -> InitialPlacement:
+def _copied(
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool
+) -> InitialPlacement:
     """As many copies of everything as there is room for; `split`: one, cut over all devices."""
     limits = [device.limit for device in devices]
     taken: list[Chain] = []
@@ -87,8 +97,8 @@ def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Seque
 
 
 def _order(chains: Sequence[Chain], split: bool) -> list[str]:
-    """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut over all
-    devices, by where they stand in them instead."""
+    """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains
+    are to be cut over all devices, by where they stand in them instead."""
     if not split:
         return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
     depth: dict[str, tuple[int, int]] = {}

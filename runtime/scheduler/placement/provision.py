@@ -2,8 +2,9 @@
 
     place(chains) once the devices are there     paths: per block the living devices that hold it     ensure(path): loads what is missing
 
-Contract: a block's devices are a plan; stages of models are loaded on the devices that their paths need, when they are first needed.
-A chain that no placement holds has a reason (`why_not`), and its sequences are refused with it. Says what is to be loaded; sends nothing.
+Contract: a block's devices are a plan; stages of models are loaded on the devices that their paths need, when they
+are first needed. A chain that no placement holds has a reason (`why_not`), and its sequences are refused with it.
+Says what is to be loaded; sends nothing.
 """
 
 from __future__ import annotations
@@ -28,15 +29,24 @@ from runtime.scheduler.sequences.sequence import PathUsage
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8
 
-#: So many devices hold everything each, where it fits (`auto`); more of them share it out. With everything on each of 12 simulated A100s
-#: every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times that of one model per device.
+#: So many devices hold everything each, where it fits (`auto`); more of them share it out. With everything on each of
+#: 12 simulated A100s every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times that of
+#: one model per device.
 _FEW = 4
 
 
 class Provision:
-    """`estimates`: what rows take, where profiles are there. `on_table`: called with all terms of a choice that was made by them."""
+    """`estimates`: what rows take, where profiles are there. `on_table`: called with all terms of a choice that was
+    made by them.
+    """
 
-    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices, estimates: LatencyEstimates | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[Block],
+        config: ClusterConfig,
+        devices: Devices,
+        estimates: LatencyEstimates | None = None,
+    ) -> None:
         self._config = config
         self._devices = devices
         self._blocks = {block.id: block for block in blocks}
@@ -44,7 +54,9 @@ class Provision:
         self._why: dict[str, str] = {}
         self._turn = 0
         self.estimates = estimates
-        self.on_table: Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None] = lambda chain, table, chosen: None
+        self.on_table: Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None] = (
+            lambda chain, table, chosen: None
+        )
         #: (block, device) of instances that take no newcomers, for they are about to go.
         self.leaving: set[tuple[str, str]] = set()
         self._routes = RouteCache()
@@ -60,7 +72,9 @@ class Provision:
     @property
     def by_demand(self) -> bool:
         """Whether there is one copy of each chain at first, and more of what is asked for."""
-        return self._config.placing in ("demand", "ample", "frag-min") or (self._config.placing == "auto" and self._config.devices > _FEW)
+        return self._config.placing in ("demand", "ample", "frag-min") or (
+            self._config.placing == "auto" and self._config.devices > _FEW
+        )
 
     def block(self, name: str) -> Block:
         return self._blocks[name]
@@ -144,7 +158,9 @@ class Provision:
         self.leaving.discard((block, device))
 
     def forget(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
-        """Let go what a chain had that none of those kept have: its blocks, wherever they are, and what was noted of it. Those blocks."""
+        """Let go what a chain had that none of those kept have: its blocks, wherever they are, and what was noted of
+        it. Those blocks.
+        """
         still = {use.block for other in kept for use in other.uses}
         gone = tuple(dict.fromkeys(use.block for use in chain.uses if use.block not in still))
         for block in gone:
@@ -183,22 +199,31 @@ class Provision:
         found = self.route(chain, loads, warm, context)
         return None if found is None else found.path
 
-    def route(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0) -> Route | None:
-        """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded the blocks.
-        `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does if there is one.
+    def route(
+        self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0
+    ) -> Route | None:
+        """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded
+        the blocks.
+        `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does if there is
+        one.
 
-        Cheapest by profiles, for a row at `context` tokens (0: nobody's, which is not told), where all of the chain has been measured;
-        else by loads.
+        Cheapest by profiles, for a row at `context` tokens (0: nobody's, which is not told), where all of the chain has
+        been measured; else by loads.
         """
         self.turn()
         candidates = [self._candidates(use.block) for use in chain.uses]
         if warm:
             candidates = [
-                [name for name in some if use.block in self._devices[name].warm] for use, some in zip(chain.uses, candidates, strict=True)
+                [name for name in some if use.block in self._devices[name].warm]
+                for use, some in zip(chain.uses, candidates, strict=True)
             ]
         if self.estimates is not None and self.measured(chain):
-            table = self.estimates.table(chain, [[self._devices[name] for name in some] for some in candidates], context)
-            chosen = choose_by_cost([{name: each.total for name, each in row.items()} for row in table], self.estimates.hop)
+            table = self.estimates.table(
+                chain, [[self._devices[name] for name in some] for some in candidates], context
+            )
+            chosen = choose_by_cost(
+                [{name: each.total for name, each in row.items()} for row in table], self.estimates.hop
+            )
             if context:
                 self.on_table(chain, table, chosen)
         elif self._config.paths == "reads":
@@ -215,14 +240,16 @@ class Provision:
         return min((self._devices[name].capacity // pages for name, pages in route.weights), default=math.inf)
 
     def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
-        """For a sequence of so many page groups that a route does not hold: one that holds more, over whatever devices there are or will be
-        again; the same one if there is none."""
-        soon = [[name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses]
+        """For a sequence of so many page groups that a route does not hold: one that holds more, over whatever devices
+        there are or will be again; the same one if there is none."""
+        soon = [
+            [name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses
+        ]
         return self._roomier(chain, soon, route, groups)
 
     def spoils(self, chains: Iterable[Chain], block: str, source: str, target: str | None = None) -> bool:
-        """Whether sequences of one of these chains could not become as long as their model lets them, or as they now can, if a block were
-        not on `source` any more, but on `target` if that is given."""
+        """Whether sequences of one of these chains could not become as long as their model lets them, or as they now
+        can, if a block were not on `source` any more, but on `target` if that is given."""
         where = [name for name in self._where.get(block, ()) if name != source]
         after = {block: where if target is None or target in where else [*where, target]}
         for chain in chains:
@@ -240,11 +267,17 @@ class Provision:
         return bool(gone)
 
     def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
-        """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads itself."""
+        """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads
+        itself.
+        """
         enters, adds = self._read(chain, candidates, context)
-        return choose(adds, enters, self._config.hop_cost / 100 * sum(self._blocks[use.block].nbytes for use in chain.uses))
+        return choose(
+            adds, enters, self._config.hop_cost / 100 * sum(self._blocks[use.block].nbytes for use in chain.uses)
+        )
 
-    def _read(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+    def _read(
+        self, chain: Chain, candidates: Sequence[Sequence[str]], context: int
+    ) -> tuple[dict[str, float], list[dict[str, float]]]:
         """What steps read on each device now, and what each block there adds, everybody counted."""
         devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
         enters = {name: float(self.reads.of(device)) for name, device in devices.items()}
@@ -261,7 +294,9 @@ class Provision:
         return enters, adds
 
     def reading(self, chain: Chain, path: Path, context: int) -> float:
-        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for (`policy.routing.bytes_read`)."""
+        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for
+        (`policy.routing.bytes_read`).
+        """
         enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
         return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())
 
@@ -283,7 +318,8 @@ class Provision:
         devices = devices_of(chain, path)
         held = ((use.block, name) for use, name in zip(chain.uses, devices, strict=True))
         there = all(
-            name in self._where.get(block, ()) and self._devices.alive(name) and (block, name) not in self.leaving for block, name in held
+            name in self._where.get(block, ()) and self._devices.alive(name) and (block, name) not in self.leaving
+            for block, name in held
         )
         return there and not self.missing(chain, path)
 
@@ -302,7 +338,9 @@ class Provision:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _candidates(self, block: str) -> Sequence[str]:
-        """Living devices with a block; of very many a few, others each time. One that it is about to leave only where there is no other."""
+        """Living devices with a block; of very many a few, others each time. One that it is about to leave only where
+        there is no other.
+        """
         where = self._where.get(block, [])
         if self.leaving:
             stay = [name for name in where if (block, name) not in self.leaving]
@@ -321,7 +359,9 @@ class Provision:
         return some
 
     def _most(self, chain: Chain, instead: Mapping[str, Sequence[str]], groups: int) -> float:
-        """Page groups, up to about so many, that one sequence alone can have where a chain's blocks are, or are to be."""
+        """Page groups, up to about so many, that one sequence alone can have where a chain's blocks are, or are to
+        be.
+        """
         soon = [
             [name for name in instead.get(use.block, self._where.get(use.block, ())) if not self._devices[name].final]
             for use in chain.uses

@@ -3,8 +3,9 @@
     gather(most)     takes in what sequences have counted along their paths since the last time, of so many paths, others each time
     turn()           the period is over: its counts are blended with what was before
 
-Contract: a token that has gone along a path counts once for each pair of neighbouring blocks, wherever they ran, and once for each change
-of device and of server on that path. Of very many paths those that nobody is on are forgotten. It decides nothing.
+Contract: a token that has gone along a path counts once for each pair of neighbouring blocks, wherever they ran,
+and once for each change of device and of server on that path. Of very many paths those that nobody is on are
+forgotten. It decides nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _KEPT = 1024
 
 @dataclass(slots=True)
 class Crossings:
-    """Totals of rows: `hops` changed their device, `crossings` of them their server, `steps` went from a block to the next one at all."""
+    """Totals of rows: `hops` changed their device, `crossings` of them their server, `steps` went from a block to the
+    next one at all.
+    """
 
     steps: int = 0
     hops: int = 0

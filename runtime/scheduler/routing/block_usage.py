@@ -1,6 +1,7 @@
 """Which blocks of each device are in use, and so what a step there reads: by the paths that sequences are on.
 
-Contract: told of the first sequence on a path and of the last one (`begins`, `ends`); so it costs nothing per sequence. Decides nothing.
+Contract: told of the first sequence on a path and of the last one (`begins`, `ends`); so it costs nothing per sequence.
+Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""What a new sequence's next row would take on each device that could run a block, from profiles (BL-21): all four terms, few candidates.
+"""What a new sequence's next row would take on each device that could run a block, from profiles (BL-21): all four
+terms, few candidates.
 
     queue      rows that wait there, as the agent last reported, as one batch
     compute    the block's own time in a batch with whoever is on the device
     load       of a block that is not loaded there: behind what waits, or beside the way of the row where the device is idle
     transfer   is the hop's: the same for each change of device, weighed by `policy.routing.paths`
 
-Contract: pure look-ups over `policy.routing.latency`, remembered by what they depend on, with batches and contexts rounded up to powers of two; so
-an admission costs a few dictionary look-ups per block and candidate. A block without a profile costs what loads say (`None` for all).
+Contract: pure look-ups over `policy.routing.latency`, remembered by what they depend on, with batches and contexts
+rounded up to powers of two; so an admission costs a few dictionary look-ups per block and candidate. A block
+without a profile costs what loads say (`None` for all).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from runtime.scheduler.devices.devices import Device
 
 class LatencyEstimates:
     """Args:
-    profiles: by block. hop: seconds of a row from one device to another. way_in: over which blocks are loaded, None for from disk.
+    profiles: by block. hop: seconds of a row from one device to another. way_in: over which blocks are loaded, None for
+    from disk.
     """
 
     def __init__(self, profiles: Mapping[str, BlockProfile], hop: float, way_in: LinkProfile | None = None) -> None:
@@ -64,7 +67,13 @@ class LatencyEstimates:
         if known is None:
             queue = (RowWork(key[1], key[3]),) if key[1] else ()
             candidate = Candidate(
-                device.name, self._profiles[block], queue, joins=key[2], resident=key[4], idle=not key[2], way_in=self._way_in
+                device.name,
+                self._profiles[block],
+                queue,
+                joins=key[2],
+                resident=key[4],
+                idle=not key[2],
+                way_in=self._way_in,
             )
             known = self._known[key] = latency_of(candidate, RowWork(1, key[3]))
         return known

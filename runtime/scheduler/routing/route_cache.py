@@ -1,7 +1,7 @@
 """Paths with what every newcomer asks of them: made once per chain and path, so that admission counts nothing twice.
 
-Contract: a route is a function of the chain's version and the path alone; what is loaded or free stands elsewhere. Routes of a version go
-with it (`forget`). Decides nothing.
+Contract: a route is a function of the chain's version and the path alone; what is loaded or free stands elsewhere.
+Routes of a version go with it (`forget`). Decides nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 
 from runtime.chains import Chain, Path, Stage, path_of
 
-#: Routes that are remembered, of each kind; of very many devices there are more than anybody could keep, and it begins anew.
+#: Routes that are remembered, of each kind; of very many devices there are more than anybody could keep, and it begins
+#: anew.
 _MOST = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """`devices`: each once, in the order of the path. `weights`: pages that a group of a sequence takes, by device. `stages`: by hop its
-    device, and the stage that runs there, with its id."""
+    """`devices`: each once, in the order of the path. `weights`: pages that a group of a sequence takes, by device.
+    `stages`: by hop its device, and the stage that runs there, with its id."""
 
     path: Path
     devices: tuple[str, ...]

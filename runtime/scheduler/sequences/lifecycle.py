@@ -3,7 +3,8 @@
     refuse      never taken             seat     onto a path, with pages for what it has
     preempt     off its path, waits     end      the last event            leave     behind its last token
 
-Contract: whoever leaves gives back all that it had, wherever it was; every sequence has one last event. Decides nothing.
+Contract: whoever leaves gives back all that it had, wherever it was; every sequence has one last event. Decides
+nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class SharingCounts:
 
 
 class SequenceLifecycle:
-    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is
-    predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs."""
+    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end.
+    `predict`: what is predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs.
+    """
 
     def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
         self._state = state
@@ -53,7 +55,9 @@ class SequenceLifecycle:
         return SharingCounts(self._matches, self._spared)
 
     def seat(self, member: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
-        """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its beginning there."""
+        """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its
+        beginning there.
+        """
         state = self._state
         state.waiting.remove(member)
         state.running[member.seq] = member
@@ -196,7 +200,9 @@ class SequenceLifecycle:
         member.unseated()
         state.changed = True
 
-    def _take(self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int) -> tuple[str, int] | None:
+    def _take(
+        self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
+    ) -> tuple[str, int] | None:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
         ledger, places = self._state.ledger, member.passes.places
         if match is None:
@@ -210,7 +216,9 @@ class SequenceLifecycle:
         self._spared += tokens
         self.donors.used(other, now)
         self.show(member)
-        self._state.tell.shared(now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights))
+        self._state.tell.shared(
+            now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights)
+        )
         return other.name, tokens
 
     def _depart(self, name: str, member: ScheduledSequence, epoch: int) -> None:
@@ -227,6 +235,8 @@ class SequenceLifecycle:
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """A model with a context that this path can hold for one sequence alone."""
-        fits = min((self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in weights), default=0)
+        fits = min(
+            (self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in weights), default=0
+        )
         limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

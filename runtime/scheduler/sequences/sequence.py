@@ -1,7 +1,8 @@
 """One sequence as the scheduler of a cluster sees it: what has become of it, and where it runs.
 
-Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to (UN-09), a path while it runs, and an epoch that grows whenever it is
-placed anew. Its prompt and output are the truth: whatever dies, it can be run again from them. It decides nothing.
+Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to (UN-09), a path while it runs, and an
+epoch that grows whenever it is placed anew. Its prompt and output are the truth: whatever dies, it can be run again
+from them. It decides nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 @dataclass(slots=True, eq=False)
 class PathUsage:
-    """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are on it. `places`: by
-    block its device, and the pages that a group takes there.
+    """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are
+    on it. `places`: by block its device, and the pages that a group takes there.
     """
 
     chain: Chain
@@ -39,20 +40,24 @@ NO_PASSES = PathUsage(NOWHERE, ())
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence(LiveSequence):
-    """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`: tokens that they hold.
+    """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`:
+    tokens that they hold.
 
-    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of `width`. `alone`: it
-    shares nothing any more.
+    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of
+    `width`. `alone`: it shares nothing any more.
 
-    `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is counted there.
+    `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is
+    counted there.
 
-    `flying`: a row of it is under way, of `issued` tokens. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0
-    for none; `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the
+    `flying`: a row of it is under way, of `issued` tokens. `doomed`: to be preempted when that is back. `move`: the
+    migration it is in, 0 for none; `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted;
+    `tries`: its rows then; `turn`: of the
     latest. `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
-    `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the hop of each.
-    `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
-    rows; None while it does not. `deaths`: devices that died with a row of it since its latest token; `strays`: rows of it that nobody
-    had any more, likewise.
+    `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the
+    hop of each.
+    `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody
+    else, and gets no rows; None while it does not. `deaths`: devices that died with a row of it since its latest token;
+    `strays`: rows of it that nobody had any more, likewise.
     """
 
     chain: Chain = NOWHERE
@@ -110,7 +115,10 @@ class ScheduledSequence(LiveSequence):
     def longest(self) -> int:
         """Page groups that it comes to at most, wherever it runs."""
         spec = self.chain.spec
-        return groups_for(spec, spec.virtual_tokens + min(len(self.request.prompt) + self.request.sampling.max_tokens, spec.max_model_len))
+        return groups_for(
+            spec,
+            spec.virtual_tokens + min(len(self.request.prompt) + self.request.sampling.max_tokens, spec.max_model_len),
+        )
 
     @property
     def realm(self) -> tuple[str, str]:
@@ -129,8 +137,8 @@ class ScheduledSequence(LiveSequence):
         return self.marks
 
     def seated(self, passes: PathUsage, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
-        """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context that this path can
-        hold."""
+        """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context
+        that this path can hold."""
         self.epoch += 1
         self.ahead = None
         self.tries.clear()
@@ -159,7 +167,9 @@ class ScheduledSequence(LiveSequence):
     def path_on(self, device: str) -> Path:
         """Its path, as whoever may take a hop of it sees it: with that hop there."""
         at = self.asked.get(device)
-        return self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
+        return (
+            self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
+        )
 
     def offered(self, offers: dict[int, tuple[str, ...]]) -> None:
         """Others than those of its path may take these hops."""

@@ -1,6 +1,8 @@
-"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by `policy.speculation.payoff`; then they rest.
+"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by
+`policy.speculation.payoff`; then they rest.
 
-Contract: data, and one judgement per outcome, told in the trace where it ends an instance's predictions (`spec.end`). Times are what is
+Contract: data, and one judgement per outcome, told in the trace where it ends an instance's predictions (`spec.end`).
+Times are what is
 known: a device's mean time for a token, and a stand-in's share of it by its bytes. Chooses nobody.
 """
 
@@ -30,9 +32,13 @@ class SpeculationHistory:
         return (block, device) in self._resting
 
     def review(self) -> None:
-        """Those that have rested may be tried again, from the beginning; what instances that are gone did is forgotten."""
+        """Those that have rested may be tried again, from the beginning; what instances that are gone did is
+        forgotten.
+        """
         there = self._state.provision.instances
-        self._outcomes = {(block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())}
+        self._outcomes = {
+            (block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())
+        }
         self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
 
     def add(self, now: int, member: ScheduledSequence, instance: Instance, hit: bool) -> bool:
@@ -47,7 +53,9 @@ class SpeculationHistory:
             del self._outcomes[instance]
             self._resting[instance] = self._config.rest
             block, device = instance
-            self._state.tell.control(now, "spec.end", "BL-25", device, block, rate=found.rate, needed=found.needed, of=found.count)
+            self._state.tell.control(
+                now, "spec.end", "BL-25", device, block, rate=found.rate, needed=found.needed, of=found.count
+            )
         return found.ends
 
     def _needed(self, member: ScheduledSequence) -> float:
@@ -57,7 +65,11 @@ class SpeculationHistory:
         times = [self._seconds(hop) for hop in member.path]
         at = member.ahead.hop
         cheap = times[at] * self._share(member, member.path[at], self._made.get(member.ahead.stage.model))
-        return Times(times[at], cheap, 0.0, sum(times[at + 1 :]), self._config.lane == "shared").needed if times[at] else 0.0
+        return (
+            Times(times[at], cheap, 0.0, sum(times[at + 1 :]), self._config.lane == "shared").needed
+            if times[at]
+            else 0.0
+        )
 
     def _seconds(self, hop: Hop) -> float:
         """A device's mean time for a token."""

@@ -1,11 +1,12 @@
-"""Rows of predicted sequences that are under way (BL-25): the one that counts next, and at most one behind it that goes on from a guess.
+"""Rows of predicted sequences that are under way (BL-25): the one that counts next, and at most one behind it that
+goes on from a guess.
 
     first     start = computed                           done by: its Done, or its tentative Done and a Verdict that it stands
     second    start = computed + 1, from the token that the first one's tentative Done brought; it becomes the first if that was the token,
               else it is sent again under a new turn
 
-Contract: data of one sequence, no decisions about others. Messages may come in any order, for they come from several devices; what is of
-no try is old.
+Contract: data of one sequence, no decisions about others. Messages may come in any order, for they come from
+several devices; what is of no try is old.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Result:
 
 @dataclass(slots=True)
 class InFlightRow:
-    """A row. `guess`: the token it goes on from, where that is one; `started`: it may be predicted. Then what has come of it."""
+    """A row. `guess`: the token it goes on from, where that is one; `started`: it may be predicted. Then what has come
+    of it.
+    """
 
     turn: int
     count: int
@@ -43,8 +46,8 @@ class InFlightRow:
         return self.tentative if self.stands else None
 
     def hit(self, exact: bool) -> bool | None:
-        """Whether it was predicted well: it stands or, where that takes the same bits, its token was the same. None if it was not
-        predicted in time."""
+        """Whether it was predicted well: it stands or, where that takes the same bits, its token was the same. None if
+        it was not predicted in time."""
         if self.stands or self.tentative is None or not exact:
             return self.stands
         guessed, sampled = self.tentative.sampled, None if self.real is None else self.real.sampled

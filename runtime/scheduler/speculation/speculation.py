@@ -1,11 +1,13 @@
-"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in `agent.speculation.hop`, the choice in `policy`.
+"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in
+`agent.speculation.hop`, the choice in `policy`.
 
     Tick -> review     the top part of block instances by the time that their queues take, of those that have a surrogate
     seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is loaded and has room
 
-Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13), until it is let in
-anew. Its stand-in's pages are taken with its own, and only where it can run to its end with them. Lossy prediction is for requests that
-allow other blocks (`adaptive`), if the cluster does; all others are predicted exactly. Sends nothing but loads.
+Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13),
+until it is let in anew. Its stand-in's pages are taken with its own, and only where it can run to its end with
+them. Lossy prediction is for requests that allow other blocks (`adaptive`), if the cluster does; all others are
+predicted exactly. Sends nothing but loads.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
-    """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact mode by bits or by
-    token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`: of these, from the wrong one.
+    """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact
+    mode by bits or by token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`:
+    of these, from the wrong one.
     `ended`: instances whose predictions were wrong too often.
     """
 
@@ -58,7 +61,9 @@ class Planned:
 
 
 class Speculation:
-    """Args: `surrogates`: by model, those of its components, as of the version that is served now; others are not predicted."""
+    """Args: `surrogates`: by model, those of its components, as of the version that is served now; others are not
+    predicted.
+    """
 
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
         self._state = state
@@ -112,7 +117,9 @@ class Speculation:
         self._sweep()
 
     def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
-        """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the queues again."""
+        """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the
+        queues again.
+        """
         self._pinned = instances is not None
         self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
 
@@ -125,10 +132,13 @@ class Speculation:
             self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows
 
     def _drain(self, block: str, name: str) -> float:
-        """Seconds that an instance's queue takes, about: rows that wait for it and those that come back to it token by token, and the
-        device's mean time for a token. By rows that wait alone an instance would be nobody's bottleneck until it is full."""
+        """Seconds that an instance's queue takes, about: rows that wait for it and those that come back to it token by
+        token, and the device's mean time for a token. By rows that wait alone an instance would be nobody's bottleneck
+        until it is full."""
         device = self._state.devices[name]
-        rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(name, 1.0)
+        rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(
+            name, 1.0
+        )
         return (rows + self._passing.get((block, name), 0.0)) * device.busy / max(device.tokens, 1) / 1e9
 
     def _passing_now(self) -> dict[tuple[str, str], float]:
@@ -140,7 +150,9 @@ class Speculation:
         return found
 
     def _entries(self, block: str, name: str) -> set[str]:
-        """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right before it there."""
+        """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right
+        before it there.
+        """
         found, where = {block}, self._state.provision.instances
         for chain in self._state.chains.values():
             for at, use in enumerate(chain.uses):
@@ -220,7 +232,9 @@ class Speculation:
                 state.out.drop(name, [stage])
 
     def _room(self, member: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
-        """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
+        """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone
+        there.
+        """
         device, spec = self._state.devices[name], member.spec
         each = pages + dict(self._state.provision.along(member.chain, path).weights).get(name, 0)
         longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)

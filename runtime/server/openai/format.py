@@ -1,7 +1,7 @@
 """How answers are worded: OpenAI's JSON of completions and chat completions, whole and in chunks.
 
-Pure: pieces and finished choices in, JSON-ready dictionaries out. Two wordings behind one interface; both are built once per
-request. Log-probabilities of minus infinity become -9999.0, as vLLM does, since JSON knows no infinity.
+Pure: pieces and finished choices in, JSON-ready dictionaries out. Two wordings behind one interface; both are built
+once per request. Log-probabilities of minus infinity become -9999.0, as vLLM does, since JSON knows no infinity.
 """
 
 from __future__ import annotations
@@ -65,14 +65,22 @@ class _Common:
         self._chunk_kind = chunk_kind
 
     def frame(self, choices: Iterable[Document], chunk: bool, served: Iterable[str | None] = ()) -> Document:
-        """`served`: what ran instead of the model for each of the choices; the document says it where that is one for all of them."""
+        """`served`: what ran instead of the model for each of the choices; the document says it where that is one for
+        all of them.
+        """
         kind = self._chunk_kind if chunk else self._kind
         receipt, model = self.generation.receipt, self.generation.model
         named = {"model": model.name} if model.asked is None else {"model": model.asked, "served_by": model.name}
         instead = set(served)
         if len(instead) == 1 and (name := instead.pop()) is not None:
             named["served_by"] = name
-        document: Document = {"id": receipt.id, "object": kind, "created": receipt.created, **named, "choices": list(choices)}
+        document: Document = {
+            "id": receipt.id,
+            "object": kind,
+            "created": receipt.created,
+            **named,
+            "choices": list(choices),
+        }
         if chunk and self.generation.usage_chunk:
             document["usage"] = None
         return document
@@ -95,7 +103,10 @@ class CompletionWording(_Common):
         super().__init__(generation, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[FinishedChoice]) -> Document:
-        worded = [_with_served(self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True), c) for c in choices]
+        worded = [
+            _with_served(self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True), c)
+            for c in choices
+        ]
         return {
             **self.frame(worded, chunk=False, served=[c.served for c in choices]),
             "usage": self.usage(sum(len(c.tokens) for c in choices)),
@@ -109,7 +120,13 @@ class CompletionWording(_Common):
         return self.frame([_with_served(worded, piece)], chunk=True, served=_at_end(piece))
 
     def _choice(
-        self, index: int, text: str, entries: Sequence[TokenEntry], tokens: Sequence[int], finish: FinishReason | None, whole: bool
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[TokenEntry],
+        tokens: Sequence[int],
+        finish: FinishReason | None,
+        whole: bool,
     ) -> Document:
         logprobs = self._logprobs(entries) if self.generation.logprobs is not None else None
         choice: Document = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
@@ -165,8 +182,12 @@ class ChatWording(_Common):
         message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         return self._with_tokens({"index": choice.index, "message": message}, choice, choice.finish)
 
-    def _with_tokens(self, worded: Document, source: TextPiece | FinishedChoice, finish: FinishReason | None) -> Document:
-        worded["logprobs"] = self._logprobs(source.entries) if self.generation.logprobs is not None and source.entries else None
+    def _with_tokens(
+        self, worded: Document, source: TextPiece | FinishedChoice, finish: FinishReason | None
+    ) -> Document:
+        worded["logprobs"] = (
+            self._logprobs(source.entries) if self.generation.logprobs is not None and source.entries else None
+        )
         worded["finish_reason"] = finish
         if self.generation.return_token_ids:
             worded["token_ids"] = list(source.tokens)

@@ -1,6 +1,7 @@
 """Responses and errors in OpenAI's shape, whatever went wrong.
 
-The one table from our errors to HTTP statuses is here. What is not expected becomes a 500 whose text tells nothing of the inside.
+The one table from our errors to HTTP statuses is here. What is not expected becomes a 500 whose text tells nothing of
+the inside.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Server-sent events: what a stream's chunks look like in bytes, and how they reach one client.
 
-A chunk's bytes are those of its document (`wording`, `replies.dump`) whatever way they were put together. Knows nothing of sequences.
+A chunk's bytes are those of its document (`wording`, `replies.dump`) whatever way they were put together. Knows nothing
+of sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from runtime.server.openai.format import Wording
 from runtime.server.openai.responses import dump
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 #: What stands in a mould where a text and a token's id go.
 _TEXT, _TOKEN = "\x00", -1
 _quote = json.JSONEncoder(ensure_ascii=False).encode
@@ -82,7 +87,8 @@ class ChunkWriter:
 
 
 class Outlet:
-    """Where a stream goes out. Use it as `with`, in the task that writes. A client that has not read for `seconds` counts as gone.
+    """Where a stream goes out. Use it as `with`, in the task that writes. A client that has not read for `seconds`
+    counts as gone.
 
     One timer per stream, which looks since when a write has waited; not one per write, of which there is one per token.
     """
@@ -128,5 +134,7 @@ class Outlet:
         self._timer = self._loop.call_later(self._seconds, self._look)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._timer.cancel()

@@ -6,7 +6,8 @@ From the table, a run of layers takes
   + max(K and V read / bandwidth, 4 * width * pairs / flops)                  its attention
   + layers * layer_ns                                                         what no computing hides
 
-`k` decode steps in a row are summed in closed form, their contexts growing by one token each. Profiles give the same from measured tables.
+`k` decode steps in a row are summed in closed form, their contexts growing by one token each. Profiles give the same
+from measured tables.
 Pure: numbers in, nanoseconds out. Knows no sequences, plans or devices' states.
 """
 
@@ -24,8 +25,8 @@ from runtime.sim.models.shapes import ITEM, ModelShape
 class BlockWork:
     """What a block is to do in a step; added up row by row.
 
-    `rows` decode one token each and attend to `context` tokens together; `chunk` tokens of prompts in `chunks` rows attend to
-    `chunk_context` tokens, which are `pairs` of a token with one that it attends to.
+    `rows` decode one token each and attend to `context` tokens together; `chunk` tokens of prompts in `chunks` rows
+    attend to `chunk_context` tokens, which are `pairs` of a token with one that it attends to.
     """
 
     rows: int = 0
@@ -60,20 +61,24 @@ class BlockWork:
 
 
 class BlockCost(Protocol):
-    """Nanoseconds of a block for some work. Two implementations: the table's and the profiles'. `fixed`: of them in each step, those in
-    which no kernel runs; 0 where that was not measured."""
+    """Nanoseconds of a block for some work. Two implementations: the table's and the profiles'. `fixed`: of them in
+    each step, those in which no kernel runs; 0 where that was not measured."""
 
     @property
     def fixed(self) -> float: ...
 
     def ns(self, work: BlockWork, steps: int = 1) -> float:
-        """One step; or `steps` of them in which every decoding row goes on by a token each time. Chunks are of the first one."""
+        """One step; or `steps` of them in which every decoding row goes on by a token each time. Chunks are of the
+        first one.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableCost:
-    """A block by its sizes. Times are per byte, per token, per pair; `fixed`: ns for its layers. Made by `table_cost`."""
+    """A block by its sizes. Times are per byte, per token, per pair; `fixed`: ns for its layers. Made by
+    `table_cost`.
+    """
 
     weights: float
     token: float
@@ -97,12 +102,20 @@ class TableCost:
 
     def faster(self, times: float) -> TableCost:
         """All of it so many times as fast."""
-        return TableCost(self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times)
+        return TableCost(
+            self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times
+        )
 
     def plus(self, other: TableCost) -> TableCost:
-        """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep one proportion."""
+        """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep
+        one proportion.
+        """
         return TableCost(
-            self.weights + other.weights, self.token + other.token, self.kv + other.kv, self.pair + other.pair, self.fixed + other.fixed
+            self.weights + other.weights,
+            self.token + other.token,
+            self.kv + other.kv,
+            self.pair + other.pair,
+            self.fixed + other.fixed,
         )
 
 
@@ -121,21 +134,27 @@ def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
 
 
 def adapter_cost(nbytes: int, gpu: Gpu) -> TableCost:
-    """One model's adapters in a block, without launches: their weights are read once and multiplied with its own rows."""
+    """One model's adapters in a block, without launches: their weights are read once and multiplied with its own
+    rows.
+    """
     flops = gpu.flops * gpu.compute_share
     return TableCost(nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share), nbytes / ITEM * 2e9 / flops, 0.0, 0.0, 0.0)
 
 
 def prefix_cost(nbytes: int, gpu: Gpu) -> TableCost:
-    """One model's prefix in a block: K and V that each of its rows attends to beside its context. Read by attention, launched with it."""
+    """One model's prefix in a block: K and V that each of its rows attends to beside its context. Read by attention,
+    launched with it.
+    """
     return TableCost(0.0, nbytes * 1e9 / (gpu.bandwidth * gpu.attention_share), 0.0, 0.0, 0.0)
 
 
 def launch_cost(layers: int, gpu: Gpu) -> TableCost:
-    """What a block's small products for adapters of one kind cost beside the block's own, however many models have one: they are joined,
-    two products for all of them (S-LoRA, Punica, `runtime.engine.layers.linear`, `runtime.engine.adapters.bottleneck`).
+    """What a block's small products for adapters of one kind cost beside the block's own, however many models have one:
+    they are joined, two products for all of them (S-LoRA, Punica, `runtime.engine.layers.linear`,
+    `runtime.engine.adapters.bottleneck`).
 
-    `layer_ns` is for the ten or so launches of a layer; adapters at two places of it take two products each, so two fifths.
+    `layer_ns` is for the ten or so launches of a layer; adapters at two places of it take two products each, so two
+    fifths.
     """
     return TableCost(0.0, 0.0, 0.0, 0.0, layers * gpu.layer_ns * 0.4)
 

@@ -1,10 +1,12 @@
-"""The papers' hardware as a table: devices, servers, links; data sheets' numbers and what of them is reached in practice.
+"""The papers' hardware as a table: devices, servers, links; data sheets' numbers and what of them is reached in
+practice.
 
-Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published measurements of
-engines of the papers' time, and never to bring a figure of a paper out: large matrix products reach about half the peak; reading weights
-about 80 % of the memory bandwidth; the first paged attention kernels about 60 %; a link about 94 % of its line rate behind headers. What
-nobody hides costs 60 us per layer (launches that the device waits for) and 0.5 ms per step (an engine's own work). All
-may be given otherwise in a scenario. Bytes, seconds, bytes per second; latencies in nanoseconds. Knows no models.
+Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published
+measurements of engines of the papers' time, and never to bring a figure of a paper out: large matrix products reach
+about half the peak; reading weights about 80 % of the memory bandwidth; the first paged attention kernels about 60 %; a
+link about 94 % of its line rate behind headers. What nobody hides costs 60 us per layer (launches that the device waits
+for) and 0.5 ms per step (an engine's own work). All may be given otherwise in a scenario. Bytes, seconds, bytes per
+second; latencies in nanoseconds. Knows no models.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ LINKS: Mapping[str, LinkSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """`count` devices of a kind. `inside`: between them; `host`: from its memory to one of them; `disk`: from its disk to its memory."""
+    """`count` devices of a kind. `inside`: between them; `host`: from its memory to one of them; `disk`: from its disk
+    to its memory.
+    """
 
     gpu: Gpu
     count: int
@@ -105,7 +109,9 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHardware:
-    """Servers, and `net`, the link of each to all others. `control_ns`: a control message's way to or from the scheduler."""
+    """Servers, and `net`, the link of each to all others. `control_ns`: a control message's way to or from the
+    scheduler.
+    """
 
     servers: tuple[ServerSpec, ...]
     net: LinkSpec = LINKS["100gbps"]

@@ -1,10 +1,12 @@
-"""What a step of several models' stages costs on one kind of device: every piece that they have in common once, for all rows together.
+"""What a step of several models' stages costs on one kind of device: every piece that they have in common once, for
+all rows together.
 
     stage -> pieces: its blocks, and the adapters that its model has there      rows -> work by stage -> sum over pieces of their cost
 
-Contract: a function of the family and the device's kind, so that all devices of a kind share one, and what it remembers: which stages have
-which pieces together, up to `_MOST` sets of stages. Pieces that the same stages have are one sum where that is exact. Times of a step do
-not depend on the order of its rows. Knows no device's state: what is loaded, it does not ask.
+Contract: a function of the family and the device's kind, so that all devices of a kind share one, and what it
+remembers: which stages have which pieces together, up to `_MOST` sets of stages. Pieces that the same stages have
+are one sum where that is exact. Times of a step do not depend on the order of its rows. Knows no device's state:
+what is loaded, it does not ask.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Mix:
-    """What some stages have together: costs, each with the stages that have it. `launching`: ns of a step without a kernel."""
+    """What some stages have together: costs, each with the stages that have it. `launching`: ns of a step without a
+    kernel.
+    """
 
     costs: tuple[tuple[BlockCost, tuple[str, ...]], ...]
     launching: int
@@ -72,10 +76,11 @@ class Pricing:
         return known
 
     def step(self, rows: Sequence[Row], strides: Mapping[str, int]) -> int:
-        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than one. `launching`
-        says then for how many of them no kernel ran.
+        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than
+        one. `launching` says then for how many of them no kernel ran.
 
-        Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the first step.
+        Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the
+        first step.
         """
         works = _works(rows)
         self.launching = 0
@@ -157,7 +162,9 @@ class Pricing:
         part = self._family.parts[use.block]
         with_whom = model if self._family.branching else kind
         yield StepPiece(name, use.adapter_bytes, adapter_cost(use.adapter_bytes, self._gpu))
-        yield StepPiece(f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu))
+        yield StepPiece(
+            f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu)
+        )
 
 
 def _works(rows: Iterable[Row]) -> dict[str, BlockWork]:

@@ -1,8 +1,8 @@
 """The papers' experiments as scenarios, with the papers' own numbers beside them. One table; nothing is run here.
 
-A preset is a few cases, each a scenario. BlockLLM's cluster is always its four servers with twelve A100; what a preset changes stands in
-it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (its table's latencies of minutes are those of the
-paper's prototype), so the presets that compare have more load, where they say so.
+A preset is a few cases, each a scenario. BlockLLM's cluster is always its four servers with twelve A100; what a preset
+changes stands in it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (its table's
+latencies of minutes are those of the paper's prototype), so the presets that compare have more load, where they say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from zoo.errors import InputError
 
 #: BlockLLM's own figures (mechanisms 1.4), ratios of ours to the other's.
 _PAPER_OVERALL = {
-    "figure 18, minutes": {"median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87}, "p95 over pm": 0.665, "p95 over ps": 0.766},
+    "figure 18, minutes": {
+        "median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87},
+        "p95 over pm": 0.665,
+        "p95 over ps": 0.766,
+    },
     "figure 19, throughput": {"over pm": 1.71, "over ps": 1.46},
     "figure 20, utilisation": {"over pm": 1.201, "over ps": 1.048},
     "figure 21, memory over pm, best case": {"weights": 0.839, "kv": 1.241},
@@ -34,15 +38,23 @@ _PAPER_TABLE2 = {
     }
 }
 _PAPER_KV = {
-    "figure 24, over ours": {"recompute": {"p95": 1.23, "communication": 0.36}, "least-busy": {"p95": 1.36, "communication": 1.28}}
+    "figure 24, over ours": {
+        "recompute": {"p95": 1.23, "communication": 0.36},
+        "least-busy": {"p95": 1.36, "communication": 1.28},
+    }
 }
 _PAPER_ACCURACY = {"figure 16": {"mean accuracy": 0.421, "above 7B": 0.035}}
 _PAPER_ADAPTIVE = {"figure 23, exact over adaptive": {"p95": 1.156, "throughput": 0.763, "adapted": 136 / 400}}
-_PAPER_SPECULATION = {"figure 25, over ours": {"off": {"median": 1.113, "p95": 1.316}, "ideal": {"p95": 0.873, "throughput": 1.128}}}
-_PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
+_PAPER_SPECULATION = {
+    "figure 25, over ours": {"off": {"median": 1.113, "p95": 1.316}, "ideal": {"p95": 0.873, "throughput": 1.128}}
+}
+_PAPER_PLACEMENT = {
+    "figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}
+}
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0}
-#: So much for weights that every policy holds all models: nothing here takes models in and out by turns, as the paper's baseline does.
+#: So much for weights that every policy holds all models: nothing here takes models in and out by turns, as the paper's
+#: baseline does.
 _ROOMY = 0.8
 #: Nothing comes, goes or moves by the clock.
 _STILL = {"scaling": False, "rearranging": False, "proactive": False}
@@ -81,8 +93,9 @@ def alone(scenario: Scenario) -> Preset:
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for the baselines too, whose
-    models are scaled with demand. Paths and copies by what steps read: these devices are bound by memory."""
+    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for the
+    baselines too, whose models are scaled with demand. Paths and copies by what steps read: these devices are bound by
+    memory."""
     return {name: {"provision": name, "placing": "ample", "paths": "reads", **settings} for name in names}
 
 
@@ -101,7 +114,13 @@ def _load() -> Preset:
     cases = []
     for factor in (1, 4, 16, 32):
         asked = {"count": 50 * factor, "seconds": 150.0}
-        cases.append(Case(f"{factor} x", scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}), factor))
+        cases.append(
+            Case(
+                f"{factor} x",
+                scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}),
+                factor,
+            )
+        )
     title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 150 s of it"
     return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
 
@@ -141,9 +160,10 @@ def _table2() -> Preset:
 
 
 def _kv() -> Preset:
-    """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go elsewhere. Whoever sends rows
-    to the least busy device does so as often as loads are looked at: ten times a second, for any difference; and a row waits there until
-    its K and V are. Ours hands over while the sequence runs on. Nothing else moves sequences: scaling is off."""
+    """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go
+    elsewhere. Whoever sends rows to the least busy device does so as often as loads are looked at: ten times a second,
+    for any difference; and a row waits there until its K and V are. Ours hands over while the sequence runs on. Nothing
+    else moves sequences: scaling is off."""
     base = {"provision": "blocks", "placing": "ample", "paths": "reads"}
     often = {"every_ms": 100, "margin": 1, "moves": 256, "scaling": False}
     policies = {
@@ -158,9 +178,10 @@ def _kv() -> Preset:
 
 
 def _placement() -> Preset:
-    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without copies by load, and
-    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run is a tenth as long as
-    the paper's; then with copies by load, too). What moving costs is said by the cluster's links."""
+    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without
+    copies by load, and
+    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run is
+    a tenth as long as the paper's; then with copies by load, too). What moving costs is said by the cluster's links."""
     base = {"provision": "blocks", "paths": "reads"}
     here = {"scaling": False, "rearranging": False}
     moves = {"period_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
@@ -178,8 +199,9 @@ def _placement() -> Preset:
 
 
 def _adaptive() -> Preset:
-    """Figure 23's switch: all requests allow equivalent blocks, or none does. Blocks of equal width that run without adapters only: those
-    of full fine-tunes and of foundations. At the load of the other ablations, and at four times that, where devices are short."""
+    """Figure 23's switch: all requests allow equivalent blocks, or none does. Blocks of equal width that run without
+    adapters only: those of full fine-tunes and of foundations. At the load of the other ablations, and at four times
+    that, where devices are short."""
     policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
     cases = []
     for factor in (8, 32):
@@ -190,9 +212,9 @@ def _adaptive() -> Preset:
 
 
 def _speculation() -> Preset:
-    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are as fast as the
-    paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half the weights would. `exact` tells the
-    chain's own tokens with the paper's surrogates."""
+    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are
+    as fast as the paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half the
+    weights would. `exact` tells the chain's own tokens with the paper's surrogates."""
     base = {"provision": "blocks", "placing": "split", "paths": "reads", "control": _STILL}
 
     def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
@@ -209,18 +231,23 @@ def _speculation() -> Preset:
     for factor in (1, 8):
         asked = {"count": 160, "seconds": 480.0 / factor}
         cases.append(Case(f"{factor} x", scenario_of("speculation", {"policies": policies, "asked": asked}), factor))
-    title = "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at that of the other ablations"
+    title = (
+        "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at that of the other "
+        "ablations"
+    )
     return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION)
 
 
 def _accuracy() -> Preset:
-    """Figure 16: sizes of LLaMA, the largest one asked for, on four devices: twelve of this table serve 45 requests a second by the largest
-    alone. A step may take 40 ms, twice what one row of the largest takes. Accuracies are MMLU's as published (LLaMA 13B and 7B,
-    TinyLlama 1.1B); the paper gives its mean, and how far above its 7B that is."""
+    """Figure 16: sizes of LLaMA, the largest one asked for, on four devices: twelve of this table serve 45 requests a
+    second by the largest alone. A step may take 40 ms, twice what one row of the largest takes. Accuracies are MMLU's
+    as published (LLaMA 13B and 7B, TinyLlama 1.1B); the paper gives its mean, and how far above its 7B that is."""
     known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
     asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
     cases = []
-    for x, (label, names) in enumerate((("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))):
+    for x, (label, names) in enumerate(
+        (("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))
+    ):
         values = {
             "cluster": {"servers": [4]},
             "apps": {"ladder": names, "accuracy": tuple(known[name] for name in names)},
@@ -233,7 +260,9 @@ def _accuracy() -> Preset:
 
 
 def _scale() -> Preset:
-    """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is decided is the same."""
+    """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is
+    decided is the same.
+    """
     lengths = "lognormal:128,0.8<=512"
     values = {
         "cluster": {"servers": [4] * 250},
@@ -257,14 +286,20 @@ def _scale() -> Preset:
 
 
 def _full() -> Preset:
-    """What a step costs the scheduler when the most sequences run that a device takes: each step is decided token by token."""
+    """What a step costs the scheduler when the most sequences run that a device takes: each step is decided token by
+    token.
+    """
     values = {
         "cluster": {"servers": [1]},
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
-        "policies": {"blocks": {"max_running": 256, "parts": 1, "page_layers": 32, "placing": "copies", "control": _STILL}},
+        "policies": {
+            "blocks": {"max_running": 256, "parts": 1, "page_layers": 32, "placing": "copies", "control": _STILL}
+        },
     }
-    return Preset("full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),))
+    return Preset(
+        "full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),)
+    )
 
 
 PRESETS: Mapping[str, Callable[[], Preset]] = {

@@ -1,6 +1,8 @@
-"""From a scenario to a run: the real scheduler and relays of one of its policies, over engines and links of the virtual cluster.
+"""From a scenario to a run: the real scheduler and relays of one of its policies, over engines and links of the virtual
+cluster.
 
-The same scenario, policy and seed give the same trace, byte for byte. Real time is measured beside, and never seen by what is simulated.
+The same scenario, policy and seed give the same trace, byte for byte. Real time is measured beside, and never seen by
+what is simulated.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device,
+    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by
+    device,
     `launching`: of them on all devices without a kernel; `counts`: the scheduler's own."""
 
     ledger: RunRecorder
@@ -128,7 +131,9 @@ def assemble(
         return _node(name, scenario, policy, family, host, prices[host.server.gpu])
 
     nodes = {name: node(name) for name in servers}
-    return Simulation(scheduler, nodes, Network(cluster), scenario.pace, node, timed=True, counts=lambda: _counts(deciding))
+    return Simulation(
+        scheduler, nodes, Network(cluster), scenario.pace, node, timed=True, counts=lambda: _counts(deciding)
+    )
 
 
 def _counts(scheduler: Scheduler) -> dict[str, int]:
@@ -137,7 +142,9 @@ def _counts(scheduler: Scheduler) -> dict[str, int]:
     return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
 
 
-def _adaptation(scenario: Scenario, policy: Policy, family: SimulatedFamily, gpu: Gpu) -> tuple[SimulatedFamily, VariantChoice | None]:
+def _adaptation(
+    scenario: Scenario, policy: Policy, family: SimulatedFamily, gpu: Gpu
+) -> tuple[SimulatedFamily, VariantChoice | None]:
     """What requests may get beside what they name, and the family with it."""
     ladder = scenario.apps.ladder
     if ladder:
@@ -160,7 +167,11 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily
 
 
 def _played(
-    simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None, adaptive: bool
+    simulation: Simulation,
+    demand: Demand,
+    faults: Sequence[tuple[int, str]],
+    progress: Callable[[int], None] | None,
+    adaptive: bool,
 ) -> Played:
     begin, used = time.perf_counter(), time.process_time()
     with _uncollected():
@@ -168,10 +179,18 @@ def _played(
     seconds, used = time.perf_counter() - begin, time.process_time() - used
     nodes = simulation.nodes
     return Played(
-        ledger, simulation.network, {name: node.busy for name, node in nodes.items()},
-        sum(node.engine.launching for node in nodes.values()), simulation.counts(), sum(node.steps for node in nodes.values()),
-        simulation.clock.now, simulation.clock.played, seconds, used, simulation.cost,
-    )  # fmt: skip
+        ledger,
+        simulation.network,
+        {name: node.busy for name, node in nodes.items()},
+        sum(node.engine.launching for node in nodes.values()),
+        simulation.counts(),
+        sum(node.steps for node in nodes.values()),
+        simulation.clock.now,
+        simulation.clock.played,
+        seconds,
+        used,
+        simulation.cost,
+    )
 
 
 @contextmanager

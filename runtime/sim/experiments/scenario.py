@@ -1,4 +1,5 @@
-"""What is simulated, as data: a cluster, applications, what is asked, and the ways of provisioning that are compared. Files and presets.
+"""What is simulated, as data: a cluster, applications, what is asked, and the ways of provisioning that are
+compared. Files and presets.
 
 A scenario file is TOML or JSON, every value of it optional, unknown names refused:
 
@@ -6,8 +7,8 @@ A scenario file is TOML or JSON, every value of it optional, unknown names refus
     [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
     [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig;
-                      tables control, speculation and stand_ins in it with those of config.ControlConfig, SpeculationConfig and
-                      standins.StandIns
+                      tables control, speculation and stand_ins in it with those of config.ControlConfig,
+                      SpeculationConfig and standins.StandIns
 
 Knows nothing of how it is run.
 """
@@ -55,7 +56,8 @@ _PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": Speculati
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of that, for weights.
+    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of
+    that, for weights.
 
     `control_us`: a message's way between a device and the scheduler.
     """
@@ -80,7 +82,9 @@ class ClusterSettings:
         """Raises InputError."""
         gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
         return ClusterHardware(
-            tuple(ServerSpec(gpu, count, *links) for count in self.servers), link_named(self.net), round(self.control_us * 1000)
+            tuple(ServerSpec(gpu, count, *links) for count in self.servers),
+            link_named(self.net),
+            round(self.control_us * 1000),
         )
 
     @property
@@ -96,8 +100,8 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """`ladder`: instead of applications, foundations as they are, that stand in for each other: the first is asked for, the others are
-    taken where a step would take longer than `step_ms`. `accuracy`: of each."""
+    """`ladder`: instead of applications, foundations as they are, that stand in for each other: the first is asked for,
+    the others are taken where a step would take longer than `step_ms`. `accuracy`: of each."""
 
     count: int = 20
     foundations: tuple[str, ...] = ("llama-7b", "llama-13b", "chatglm-6b")
@@ -108,7 +112,11 @@ class AppSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.count <= _MOST_APPS:
             raise InputError(f"apps.count is from 1 to {_MOST_APPS:,}")
-        if len(self.ladder) != len(self.accuracy) or not all(0 < each <= 1 for each in self.accuracy) or not self.step_ms > 0:
+        if (
+            len(self.ladder) != len(self.accuracy)
+            or not all(0 < each <= 1 for each in self.accuracy)
+            or not self.step_ms > 0
+        ):
             raise InputError("a ladder has an accuracy in (0, 1] for each of its models, and a step's limit above 0")
 
     def apps(self) -> tuple[App, ...]:
@@ -120,7 +128,9 @@ class AppSettings:
 
 @dataclass(frozen=True, slots=True)
 class AskedSettings:
-    """`faster`: the same requests in less time. `path`, `format`: of a trace, or of a file that names the models itself."""
+    """`faster`: the same requests in less time. `path`, `format`: of a trace, or of a file that names the models
+    itself.
+    """
 
     kind: AskedKind = "blockllm"
     count: int = 400
@@ -143,7 +153,9 @@ class AskedSettings:
         if self.kind == "file":
             made = read_demand(Path(self.path))
         elif self.kind == "trace":
-            made = trace_demand(models, read_trace(Path(self.path), self.format, self.count), asked, streams, self.popularity)
+            made = trace_demand(
+                models, read_trace(Path(self.path), self.format, self.count), asked, streams, self.popularity
+            )
         elif self.kind == "twitter":
             made = twitter_demand(models, asked, streams, popularity=self.popularity)
         elif self.kind == "poisson":
@@ -195,7 +207,8 @@ class Scenario:
             servers = (self.cluster.servers[-1],) * whole + ((rest,) if rest else ())
             # A scheduler places blocks when all its devices are there: one that waits for more would wait for ever.
             policies = {
-                title: replace(policy, scheduler=replace(policy.scheduler, devices=sum(servers))) for title, policy in made.policies.items()
+                title: replace(policy, scheduler=replace(policy.scheduler, devices=sum(servers)))
+                for title, policy in made.policies.items()
             }
             made = replace(made, cluster=replace(made.cluster, servers=servers), policies=policies)
         return made
@@ -236,7 +249,9 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
 
 
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
-    """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices are there."""
+    """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices
+    are there.
+    """
     left = {"devices": devices, **values}
     stand_ins = _settings(StandIns, left.pop("stand_ins", {}), "stand_ins")
     made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(AgentConfig, left), stand_ins)

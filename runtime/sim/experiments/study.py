@@ -1,6 +1,7 @@
 """A preset run: every case and policy, one after the other, as one document.
 
-Same seed, same document but for what is named `real` and `wall_seconds`, and the same trace of its first run, byte for byte.
+Same seed, same document but for what is named `real` and `wall_seconds`, and the same trace of its first run, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ def narrowed(preset: Preset, requests: int | None, devices: int | None, policies
 
 
 def run_study(
-    preset: Preset, seed: int, trace: Path | None = None, log: Path | None = None, progress: Callable[[int, int], None] | None = None
+    preset: Preset,
+    seed: int,
+    trace: Path | None = None,
+    log: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """`trace`, `log`: of the first run. Raises InputError for what a scenario cannot be, or a file that cannot be written."""
+    """`trace`, `log`: of the first run. Raises InputError for what a scenario cannot be, or a file that cannot be
+    written.
+    """
     begin = time.perf_counter()
     total = sum(case.scenario.asked.count * len(case.scenario.policies) for case in preset.cases)
     done = 0
@@ -69,12 +76,18 @@ def figure7_document() -> dict[str, Any]:
         "compute": found.compute_share,
         "between_servers": found.between_share,
         "inside_servers": 1 - found.compute_share - found.between_share,
-        "milliseconds": {"compute": found.compute / 1e6, "between_servers": found.between / 1e6, "inside_servers": found.inside / 1e6},
+        "milliseconds": {
+            "compute": found.compute / 1e6,
+            "between_servers": found.between / 1e6,
+            "inside_servers": found.inside / 1e6,
+        },
         "paper": {"compute": PAPER_COMPUTE, "between_servers": PAPER_BETWEEN},
     }
 
 
-def _case(case: Case, seed: int, files: tuple[Path | None, Path | None], count: Callable[[int], None]) -> dict[str, Any]:
+def _case(
+    case: Case, seed: int, files: tuple[Path | None, Path | None], count: Callable[[int], None]
+) -> dict[str, Any]:
     demand = case.scenario.demand(seed)
     policies: dict[str, Any] = {}
     for name, policy in case.scenario.policies.items():

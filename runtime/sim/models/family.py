@@ -1,4 +1,5 @@
-"""A described family of models, as the scheduler sees one: chains of blocks, what of them is shared, and what a stage of them costs.
+"""A described family of models, as the scheduler sees one: chains of blocks, what of them is shared, and what a
+stage of them costs.
 
 Three ways to provision the same applications (BlockLLM 7.1, mechanisms 1.3):
 
@@ -8,7 +9,8 @@ Three ways to provision the same applications (BlockLLM 7.1, mechanisms 1.3):
     pm       per-model provisioning: every model is one private block, adapters merged into it where their kind can be
     ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF ones are private
 
-Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or times.
+Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or
+times.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from zoo.errors import InputError, NotFound
 Provision = Literal["blocks", "pm", "ps"]
 Kind = Literal["foundation", "full", "lora", "adapter", "prefix", "prompt", "bitfit"]
 
-#: Share of an application's weights that is its foundation's (Table 1). The table has no BitFit: a bias for each output of LLaMA-7B's
-#: linear layers is 0.02 % of it. Kinds that a foundation has no figure for take that of the other one.
+#: Share of an application's weights that is its foundation's (Table 1). The table has no BitFit: a bias for each output
+#: of LLaMA-7B's linear layers is 0.02 % of it. Kinds that a foundation has no figure for take that of the other one.
 SHARED: Mapping[str, float] = {"lora": 0.9994, "adapter": 0.9262, "prefix": 0.9988, "prompt": 0.9998, "bitfit": 0.9998}
 
-#: Kinds that become part of the weights when a model is served alone: sums and biases. A bottleneck has its activation in between, and
-#: virtual tokens are no weights.
+#: Kinds that become part of the weights when a model is served alone: sums and biases. A bottleneck has its activation
+#: in between, and virtual tokens are no weights.
 MERGED: Collection[Kind] = ("lora", "bitfit")
 #: Kinds that are K and V of tokens that nobody sees.
 VIRTUAL: Collection[Kind] = ("prefix", "prompt")
@@ -58,9 +60,9 @@ class App:
 class Cutting:
     """How models become blocks, and K and V become pages.
 
-    `equivalents`: requests allow blocks that are alike (BL-28). `parts`: of each foundation, where blocks are cut. `page_tokens`: of the
-    model with the largest K and V per token; others get more into the same bytes. `page_layers`: layers that one page stands for (1 as in
-    life; more makes books of pages smaller, and changes no time).
+    `equivalents`: requests allow blocks that are alike (BL-28). `parts`: of each foundation, where blocks are cut.
+    `page_tokens`: of the model with the largest K and V per token; others get more into the same bytes. `page_layers`:
+    layers that one page stands for (1 as in life; more makes books of pages smaller, and changes no time).
     """
 
     provision: Provision = "blocks"
@@ -79,7 +81,9 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class FamilyPart:
-    """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a stand-in)."""
+    """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a
+    stand-in).
+    """
 
     block: Block
     shape: ModelShape
@@ -90,8 +94,8 @@ class FamilyPart:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFamily:
-    """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06: pairs, not
-    transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
+    """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06:
+    pairs, not transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
 
     chains: Mapping[str, Chain]
     parts: Mapping[str, FamilyPart]
@@ -112,7 +116,9 @@ class SimulatedFamily:
         return self.chains[model]
 
     def uses(self, stage: Stage) -> tuple[BlockUse, ...]:
-        """The blocks of a stage. Raises NotFound for a model that is none, and for components that are no run of its blocks."""
+        """The blocks of a stage. Raises NotFound for a model that is none, and for components that are no run of its
+        blocks.
+        """
         chain = self.chain(stage.model)
         inside = tuple(use for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
         if not inside or (inside[0].lo, inside[-1].hi) != (stage.lo, stage.hi):
@@ -151,7 +157,9 @@ def _private(app: App, cutting: Cutting) -> bool:
 
 
 def _bounds(shape: ModelShape, parts: int) -> list[int]:
-    """Where parts begin and the last one ends: between layers, as even as they go; the embedding is the first's, the head the last's."""
+    """Where parts begin and the last one ends: between layers, as even as they go; the embedding is the first's, the
+    head the last's.
+    """
     parts = min(parts, shape.layers)
     return [0, *(1 + 2 * (shape.layers * part // parts) for part in range(1, parts)), shape.components]
 
@@ -187,7 +195,9 @@ def _chain_of(app: App, parts: Sequence[FamilyPart], cutting: Cutting, page_byte
     return Chain(spec, f"{app.name}-1", uses)
 
 
-def _equivalents(apps: Sequence[App], parts: Mapping[str, FamilyPart], cutting: Cutting) -> Mapping[str, tuple[tuple[str, float], ...]]:
+def _equivalents(
+    apps: Sequence[App], parts: Mapping[str, FamilyPart], cutting: Cutting
+) -> Mapping[str, tuple[tuple[str, float], ...]]:
     """Each part of a full fine-tune and the foundation's at its place, both ways, where both are there."""
     found: dict[str, tuple[tuple[str, float], ...]] = {}
     for app in apps:

@@ -1,7 +1,7 @@
 """The papers' models by their published shapes: how many weights each component has and what one token's K and V take.
 
-Layer counts and widths are those of the models' own configuration files; 16-bit weights. A layer's norms are below a thousandth of it and
-left out. Knows nothing of blocks, devices or times.
+Layer counts and widths are those of the models' own configuration files; 16-bit weights. A layer's norms are below a
+thousandth of it and left out. Knows nothing of blocks, devices or times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ ITEM = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder of `layers` equal layers. `gated`: three matrices in its ffn, else two. `tied`: the head is the embedding's matrix.
+    """A decoder of `layers` equal layers. `gated`: three matrices in its ffn, else two. `tied`: the head is the
+    embedding's matrix.
 
     Components: embedding, then attention and ffn of each layer, then the head: 2 + 2 * layers of them.
     """

@@ -1,7 +1,8 @@
-"""Sizes of a model that may stand in for each other (BlockLLM, Figure 16): the first is asked for, the others are its variants (BL-29).
+"""Sizes of a model that may stand in for each other (BlockLLM, Figure 16): the first is asked for, the others are its
+variants (BL-29).
 
-Their accuracies are whoever's scenario this is to give: nothing is computed here. Blocks' times are tables of the same costs that the
-simulated devices take, so estimates are as good as profiles are. Pure.
+Their accuracies are whoever's scenario this is to give: nothing is computed here. Blocks' times are tables of the same
+costs that the simulated devices take, so estimates are as good as profiles are. Pure.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ _CONTEXTS = (1, 256, 512, 1024)
 _CHUNKS = (1, 64, 256, 1024)
 
 
-def ladder_of(family: SimulatedFamily, names: tuple[str, ...], scores: tuple[float, ...], limit: float, gpu: Gpu) -> VariantChoice:
-    """`names`: models, the one that is asked for first; `scores`: agreement of each with it; `limit`: seconds of a step up to which the
-    better one is taken."""
+def ladder_of(
+    family: SimulatedFamily, names: tuple[str, ...], scores: tuple[float, ...], limit: float, gpu: Gpu
+) -> VariantChoice:
+    """`names`: models, the one that is asked for first; `scores`: agreement of each with it; `limit`: seconds of a step
+    up to which the better one is taken."""
     asked = family.chain(names[0])
     variants = tuple(
         Variant(name, _standing_for(asked, family.chain(name)), asked.version, score)
         for name, score in zip(names[1:], scores[1:], strict=True)
     )
     profiles = tuple(_profile(part, gpu) for part in family.parts.values())
-    return VariantChoice(variants, DispatchLimits("accuracy", equivalent=0.0, limit=limit), DeviceProfile(gpu.name, profiles, ()))
+    return VariantChoice(
+        variants, DispatchLimits("accuracy", equivalent=0.0, limit=limit), DeviceProfile(gpu.name, profiles, ())
+    )
 
 
 def _standing_for(asked: Chain, chain: Chain) -> Chain:

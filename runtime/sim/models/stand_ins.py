@@ -1,4 +1,5 @@
-"""What may take the place of a simulated family's blocks: cheaper ones ahead of them (BL-25), and equivalents instead of them (BL-28).
+"""What may take the place of a simulated family's blocks: cheaper ones ahead of them (BL-25), and equivalents
+instead of them (BL-28).
 
     with_stand_ins    each block of a chain but the last gets a pruned one, half its bytes and so many times as fast; as `Surrogate`s
     with_variants     chains with blocks of a full fine-tune in the foundation's places, or the other way round; as `Variant`s
@@ -22,8 +23,8 @@ _PRUNED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """`speed`: how many times as fast as its block one is; the default is Table 4's of three layers. `right`: the part of their predictions
-    that stands; the default is the paper's, 192 of 231."""
+    """`speed`: how many times as fast as its block one is; the default is Table 4's of three layers. `right`: the part
+    of their predictions that stands; the default is the paper's, 192 of 231."""
 
     speed: float = 18.55
     right: float = 192 / 231
@@ -33,7 +34,9 @@ class StandIns:
             raise InputError("stand-ins are at least as fast as their blocks, and right between never and always")
 
 
-def with_stand_ins(family: SimulatedFamily, stand_ins: StandIns) -> tuple[SimulatedFamily, Mapping[str, tuple[Surrogate, ...]]]:
+def with_stand_ins(
+    family: SimulatedFamily, stand_ins: StandIns
+) -> tuple[SimulatedFamily, Mapping[str, tuple[Surrogate, ...]]]:
     """Surrogates by model. Never of a last block: what comes of that has left."""
     chains, parts = dict(family.chains), dict(family.parts)
     found: dict[str, tuple[Surrogate, ...]] = {}
@@ -59,7 +62,9 @@ def _with(chain: Chain, at: int, use: BlockUse) -> Chain:
 
 
 def with_variants(family: SimulatedFamily, least: float) -> tuple[SimulatedFamily, tuple[Variant, ...]]:
-    """Of every chain with at least that score; only of blocks that run without adapters, which were trained beside their own."""
+    """Of every chain with at least that score; only of blocks that run without adapters, which were trained beside
+    their own.
+    """
     sizes = {block.id: block.nbytes for block in family.blocks()}
     chains, found = dict(family.chains), []
     for chain in family.chains.values():

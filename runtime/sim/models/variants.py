@@ -1,12 +1,15 @@
-"""Variants of a chain, made offline as data: blocks that were scored against its own take their places (BL-20), one or several of them.
+"""Variants of a chain, made offline as data: blocks that were scored against its own take their places (BL-20), one
+or several of them.
 
     chain  A0 A1 A2 A3     scored  (A1, B1) 0.99, (A2, B2) 0.98     ->  A0 B1 A2 A3 0.99,   A0 A1 B2 A3 0.98,   A0 B1 B2 A3 0.97
 
-The score of a variant with several is the product of theirs: an estimate, for errors add up along the chain and over tokens (BL-28: 0.98
-for each block, 0.88 for answers). Whoever has measured a variant says so in its place. Only pairs that were scored with the chain's own use
-of a block count, never two that meet in a third (BL-06). K and V of a variant are its own from the first block on that is not the chain's.
+The score of a variant with several is the product of theirs: an estimate, for errors add up along the chain and
+over tokens (BL-28: 0.98 for each block, 0.88 for answers). Whoever has measured a variant says so in its place.
+Only pairs that were scored with the chain's own use of a block count, never two that meet in a third (BL-06). K and
+V of a variant are its own from the first block on that is not the chain's.
 
-Pure. What an engine can load of it, and under which name, is the caller's affair: for stored models `engine.catalog.variants` finds both.
+Pure. What an engine can load of it, and under which name, is the caller's affair: for stored models
+`engine.catalog.variants` finds both.
 """
 
 from __future__ import annotations
@@ -21,14 +24,18 @@ from zoo.manifest import digest_of
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two uses of blocks, each in its own chain (its `domain` says which), and how alike what is behind them is. Symmetric."""
+    """Two uses of blocks, each in its own chain (its `domain` says which), and how alike what is behind them is.
+    Symmetric.
+    """
 
     a: BlockUse
     b: BlockUse
     score: float
 
     def instead_of(self, use: BlockUse) -> BlockUse | None:
-        """The other one, if one of the two is this use; a block in another chain, or under other adapters, is another use."""
+        """The other one, if one of the two is this use; a block in another chain, or under other adapters, is another
+        use.
+        """
         for own, other in ((self.a, self.b), (self.b, self.a)):
             if (own.block, own.domain) == (use.block, use.domain):
                 return other
@@ -54,7 +61,8 @@ def variants_of(
 
     Args:
         sizes: bytes of every block.
-        named: version -> the name under which engines find that variant; made from the model's name and the version if there is none.
+        named: version -> the name under which engines find that variant; made from the model's name and the version if
+            there is none.
     """
     swaps = [
         _Swap(at, other, pair.score)
@@ -96,11 +104,16 @@ def _swapped(chain: Chain, swaps: Sequence[_Swap]) -> Chain:
     for number, own in enumerate(chain.uses):
         use = instead.get(number, own)
         if number in instead or upstream:
-            upstream = digest_of(["kv of a variant", upstream or (uses[-1].domain if uses else ""), use.block, use.domain])
+            upstream = digest_of(
+                ["kv of a variant", upstream or (uses[-1].domain if uses else ""), use.block, use.domain]
+            )
         uses.append(replace(use, lo=at, hi=at + use.hi - use.lo, domain=upstream or own.domain))
         at = uses[-1].hi
     version = digest_of(["variant", chain.version, [[use.block, use.domain] for use in uses]])
     spec = replace(
-        chain.spec, kv_layers=sum(use.kv_layers for use in uses), blocks=tuple(use.block for use in uses), domain=uses[-1].domain
+        chain.spec,
+        kv_layers=sum(use.kv_layers for use in uses),
+        blocks=tuple(use.block for use in uses),
+        domain=uses[-1].domain,
     )
     return Chain(spec, version, tuple(uses))

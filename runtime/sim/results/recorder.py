@@ -1,6 +1,8 @@
-"""What a simulated run comes to, gathered while it runs: one line per request, sums per device, the cluster's state at every tick.
+"""What a simulated run comes to, gathered while it runs: one line per request, sums per device, the cluster's state at
+every tick.
 
-All of virtual time; numbers in columns of eight bytes each, so that a million requests fit. Knows nothing of what the figures are used for.
+All of virtual time; numbers in columns of eight bytes each, so that a million requests fit. Knows nothing of what the
+figures are used for.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from runtime.types import SequenceRequest, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices together; `tokens`:
-    made since the begin."""
+    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices
+    together; `tokens`: made since the begin."""
 
     at: int
     busy: int
@@ -31,7 +33,8 @@ def _column() -> array[int]:
 
 @dataclass(slots=True)
 class RunRecorder:
-    """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while it is
+    """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while
+    it is
     alive. `served`: by number, what requests ran on that did not run on what they named."""
 
     model: list[str] = field(default_factory=list)

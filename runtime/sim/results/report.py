@@ -1,10 +1,11 @@
 """A run as a document: latencies, throughput, utilisation, memory, communication; and two runs as ratios. Pure.
 
-Throughput counts generated tokens over the time from the begin to the last end; `throughput_90` only until nine tenths of them are made, so
-that it does not hang on the longest answers. Utilisation is the share of the whole time in which a device's step was under way, the mean of
-all devices; `kernels` the share in which a kernel ran, which is what SM efficiency would be if each filled the device: launches that it
-waits for, and the engine's own work between steps, are not in it. Useful floating-point operations are those of the requests, so their
-share of the peak goes as tokens per second do. All but `real` is of virtual time and the same for the same seed.
+Throughput counts generated tokens over the time from the begin to the last end; `throughput_90` only until nine tenths
+of them are made, so that it does not hang on the longest answers. Utilisation is the share of the whole time in which a
+device's step was under way, the mean of all devices; `kernels` the share in which a kernel ran, which is what SM
+efficiency would be if each filled the device: launches that it waits for, and the engine's own work between steps, are
+not in it. Useful floating-point operations are those of the requests, so their share of the peak goes as tokens per
+second do. All but `real` is of virtual time and the same for the same seed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _POINTS = 200
 def document_of(played: Played) -> dict[str, Any]:
     """Times in seconds, sizes in bytes."""
     ledger, network = played.ledger, played.network
-    arrived, first, ended = (np.array(column, dtype=np.int64) for column in (ledger.arrived, ledger.first, ledger.ended))
+    arrived, first, ended = (
+        np.array(column, dtype=np.int64) for column in (ledger.arrived, ledger.first, ledger.ended)
+    )
     tokens = np.array(ledger.tokens, dtype=np.int64)
     answered = first > 0
     seconds = max(int(ended.max(initial=0)), 1) / 1e9
@@ -61,13 +64,18 @@ def document_of(played: Played) -> dict[str, Any]:
 def _until(played: Played, share: float) -> float:
     """Tokens per second until this share of them was made, between two ticks in proportion."""
     ledger = played.ledger
-    at, made = [0, *(each.at for each in ledger.samples), played.end], [0, *(each.tokens for each in ledger.samples), ledger.made]
+    at, made = (
+        [0, *(each.at for each in ledger.samples), played.end],
+        [0, *(each.tokens for each in ledger.samples), ledger.made],
+    )
     when = float(np.interp(share * ledger.made, made, at))
     return share * ledger.made / when * 1e9 if when else 0.0
 
 
 def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
-    """For pictures: every percentile of the latency, and the share of busy devices over time, at most so many points."""
+    """For pictures: every percentile of the latency, and the share of busy devices over time, at most so many
+    points.
+    """
     points, before, busy = [], 0, 0
     samples = played.ledger.samples
     for sample in samples[:: max(1, len(samples) // _POINTS)]:
@@ -79,7 +87,8 @@ def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
 
 
 def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10) -> dict[str, Any]:
-    """Mean accuracy of what answered, over all requests and over pieces of the time in the order of their arrival rates.
+    """Mean accuracy of what answered, over all requests and over pieces of the time in the order of their arrival
+    rates.
 
     `accuracy`: by model.
     """
@@ -88,7 +97,11 @@ def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10)
     arrived = np.array(ledger.arrived) / 1e9
     length = max(float(arrived.max(initial=0.0)), 1e-9) / pieces
     piece = np.minimum((arrived / length).astype(np.int64), pieces - 1)
-    rates = [[float((piece == at).sum() / length), float(found[piece == at].mean())] for at in range(pieces) if (piece == at).any()]
+    rates = [
+        [float((piece == at).sum() / length), float(found[piece == at].mean())]
+        for at in range(pieces)
+        if (piece == at).any()
+    ]
     return {"mean": float(found.mean()), "by_rate": sorted(rates)}
 
 

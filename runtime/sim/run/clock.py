@@ -1,8 +1,11 @@
-"""Virtual time: what is due, in one order that nothing but the inputs decides; and random numbers that do not disturb each other.
+"""Virtual time: what is due, in one order that nothing but the inputs decides; and random numbers that do not disturb
+each other.
 
-Entries lie in a heap by (time, event class, number of their scheduling). At one moment what was *caused* comes before what is *new*: ends
-of steps, arrays on their way, then requests, then what is due by time alone, and last the begin of a step, which takes all that is there.
-Nothing runs inside `at`: an entry without delay is played after the one that scheduled it, never within it. Knows not what entries mean.
+Entries lie in a heap by (time, event class, number of their scheduling). At one moment what was *caused* comes before
+what is *new*: ends of steps, arrays on their way, then requests, then what is due by time alone, and last the begin of
+a step, which takes all that is there.
+Nothing runs inside `at`: an entry without delay is played after the one that scheduled it, never within it. Knows not
+what entries mean.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class VirtualClock:
 
 
 class Streams:
-    """Random streams by name: each a function of the seed and its name alone, so that drawing more from one changes no other."""
+    """Random streams by name: each a function of the seed and its name alone, so that drawing more from one changes no
+    other.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

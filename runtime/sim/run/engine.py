@@ -1,10 +1,12 @@
 """An engine without data: arrays have shapes but no bytes, tokens are all zero, and a step takes what the costs say.
 
-Contract: implements `runtime.chains.StageEngine`. The weights that stages on the device have in common are there once and are read once per
-step, for the rows of all of them together (BL-14). A model's adapters are read for its own rows, and launched together with others of
-their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who asks (`max_tokens`,
-with `ignore_eos`).
-It trusts its plans: it keeps no tables. It knows no clock; `loaded` says when a load would be over, and nothing waits here.
+Contract: implements `runtime.chains.StageEngine`. The weights that stages on the device have in common are there once
+and are read once per step, for the rows of all of them together (BL-14). A model's adapters are read for its own rows,
+and launched together with others of
+their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who
+asks (`max_tokens`, with `ignore_eos`).
+It trusts its plans: it keeps no tables. It knows no clock; `loaded` says when a load would be over, and nothing waits
+here.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Host:
     read: dict[str, int] = field(default_factory=dict)
 
     def loaded(self, name: str, nbytes: int, begin: int) -> int:
-        """When a named piece is on one of the devices, if that begins now: whoever comes while it is read waits for the same reading. One
-        that another device will read later, behind its other loads, is read now."""
+        """When a named piece is on one of the devices, if that begins now: whoever comes while it is read waits for the
+        same reading. One that another device will read later, behind its other loads, is read now."""
         now = begin + self.server.disk.latency + self.server.disk.busy_ns(nbytes)
         there = self.read[name] = min(self.read.get(name, now), now)
         return max(begin, there) + self.server.host.latency + self.server.host.busy_ns(nbytes)
@@ -95,8 +97,8 @@ class SimEngine:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def loaded(self, stage: Stage, begin: int) -> int:
-        """When it would be there if loading begins then, in ns: bytes that are not on the device, one piece after the other. Raises
-        NotFound."""
+        """When it would be there if loading begins then, in ns: bytes that are not on the device, one piece after the
+        other. Raises NotFound."""
         for piece in self._pricing.pieces(stage):
             if piece.name not in self._held:
                 begin = self._host.loaded(piece.name, piece.nbytes, begin)
@@ -107,7 +109,12 @@ class SimEngine:
         if stage.id in self._stages:
             return self._stages[stage.id].spec
         chain = self._family.chain(stage.model)
-        spec = replace(chain.spec, name=stage.id, kv_layers=sum(use.kv_layers for use in uses), blocks=tuple(use.block for use in uses))
+        spec = replace(
+            chain.spec,
+            name=stage.id,
+            kv_layers=sum(use.kv_layers for use in uses),
+            blocks=tuple(use.block for use in uses),
+        )
         pieces = self._pricing.pieces(stage)
         for piece in pieces:
             self._held[piece.name] = self._held.get(piece.name, 0) + 1

@@ -1,7 +1,8 @@
 """Links of a cluster in virtual time: when bytes that leave now are there, and what went over which kind of link.
 
-A device's link inside its server, and a server's link to the others in each direction, carry one thing after the other: who comes later
-waits. So bandwidth is shared, and messages from one device to another arrive in the order in which they were sent. The scheduler's own
+A device's link inside its server, and a server's link to the others in each direction, carry one thing after the other:
+who comes later waits. So bandwidth is shared, and messages from one device to another arrive in the order in which they
+were sent. The scheduler's own
 messages are small: they take their latency and wait for nobody. Knows no clock and no messages.
 """
 

@@ -14,8 +14,10 @@ from runtime.sim.run.engine import SimEngine
 
 @dataclass(slots=True)
 class Node:
-    """One device. `lanes`: of its steps; `due`: their next begin is scheduled; `stepping`: until when a step of each is under way.
-    `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its loader is free."""
+    """One device. `lanes`: of its steps; `due`: their next begin is scheduled; `stepping`: until when a step of each is
+    under way.
+    `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its
+    loader is free."""
 
     relay: Agent
     engine: SimEngine
@@ -33,7 +35,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a device; 0 for none."""
+    """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a
+    device; 0 for none.
+    """
 
     tick: int = 1_000_000_000
     report: int = 1_000_000_000
@@ -45,7 +49,9 @@ class Periods:
 
 @dataclass(slots=True)
 class Cost:
-    """What deciding took in real time, outside of the virtual one: calls of the scheduler, and seconds of the processor in them."""
+    """What deciding took in real time, outside of the virtual one: calls of the scheduler, and seconds of the processor
+    in them.
+    """
 
     calls: int = 0
     seconds: float = 0.0

@@ -1,12 +1,15 @@
-"""The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are simulated.
+"""The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are
+simulated.
 
-    request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's ns -> DONE
+    request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's
+    ns -> DONE
                     ^                                             ^                                            |
                     +------------- control latency ---------------+------- network (bytes, contention) --------+  Relay.finish_step
 
-Contract: commands are carried out in order, messages between two parties arrive in the order in which they were sent. The same inputs
-give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled when requests are alive and nothing is due.
-It decides nothing of the schedule; what it measures goes into a RunRecorder.
+Contract: commands are carried out in order, messages between two parties arrive in the order in which they were
+sent. The same inputs give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled
+when requests are alive and nothing is due. It decides nothing of the schedule; what it measures goes into a
+RunRecorder.
 """
 
 from __future__ import annotations
@@ -87,9 +90,14 @@ class Simulation:
         self._next: SequenceRequest | None = None
 
     def run(
-        self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None
+        self,
+        requests: Iterable[SequenceRequest],
+        faults: Sequence[tuple[int, str]] = (),
+        progress: Callable[[int], None] | None = None,
     ) -> RunRecorder:
-        """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and which."""
+        """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and
+        which.
+        """
         self._coming = iter(requests)
         for name in self.nodes:
             self._join(name)
@@ -173,7 +181,16 @@ class Simulation:
         server = f"server-{self.network.server_of(name)}"
         self._tell(
             AgentHello(
-                name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server, 0, node.relay.inputs
+                name,
+                PROTOCOL,
+                VERSION,
+                node.engine.page_capacity,
+                node.engine.page_bytes,
+                node.weights,
+                name,
+                server,
+                0,
+                node.relay.inputs,
             )
         )
 
@@ -212,7 +229,9 @@ class Simulation:
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
             elif type(command) is VerifyActivations:
                 self.clock.at(
-                    now, EventClass.LOADED, (self._hear, name, node.life, ActivationsVerified(command.move, command.lo, command.hi))
+                    now,
+                    EventClass.LOADED,
+                    (self._hear, name, node.life, ActivationsVerified(command.move, command.lo, command.hi)),
                 )
         self._wake(name, node)
 
@@ -270,8 +289,8 @@ class Simulation:
                 self._step(name, node, lane)
 
     def _step(self, name: str, node: Node, lane: Lane) -> None:
-        """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and is what the step
-        beside them takes longer."""
+        """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and
+        is what the step beside them takes longer."""
         now = self.clock.now
         step = node.relay.next_step(now, lane)
         if step is None:
@@ -309,9 +328,13 @@ class Simulation:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _die(self, name: str) -> None:
-        """The device is gone with all that it held: the scheduler notices after a message's time, and tells the others."""
+        """The device is gone with all that it held: the scheduler notices after a message's time, and tells the
+        others.
+        """
         self.nodes[name].alive = False
-        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, AgentDown(name, "it died")))
+        self.clock.at(
+            self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, AgentDown(name, "it died"))
+        )
 
     def _replace(self, name: str) -> None:
         if self._revive is None:

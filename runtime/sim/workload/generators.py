@@ -1,7 +1,8 @@
 """What is asked of a simulated cluster: times, models and lengths, drawn as the papers draw them, or from a trace.
 
     blockllm     every application's mean rate is uniform; requests per application in proportion to it; each application a Poisson process
-                 (BlockLLM 7.1). Lengths are S-LoRA's, whose way of generating the paper says it follows: uniform from 8 to 512 for both.
+                 (BlockLLM 7.1). Lengths are S-LoRA's, whose way of generating the paper says it follows: uniform
+                 from 8 to 512 for both.
     twitter      one Poisson process whose rate goes as people do: a day's wave, its noise, sudden spikes, kept within [1, 45] per second.
                  Made like the trace that the paper used, which cannot be had; not that trace.
     traces       what `runtime.bench.traces` reads, with models laid over
@@ -27,8 +28,8 @@ from zoo.errors import InputError
 
 #: S-LoRA's synthetic workloads.
 SLORA = Lengths("uniform", 8, 512)
-#: The paper's kinds of fine-tunes: four parameter-efficient ones, and full ones. It has Vicuna alone for these, which is a LLaMA: so one
-#: full fine-tune of each LLaMA that is used.
+#: The paper's kinds of fine-tunes: four parameter-efficient ones, and full ones. It has Vicuna alone for these, which
+#: is a LLaMA: so one full fine-tune of each LLaMA that is used.
 _PE: tuple[Kind, ...] = ("lora", "adapter", "prefix", "bitfit")
 _FOUNDATIONS = ("llama-7b", "llama-13b", "chatglm-6b")
 
@@ -54,7 +55,9 @@ def paper_apps(count: int = 20, foundations: Sequence[str] = _FOUNDATIONS) -> tu
         raise InputError("applications have a foundation, and there is at least one of them")
     turns = [(foundations[number % len(foundations)], number // len(foundations)) for number in range(count)]
     kinds = [(foundation, _kind(foundation, turn)) for foundation, turn in turns]
-    return tuple(App(f"app{number:02}-{foundation}-{kind}", foundation, kind) for number, (foundation, kind) in enumerate(kinds))
+    return tuple(
+        App(f"app{number:02}-{foundation}-{kind}", foundation, kind) for number, (foundation, kind) in enumerate(kinds)
+    )
 
 
 def _kind(foundation: str, turn: int) -> Kind:
@@ -65,7 +68,9 @@ def _kind(foundation: str, turn: int) -> Kind:
 
 
 def blockllm_demand(models: Sequence[str], asked: Asked, streams: Streams) -> Demand:
-    """Each application's requests as a Poisson process that has had this many of them by the end: uniform times, in order."""
+    """Each application's requests as a Poisson process that has had this many of them by the end: uniform times, in
+    order.
+    """
     weights = streams.named("rates").random(len(models))
     counts = _apportioned(weights / weights.sum(), asked.count)
     model = np.repeat(np.arange(len(models)), counts)
@@ -74,12 +79,18 @@ def blockllm_demand(models: Sequence[str], asked: Asked, streams: Streams) -> De
 
 
 def twitter_demand(
-    models: Sequence[str], asked: Asked, streams: Streams, least: float = 1.0, most: float = 45.0, popularity: Popularity = "uniform"
+    models: Sequence[str],
+    asked: Asked,
+    streams: Streams,
+    least: float = 1.0,
+    most: float = 45.0,
+    popularity: Popularity = "uniform",
 ) -> Demand:
     """As many requests as come within `seconds`, but `count` at most; `least` and `most`: requests per second.
 
-    Every second's rate is the wave (from a quarter to the whole of half the most, in a day that `seconds` last) times noise that remembers
-    (a minute's), and a spike of three to six times that begins every few minutes and dies within seconds.
+    Every second's rate is the wave (from a quarter to the whole of half the most, in a day that `seconds` last) times
+    noise that remembers (a minute's), and a spike of three to six times that begins every few minutes and dies within
+    seconds.
     """
     rng = streams.named("arrivals")
     seconds = np.arange(int(np.ceil(asked.seconds)))
@@ -98,15 +109,20 @@ def poisson_demand(models: Sequence[str], asked: Asked, streams: Streams, popula
     return _drawn(models, np.cumsum(gaps), chosen, asked, streams)
 
 
-def trace_demand(models: Sequence[str], rows: Sequence[TraceRow], asked: Asked, streams: Streams, popularity: Popularity) -> Demand:
+def trace_demand(
+    models: Sequence[str], rows: Sequence[TraceRow], asked: Asked, streams: Streams, popularity: Popularity
+) -> Demand:
     """A trace's times and lengths; where it has none, Poisson times and drawn lengths."""
     chosen = np.array(assign(popularity, len(models), len(rows), 1.0, streams.named("models")), dtype=np.int64)
     drawn = np.cumsum(streams.named("arrivals").exponential(asked.seconds / len(rows), len(rows)))
     at = np.array([time if row.at is None else row.at for row, time in zip(rows, drawn, strict=True)])
     lengths = [
-        (row.prompt or prompt, row.answer or answer) for row, prompt, answer in zip(rows, *_lengths(asked, streams, len(rows)), strict=True)
+        (row.prompt or prompt, row.answer or answer)
+        for row, prompt, answer in zip(rows, *_lengths(asked, streams, len(rows)), strict=True)
     ]
-    return _demand(models, at, chosen, [prompt for prompt, _ in lengths], [answer for _, answer in lengths], asked.longest)
+    return _demand(
+        models, at, chosen, [prompt for prompt, _ in lengths], [answer for _, answer in lengths], asked.longest
+    )
 
 
 def _drawn(models: Sequence[str], at: NDArray[np.float64], model: Numbers, asked: Asked, streams: Streams) -> Demand:
@@ -114,17 +130,26 @@ def _drawn(models: Sequence[str], at: NDArray[np.float64], model: Numbers, asked
 
 
 def _lengths(asked: Asked, streams: Streams, count: int) -> tuple[list[int], list[int]]:
-    return draw(asked.prompts, count, streams.named("prompt lengths")), draw(asked.answers, count, streams.named("answer lengths"))
+    return draw(asked.prompts, count, streams.named("prompt lengths")), draw(
+        asked.answers, count, streams.named("answer lengths")
+    )
 
 
 def _demand(
-    models: Sequence[str], at: NDArray[np.float64], model: Numbers, prompts: Sequence[int], answers: Sequence[int], longest: int
+    models: Sequence[str],
+    at: NDArray[np.float64],
+    model: Numbers,
+    prompts: Sequence[int],
+    answers: Sequence[int],
+    longest: int,
 ) -> Demand:
     """In the order of time; prompts and then answers cut to what may be asked."""
     order = np.argsort(at, kind="stable")
     prompt = np.minimum(np.array(prompts, dtype=np.int64), longest - 1)
     answer = np.minimum(np.array(answers, dtype=np.int64), longest - prompt)
-    return Demand(tuple(models), np.rint(at[order] * SECOND).astype(np.int64), model[order], prompt[order], answer[order])
+    return Demand(
+        tuple(models), np.rint(at[order] * SECOND).astype(np.int64), model[order], prompt[order], answer[order]
+    )
 
 
 def _apportioned(shares: NDArray[np.float64], count: int) -> Numbers:

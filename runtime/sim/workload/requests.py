@@ -1,6 +1,8 @@
-"""Requests to a simulated cluster as columns, and as a file: one JSON line each, with the time in ns, the model and both lengths.
+"""Requests to a simulated cluster as columns, and as a file: one JSON line each, with the time in ns, the model and
+both lengths.
 
-Prompts are numbers without meaning; no two have the same beginning, so that nothing is shared by accident. Knows not how they came about.
+Prompts are numbers without meaning; no two have the same beginning, so that nothing is shared by accident. Knows not
+how they came about.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests in the order of time, as columns. `at`: ns from the begin; `model`: numbers of `models`; `prompt`, `answer`: tokens."""
+    """Requests in the order of time, as columns. `at`: ns from the begin; `model`: numbers of `models`; `prompt`,
+    `answer`: tokens.
+    """
 
     models: tuple[str, ...]
     at: Numbers
@@ -53,7 +57,9 @@ class Demand:
             for number, (at, model, prompt, answer) in enumerate(zip(*some, strict=True), first):
                 name = f"r{number}"
                 tokens = (number % _NUMBERS, *_zeros(prompt - 1))
-                yield SequenceRequest(name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at)
+                yield SequenceRequest(
+                    name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at
+                )
 
     def faster(self, factor: float) -> Demand:
         """The same requests, so many times as fast. Raises InputError."""

@@ -1,10 +1,11 @@
-"""What carries messages, as frames: to one peer and from it, or to all that have connected to one address and from them.
+"""What carries messages, as frames: to one peer and from it, or to all that have connected to one address and from
+them.
 
     Road      a socket of pyzmq: takes everything, in threads of its own
     DualChannel   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back in order by their numbers
 
-Contract: for one thread; nothing waits. `put` hands a message over whole or says that there is no room. Each end hears in order what it
-is told.
+Contract: for one thread; nothing waits. `put` hands a message over whole or says that there is no room. Each end
+hears in order what it is told.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from runtime.transport.wire import Frame, number_of
 COPIED_BYTES = 1 << 18
 #: Messages taken of one carrier before the others have their turn.
 _BURST = 256
-#: Messages of one end that may be ahead of one that is under way, and how long they wait for it, in seconds. Then they come as they are,
-#: and whoever counts sees what is missing.
+#: Messages of one end that may be ahead of one that is under way, and how long they wait for it, in seconds. Then they
+#: come as they are, and whoever counts sees what is missing.
 _MOST_AHEAD = 4096
 _LONGEST = 10.0
 
@@ -77,7 +78,9 @@ class ZmqChannel:
 
     def put(self, frames: list[Frame], to: bytes = b"") -> bool:
         try:
-            copied = sum(map(len, frames)) < COPIED_BYTES  # at once, which is cheaper than a message of pyzmq's for each frame
+            copied = (
+                sum(map(len, frames)) < COPIED_BYTES
+            )  # at once, which is cheaper than a message of pyzmq's for each frame
             self._socket.send_multipart([to, *frames] if self._named else frames, zmq.NOBLOCK, copy=copied)
         except zmq.Again:
             return False
@@ -97,8 +100,8 @@ class ZmqChannel:
 
 @dataclass(slots=True)
 class ReorderBuffer:
-    """Puts one end's messages back in order. `due`: the number that is next; `ahead`: what came before its turn; `since`: when the first
-    of these did."""
+    """Puts one end's messages back in order. `due`: the number that is next; `ahead`: what came before its turn;
+    `since`: when the first of these did."""
 
     due: int = 0
     ahead: dict[int, list[memoryview]] = field(default_factory=dict)
@@ -133,7 +136,9 @@ class ReorderBuffer:
 
 
 class DualChannel:
-    """See the top of the file. Messages carry their numbers (`transport.wire`); whoever has not connected both ways is heard as he comes."""
+    """See the top of the file. Messages carry their numbers (`transport.wire`); whoever has not connected both ways is
+    heard as he comes.
+    """
 
     def __init__(self, road: ZmqChannel, quick: SeqpacketSocket, clock: Callable[[], float] = time.monotonic) -> None:
         self._road, self._quick, self._clock = road, quick, clock

@@ -1,12 +1,15 @@
-"""Short messages between processes of one machine: from one's thread straight into the other's socket. One thread wakes, and not three.
+"""Short messages between processes of one machine: from one's thread straight into the other's socket. One thread
+wakes, and not three.
 
-A message is a packet (`SOCK_SEQPACKET` of AF_UNIX): it goes whole and at once, or not at all. What does not go, since it is long, or the
-other end has not read what came before, is for somebody else to carry (`transport.channels.channel`), in what order, too. Nothing waits here.
+A message is a packet (`SOCK_SEQPACKET` of AF_UNIX): it goes whole and at once, or not at all. What does not go, since
+it is long, or the other end has not read what came before, is for somebody else to carry
+(`transport.channels.channel`), in what order, too. Nothing waits here.
 
     packet 0    of whoever connects: who it is
     packet n    lengths of the frames, and the frames
 
-Sockets lie in a folder that only their owner can enter. Only where there is Linux (`AVAILABLE`): others have no such packets, or no epoll.
+Sockets lie in a folder that only their owner can enter. Only where there is Linux (`AVAILABLE`): others have no such
+packets, or no epoll.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 AVAILABLE = hasattr(select, "epoll") and hasattr(socket, "AF_UNIX") and hasattr(socket, "SOCK_SEQPACKET")
-#: Longer messages do not go this way: they would hold up whoever sends while the kernel copies, and soon fill the other end's queue.
+#: Longer messages do not go this way: they would hold up whoever sends while the kernel copies, and soon fill the other
+#: end's queue.
 MAX_BYTES = 1 << 17
 #: Behind the path of the other socket.
 SUFFIX = ".q"
@@ -85,7 +89,9 @@ class SeqpacketSocket:
             end.sendmsg([head, *frames])
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # the other end has gone, or has no memory: whoever watches processes tells of the one, time of the other
+        except (
+            OSError
+        ):  # the other end has gone, or has no memory: whoever watches processes tells of the one, time of the other
             return False
         return True
 
@@ -136,7 +142,9 @@ class SeqpacketSocket:
         return came
 
     def _name(self, end: socket.socket) -> bool:
-        """Hear who it is; whether it said so. Whoever connects again is let in: what it says tells whether something was lost."""
+        """Hear who it is; whether it said so. Whoever connects again is let in: what it says tells whether something
+        was lost.
+        """
         try:
             who = end.recv(_MAX_WHO)
         except (BlockingIOError, InterruptedError):

@@ -17,7 +17,9 @@ from runtime.transport.channels.seqpacket import AVAILABLE, SUFFIX, SeqpacketSoc
 from runtime.transport.keys import Authenticator, Keys
 from runtime.transport.wire import MAX_FRAME_BYTES
 
-ADDRESS = re.compile(r"(?:(?:ipc|unix):///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
+ADDRESS = re.compile(
+    r"(?:(?:ipc|unix):///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})"
+)
 _UNIX, _IPC = "unix://", "ipc://"
 
 
@@ -34,14 +36,16 @@ class Sockets:
         self._doorkeeper: Authenticator | None = None
 
     def bound(self, address: str) -> tuple[Channel, str]:
-        """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for tcp without keys;
-        zmq.ZMQError.
+        """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for
+        tcp without keys; zmq.ZMQError.
         """
         if not ADDRESS.fullmatch(address.replace("*", "0")):
             raise ValueError(f"{address!r} is no address to listen on")
         socket = self._socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is let in: its numbers tell whether something was lost
+        socket.setsockopt(
+            zmq.ROUTER_HANDOVER, 1
+        )  # a peer that connects again is let in: its numbers tell whether something was lost
         if address.startswith("tcp:"):
             self._doorkeeper = Authenticator(self._context, self._secrets())
             self._secrets().guard(socket)

@@ -1,4 +1,6 @@
-"""What the benchmark of twenty models computes by itself: the family, orders to a side, per-model provisioning in virtual time."""
+"""What the benchmark of twenty models computes by itself: the family, orders to a side, per-model provisioning in
+virtual time.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,12 @@ def test_the_family_has_twenty_models_and_every_base_stands_before_its_own() -> 
     names = [one.name for one in family]
     assert len(set(names)) == 20
     assert Counter((one.kind, one.base) for one in family) == {
-        ("foundation", None): 2, ("full", "small-base"): 6, ("lora", "small-base"): 8, ("full", "small-wide"): 2, ("lora", "small-wide"): 2,
-    }  # fmt: skip
+        ("foundation", None): 2,
+        ("full", "small-base"): 6,
+        ("lora", "small-base"): 8,
+        ("full", "small-wide"): 2,
+        ("lora", "small-wide"): 2,
+    }
     assert all(one.base is None or names.index(one.base) < names.index(one.name) for one in family)
     order = by_popularity(family, 0)
     assert sorted(order) == sorted(names) and order == by_popularity(family, 0) != by_popularity(family, 1)

@@ -1,4 +1,6 @@
-"""What the benchmark of simulated figures computes by itself: medians over seeds, ratios, and that nothing is run twice."""
+"""What the benchmark of simulated figures computes by itself: medians over seeds, ratios, and that nothing is run
+twice.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,12 @@ def test_ours_over_theirs_is_the_median_of_each_seeds_ratio():
 
 def test_an_ablation_is_theirs_over_ours_and_has_no_ratio_where_ours_moved_nothing():
     head, row = ablations([_document(1.0, 2.0)])
-    assert dict(zip(head, row, strict=True)) | {"p50": "2.00", "tokens/s": ".50", "bytes": "–"} == dict(zip(head, row, strict=True))
-    assert over_seeds([_document(1.0, 2.0), _document(1.0, 2.0, 10)], 0, ratio("communication", "pm", "blocks")) == [3.0]
+    assert dict(zip(head, row, strict=True)) | {"p50": "2.00", "tokens/s": ".50", "bytes": "–"} == dict(
+        zip(head, row, strict=True)
+    )
+    assert over_seeds([_document(1.0, 2.0), _document(1.0, 2.0, 10)], 0, ratio("communication", "pm", "blocks")) == [
+        3.0
+    ]
 
 
 def test_each_policy_has_a_row():

@@ -1,4 +1,6 @@
-"""What `zoo serve --agents` puts together of a store: its profiles decide where newcomers run, its scheduler's log plays again."""
+"""What `zoo serve --agents` puts together of a store: its profiles decide where newcomers run, its scheduler's log
+plays again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from zoo.errors import InputError
 from zoo.records import Document
 
 MODEL = "org/base"
-OPTIONS = ServeOptions(agents=2, backend="threads", kv_bytes="1MiB", placing="copies", kernels="stock", max_model_len=256)
+OPTIONS = ServeOptions(
+    agents=2, backend="threads", kv_bytes="1MiB", placing="copies", kernels="stock", max_model_len=256
+)
 
 
 @pytest.fixture
@@ -160,7 +164,9 @@ def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> No
 
 
 def moved(driver: ClusterDriver, one: SequenceRequest) -> bool:
-    """Whether it was possible to begin to move a sequence while it ran. (Which device has its first block depends on who came first.)"""
+    """Whether it was possible to begin to move a sequence while it ran. (Which device has its first block depends on
+    who came first.)
+    """
     begun = False
     for event in driver.run([one]):
         if not begun and event.index > 2 and event.finish is None:

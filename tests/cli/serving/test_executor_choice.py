@@ -1,4 +1,6 @@
-"""Which executor is taken: the paged one unless it was measured to be slower on this kind of device; never one that leaves a model out."""
+"""Which executor is taken: the paged one unless it was measured to be slower on this kind of device; never one that
+leaves a model out.
+"""
 
 from __future__ import annotations
 

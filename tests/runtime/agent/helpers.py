@@ -11,7 +11,9 @@ from tests.runtime.virtual import ListTrace, Told, Virtual, spec
 M = spec()
 
 
-def played(*requests: SequenceRequest, models: tuple[ModelSpec, ...] = (M,), pages: int = 200, **config: float) -> Virtual:
+def played(
+    *requests: SequenceRequest, models: tuple[ModelSpec, ...] = (M,), pages: int = 200, **config: float
+) -> Virtual:
     virtual = Virtual(FakeEngine(models, pages), BatchingConfig(**config))  # type: ignore[arg-type]
     for one in requests:
         virtual.arrive(one)
@@ -23,7 +25,9 @@ def only(one: SequenceRequest, **values: object) -> Told:
     return played(one, **values).told[one.seq]  # type: ignore[arg-type]
 
 
-def agent_with(*requests: SequenceRequest, pages: int = 200, trace: ListTrace | None = None, **config: int) -> LocalAgent:
+def agent_with(
+    *requests: SequenceRequest, pages: int = 200, trace: ListTrace | None = None, **config: int
+) -> LocalAgent:
     agent = LocalAgent([M], pages, BatchingConfig(**config), trace)  # type: ignore[arg-type]
     for one in requests:
         assert agent.add(one, 0) == []

@@ -67,7 +67,11 @@ def loads(draw: st.DrawFn, disturbed: bool = True) -> Load:
     count = draw(st.integers(1, 12))
     times = st.integers(0, 4000)
     arrivals = tuple((draw(times), draw(requests(f"s{index}"))) for index in range(count))
-    aborts = tuple((draw(times), f"s{draw(st.integers(0, count - 1))}") for _ in range(draw(st.integers(0, 5)))) if disturbed else ()
+    aborts = (
+        tuple((draw(times), f"s{draw(st.integers(0, count - 1))}") for _ in range(draw(st.integers(0, 5))))
+        if disturbed
+        else ()
+    )
     fail_at = tuple(draw(st.lists(st.integers(1, 30), max_size=2))) if disturbed else ()
     config = BatchingConfig(
         token_budget=draw(st.integers(1, 30)),
@@ -136,7 +140,10 @@ def test_a_replay_gives_the_same_trace_byte_for_byte(load: Load) -> None:
 
 def test_a_crowd_on_a_tiny_device_is_preempted_again_and_again_and_still_right() -> None:
     virtual = Virtual(FakeEngine(MODELS, 30), BatchingConfig(token_budget=16, watermark=0))
-    crowd = [request(f"s{index}", range(1, 3 + index % 5), MODELS[index % 3].name, max_tokens=18, ignore_eos=True) for index in range(40)]
+    crowd = [
+        request(f"s{index}", range(1, 3 + index % 5), MODELS[index % 3].name, max_tokens=18, ignore_eos=True)
+        for index in range(40)
+    ]
     for index, one in enumerate(crowd):
         virtual.arrive(one, index * 1000)
     virtual.run()
@@ -162,7 +169,10 @@ def test_an_endless_stream_leaves_no_trace_of_itself() -> None:
     for batch in range(100):
         for index in range(100):
             seq = f"s{batch}-{index}"
-            virtual.arrive(request(seq, range(1, 2 + index % 9), MODELS[index % 3].name, max_tokens=1 + index % 5), virtual.now + index)
+            virtual.arrive(
+                request(seq, range(1, 2 + index % 9), MODELS[index % 3].name, max_tokens=1 + index % 5),
+                virtual.now + index,
+            )
         virtual.abort(f"s{batch}-50", virtual.now + 2_000_000)
         virtual.run()
         assert len(virtual.told) == 100

@@ -1,4 +1,6 @@
-"""Rows that travel together: one array for all of them from an engine to the next, cut only where somebody goes another way."""
+"""Rows that travel together: one array for all of them from an engine to the next, cut only where somebody goes another
+way.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +54,19 @@ def ran(made: Agent, values: dict[str, tuple[int, ...]]) -> list[Send]:
     names = [row.seq for row in step.plan.rows]
     given = [values[name.partition("#")[0]] for name in names]
     outputs = Stacked(names, states(*(value for one in given for value in one)), [len(one) for one in given])
-    return [each for each in made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0) if isinstance(each, Send)]
+    return [
+        each
+        for each in made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0)
+        if isinstance(each, Send)
+    ]
 
 
 def rows_in(sends: list[Send]) -> dict[str, dict[str, bytes]]:
     """By device: each sequence's bytes."""
     return {
         send.to: {
-            seq: bytes(own(part).data) for seq, part in zip(send.message.seqs, parts_of(send.message.counts, send.arrays), strict=True)
+            seq: bytes(own(part).data)
+            for seq, part in zip(send.message.seqs, parts_of(send.message.counts, send.arrays), strict=True)
         }
         for send in sends
         if isinstance(send.message, ForwardRows)
@@ -72,7 +79,9 @@ def test_rows_of_one_message_are_one_input_and_go_on_as_one_array() -> None:
     step = made.next_step(0)
     assert step is not None and isinstance(step.inputs, Stacked)
     assert step.inputs.counts == (2, 1, 1) and bytes(step.inputs.whole.data) == bytes(states(1, 2, 3, 4).data)
-    assert [bytes(step.inputs[row.seq].data) for row in step.plan.rows] == [bytes(states(*each).data) for each in ((1, 2), (3,), (4,))]
+    assert [bytes(step.inputs[row.seq].data) for row in step.plan.rows] == [
+        bytes(states(*each).data) for each in ((1, 2), (3,), (4,))
+    ]
     outputs = Stacked([row.seq for row in step.plan.rows], states(5, 6, 7, 8), (2, 1, 1))
     (send,) = made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0)
     assert isinstance(send, Send) and (send.to, send.message) == ("y", replace_hops(come("abc", (2, 1, 1))))
@@ -81,7 +90,9 @@ def test_rows_of_one_message_are_one_input_and_go_on_as_one_array() -> None:
 
 
 def replace_hops(rows: ForwardRows) -> ForwardRows:
-    return ForwardRows(rows.seqs, rows.epochs, (2,) * len(rows.seqs), rows.starts, rows.counts, rows.sample, rows.generated)
+    return ForwardRows(
+        rows.seqs, rows.epochs, (2,) * len(rows.seqs), rows.starts, rows.counts, rows.sample, rows.generated
+    )
 
 
 def test_rows_that_part_take_their_own() -> None:
@@ -103,7 +114,11 @@ def test_who_is_gone_does_not_go_on_with_the_others(again: bool) -> None:
     else:
         made.handle(CloseSequences(("a",), (1,)), (), 0)
     outputs = Stacked([row.seq for row in step.plan.rows], states(5, 6))
-    sends = [each for each in made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0) if isinstance(each, Send)]
+    sends = [
+        each
+        for each in made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0)
+        if isinstance(each, Send)
+    ]
     assert rows_in(sends) == {"y": {"b": bytes((6, 6))}}
     made.check()
 
@@ -114,12 +129,21 @@ def test_rows_that_come_early_keep_their_own() -> None:
     open_(made, "b", "y")
     step = made.next_step(0)
     assert step is not None
-    assert {row.seq[0]: bytes(step.inputs[row.seq].data) for row in step.plan.rows} == {"a": bytes((1, 1)), "b": bytes((2, 2, 3, 3))}
+    assert {row.seq[0]: bytes(step.inputs[row.seq].data) for row in step.plan.rows} == {
+        "a": bytes((1, 1)),
+        "b": bytes((2, 2, 3, 3)),
+    }
 
 
 def test_arrays_that_do_not_come_out_even_are_dropped() -> None:
     made = relay(a="y", b="y")
-    for arrays in ((states(1, 2),), (states(1, 2, 3, 4),), (states(1, 2), states(3)), (), (states(1), states(2), states(3))):
+    for arrays in (
+        (states(1, 2),),
+        (states(1, 2, 3, 4),),
+        (states(1, 2), states(3)),
+        (),
+        (states(1), states(2), states(3)),
+    ):
         made.handle(come("ab", (1, 2)), arrays, 0)
         assert made.next_step(0) is None
     made.handle(come("ab", (1, 2)), (states(1), states(2, 3)), 0)
@@ -133,9 +157,16 @@ def test_pieces_of_one_array_are_put_together_again() -> None:
     assert isinstance(made, Stacked) and made.whole is whole and len(made) == 3 and list(made) == ["a", "b", "c"]
     part = stacked("bc", parts[1:])
     assert isinstance(part, Stacked) and bytes(part.whole.data) == bytes(states(2, 3, 4).data)
-    for other in ([parts[1], parts[0]], [parts[0], parts[2]], [parts[0], states(2, 3)], [parts[0], Slice(states(1, 2, 3, 4), 1, 3)]):
+    for other in (
+        [parts[1], parts[0]],
+        [parts[0], parts[2]],
+        [parts[0], states(2, 3)],
+        [parts[0], Slice(states(1, 2, 3, 4), 1, 3)],
+    ):
         apart = stacked("ab", other)
-        assert not isinstance(apart, Stacked) and [bytes(each.data) for each in apart.values()] == [bytes(own(each).data) for each in other]
+        assert not isinstance(apart, Stacked) and [bytes(each.data) for each in apart.values()] == [
+            bytes(own(each).data) for each in other
+        ]
     with pytest.raises(ValueError, match="3 tokens"):
         Stacked("ab", cut(whole, 0, 3))
     with pytest.raises(KeyError):

@@ -1,4 +1,6 @@
-"""The clients against the real server and driver with the engine that can be worked out by hand, and against servers that misbehave."""
+"""The clients against the real server and driver with the engine that can be worked out by hand, and against servers
+that misbehave.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: floa
         ((), "broken stream", (), 0),
     ],
 )
-def test_streams_of_other_servers(pieces: tuple[bytes, ...], error: str | None, lots: tuple[int, ...], tokens: int) -> None:
+def test_streams_of_other_servers(
+    pieces: tuple[bytes, ...], error: str | None, lots: tuple[int, ...], tokens: int
+) -> None:
     with raw_server(*pieces) as address:
         (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
     assert (answer.error, answer.heard.lots, answer.tokens) == (error, lots, tokens)
@@ -170,12 +174,16 @@ def test_an_answer_without_a_length_ends_when_the_server_hangs_up() -> None:
                 while not connection.recv(65536).endswith(b"}"):
                     pass
                 connection.sendall(
-                    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + CHUNK + LAST
+                    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+                    + CHUNK
+                    + LAST
                 )
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        (answer,) = over_http(f"http://127.0.0.1:{listening.getsockname()[1]}", Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(
+            f"http://127.0.0.1:{listening.getsockname()[1]}", Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),))
+        )
         thread.join(5)
     assert (answer.error, answer.heard.lots) == (None, (2,))
 
@@ -216,7 +224,13 @@ def test_a_key_that_cannot_be_sent_is_refused() -> None:
 
 
 def test_addresses() -> None:
-    assert base_of("http://h:1") == base_of("http://h:1/") == base_of("http://h:1/v1") == base_of("http://h:1/v1/") == "http://h:1/v1/"
+    assert (
+        base_of("http://h:1")
+        == base_of("http://h:1/")
+        == base_of("http://h:1/v1")
+        == base_of("http://h:1/v1/")
+        == "http://h:1/v1/"
+    )
     assert base_of("https://h/prefix") == "https://h/prefix/v1/"
     for wrong in ("h:1", "ftp://h", "http://", "http://h:port"):
         with pytest.raises(InputError, match="no address"):
@@ -237,7 +251,9 @@ def test_the_same_workload_straight_through_the_driver() -> None:
         return await drive(workload, DriverClient(driver, WallClock()), WallClock())
 
     answers = in_driver(FakeEngine((BASE, FINE), 512), act)
-    assert [(answer.error, answer.tokens, answer.number) for answer in answers] == [(None, 32, number) for number in range(12)]
+    assert [(answer.error, answer.tokens, answer.number) for answer in answers] == [
+        (None, 32, number) for number in range(12)
+    ]
     failing = in_driver(FakeEngine((BASE, FINE), 512, fail_at=(2,)), act)
     kinds = {answer.error for answer in failing}
     assert kinds == {"engine", None} and all("FakeFault" in (answer.heard.detail or "FakeFault") for answer in failing)
@@ -245,10 +261,16 @@ def test_the_same_workload_straight_through_the_driver() -> None:
 
 def test_the_driver_takes_no_texts_and_refuses_what_does_not_fit() -> None:
     async def text(driver: LocalDriver) -> list[Answer]:
-        return await drive(Workload((WorkloadRequest(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock())
+        return await drive(
+            Workload((WorkloadRequest(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock()
+        )
 
     async def long(driver: LocalDriver) -> list[Answer]:
-        return await drive(Workload((WorkloadRequest(0, 0.0, BASE.name, (5,) * 999, 2),)), DriverClient(driver, WallClock()), WallClock())
+        return await drive(
+            Workload((WorkloadRequest(0, 0.0, BASE.name, (5,) * 999, 2),)),
+            DriverClient(driver, WallClock()),
+            WallClock(),
+        )
 
     with pytest.raises(InputError, match="tokenizer"):
         in_driver(FakeEngine((BASE,), 512), text)

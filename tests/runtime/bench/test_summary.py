@@ -12,11 +12,17 @@ from runtime.bench.summary import Slo, percentile, ratios, spread, summarize
 
 
 def answer(
-    due: float, stamps: tuple[float, ...], lots: tuple[int, ...] | None = None, error: str | None = None, sent: float = 0.0
+    due: float,
+    stamps: tuple[float, ...],
+    lots: tuple[int, ...] | None = None,
+    error: str | None = None,
+    sent: float = 0.0,
 ) -> Answer:
     lots = lots or (1,) * len(stamps)
     ended = stamps[-1] if stamps else due + 9.0
-    return Answer(0, "m", due, max(sent, due), ended, TokenTimes(stamps, lots, sum(lots), 5, error, error and f"{error}!"))
+    return Answer(
+        0, "m", due, max(sent, due), ended, TokenTimes(stamps, lots, sum(lots), 5, error, error and f"{error}!")
+    )
 
 
 def test_one_answer() -> None:
@@ -65,7 +71,14 @@ def test_a_run_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("slo", "met"),
-    [(Slo(), 3), (Slo(ttft=0.4), 1), (Slo(tpot=0.5), 2), (Slo(e2e=1.5), 2), (Slo(ttft=0.5, tpot=0.4), 1), (Slo(e2e=0.1), 0)],
+    [
+        (Slo(), 3),
+        (Slo(ttft=0.4), 1),
+        (Slo(tpot=0.5), 2),
+        (Slo(e2e=1.5), 2),
+        (Slo(ttft=0.5, tpot=0.4), 1),
+        (Slo(e2e=0.1), 0),
+    ],
 )
 def test_goodput_counts_who_kept_every_bound(slo: Slo, met: int) -> None:
     answers = [answer(0.0, (0.5, 1.0, 1.5)), answer(1.0, (3.0, 4.0)), answer(2.0, (2.25,))]

@@ -15,13 +15,19 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:50.9951690,396,109
 2023-11-16 18:15:48.0000000,879,0
 """
-AZURE_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 01:00:01.009930+01:00,2399,6\n"
+AZURE_2024 = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 "
+    "01:00:01.009930+01:00,2399,6\n"
+)
 BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 45,ChatGPT,1087,0,1087,Conversation log
 118,GPT-4,417,276,693,"API, log"
 """
-BURST_2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n2.5,x,1.0,GPT-4,7,9,16,API log\n"
+BURST_2 = (
+    "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log "
+    "Type\n2.5,x,1.0,GPT-4,7,9,16,API log\n"
+)
 MOONCAKE = """{"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47, 48]}
 
 {"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46]}
@@ -30,7 +36,11 @@ SHARE = json.dumps(
     [
         {
             "id": "a",
-            "conversations": [{"from": "human", "value": "wie?"}, {"from": "gpt", "value": "so."}, {"from": "human", "value": "ah"}],
+            "conversations": [
+                {"from": "human", "value": "wie?"},
+                {"from": "gpt", "value": "so."},
+                {"from": "human", "value": "ah"},
+            ],
         },
         {"id": "b", "conversations": [{"from": "gpt", "value": "only me"}]},
         {"id": "c", "conversations": []},
@@ -87,7 +97,11 @@ def test_sharegpt_is_first_questions_and_their_answers(tmp_path: Path) -> None:
         ("mooncake", MOONCAKE + "[" * 100_000, "line 4: no JSON object"),
         ("mooncake", MOONCAKE + '{"timestamp": 1}', "line 4"),
         ("mooncake", MOONCAKE + '{"timestamp": 1, "input_length": 2.5, "output_length": 1}', "line 4"),
-        ("mooncake", MOONCAKE + '{"timestamp": 1, "input_length": 2, "output_length": 1, "hash_ids": ["a"]}', "line 4: hash_ids"),
+        (
+            "mooncake",
+            MOONCAKE + '{"timestamp": 1, "input_length": 2, "output_length": 1, "hash_ids": ["a"]}',
+            "line 4: hash_ids",
+        ),
         ("sharegpt", "[\n\n{]", "line 3: no JSON"),
         ("sharegpt", "{}", "line 1: not a list"),
         ("sharegpt", '[{"conversations": []}, {"conversations": 3}]', "conversation 2"),

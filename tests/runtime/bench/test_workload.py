@@ -1,4 +1,6 @@
-"""Arrivals, lengths, popularity and the workloads made of them: exact where they can be, statistical with wide margins elsewhere."""
+"""Arrivals, lengths, popularity and the workloads made of them: exact where they can be, statistical with wide margins
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_fixed_arrivals_and_those_at_once_are_exact() -> None:
     assert times(Arrivals(), 3, rng()) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": -1.0}, {"rate": 1.0, "cv": 0.0}, {"kind": "bursts"}, {"rate": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"rate": 0.0}, {"rate": -1.0}, {"rate": 1.0, "cv": 0.0}, {"kind": "bursts"}, {"rate": float("nan")}]
+)
 def test_arrivals_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Arrivals(**wrong)  # type: ignore[arg-type]
@@ -58,7 +62,9 @@ def test_lengths_as_they_are_written() -> None:
     assert parse_lengths("lognormal:128, 0.8 <=512") == Lengths("lognormal", 128, sigma=0.8, most=512)
 
 
-@pytest.mark.parametrize("wrong", ["", "0", "-3", "uniform:6-4", "uniform:0-4", "lognormal:128", "9999999", "32<=0", "normal:3,4"])
+@pytest.mark.parametrize(
+    "wrong", ["", "0", "-3", "uniform:6-4", "uniform:0-4", "lognormal:128", "9999999", "32<=0", "normal:3,4"]
+)
 def test_lengths_that_are_none_are_refused(wrong: str) -> None:
     with pytest.raises(InputError):
         parse_lengths(wrong)
@@ -88,12 +94,16 @@ def test_popularity() -> None:
 
 
 def test_a_workload_depends_on_its_settings_and_its_seed_alone() -> None:
-    settings = WorkloadSettings(20, 5, Arrivals(3.0), prompts=parse_lengths("uniform:4-9"), answers=parse_lengths("uniform:1-5"))
+    settings = WorkloadSettings(
+        20, 5, Arrivals(3.0), prompts=parse_lengths("uniform:4-9"), answers=parse_lengths("uniform:1-5")
+    )
     one, same = build(settings, MODELS), build(settings, MODELS)
     assert one == same
     assert build(WorkloadSettings(20, 6, Arrivals(3.0), prompts=settings.prompts), MODELS) != one
     faster = build(WorkloadSettings(20, 5, Arrivals(6.0), prompts=settings.prompts, answers=settings.answers), MODELS)
-    assert [(ask.model, ask.prompt, ask.answer) for ask in faster.asks] == [(ask.model, ask.prompt, ask.answer) for ask in one.asks]
+    assert [(ask.model, ask.prompt, ask.answer) for ask in faster.asks] == [
+        (ask.model, ask.prompt, ask.answer) for ask in one.asks
+    ]
     assert [ask.at for ask in faster.asks] == pytest.approx([ask.at / 2 for ask in one.asks])
     assert all(3 <= token < 1000 for ask in one.asks for token in ask.prompt)  # type: ignore[operator]
     assert {len(ask.prompt) for ask in one.asks} <= set(range(4, 10))
@@ -102,7 +112,10 @@ def test_a_workload_depends_on_its_settings_and_its_seed_alone() -> None:
 def test_a_trace_gives_times_and_lengths_and_is_not_repeated() -> None:
     rows = [TraceRow(0.0, 5, 2), TraceRow(8.0, 6, 3)]
     made = build(WorkloadSettings(50, speed=4.0, popularity="distinct"), MODELS, rows)
-    assert [(ask.at, ask.model, len(ask.prompt), ask.answer) for ask in made.asks] == [(0.0, "a", 5, 2), (2.0, "b", 6, 3)]
+    assert [(ask.at, ask.model, len(ask.prompt), ask.answer) for ask in made.asks] == [
+        (0.0, "a", 5, 2),
+        (2.0, "b", 6, 3),
+    ]
     paced = build(WorkloadSettings(50, arrivals=Arrivals(2.0, "fixed"), speed=4.0), MODELS, rows)
     assert [ask.at for ask in paced.asks] == [0.5, 1.0]
 

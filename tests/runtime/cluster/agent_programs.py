@@ -1,4 +1,6 @@
-"""Agents for tests: the real loop and relay with engines that count, in threads or in processes, and a scheduler's end of their links."""
+"""Agents for tests: the real loop and relay with engines that count, in threads or in processes, and a scheduler's end
+of their links.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,9 @@ class Threaded:
 
 
 @contextmanager
-def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -> Iterator[tuple[End, dict[str, Threaded]]]:
+def threads(
+    *names: str, engines: Sequence[StageEngine] = (), **settings: Any
+) -> Iterator[tuple[End, dict[str, Threaded]]]:
     """Agents in threads of this process."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     end = End(Messenger(SCHEDULER, bind="inproc://scheduler", context=context))
@@ -116,11 +120,15 @@ def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -
         context.term()
 
 
-def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings) -> Threaded:
+def _thread(
+    name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings
+) -> Threaded:
     post = Messenger(name, 1, f"inproc://{name}", context=context)
     post.learn(SCHEDULER, 0, "inproc://scheduler")
     directed = None if settings.direct is None else TensorLink(name, post, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
-    loop = AgentLoop(engine, Agent(name, engine.page_capacity, AgentConfig()), post, settings, VERSION, directed=directed)
+    loop = AgentLoop(
+        engine, Agent(name, engine.page_capacity, AgentConfig()), post, settings, VERSION, directed=directed
+    )
     ended: list[AgentEnded] = []
 
     def run() -> None:
@@ -137,20 +145,31 @@ def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[byte
 
 
 def counting(models: Sequence[IntegerModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
-    return Preparation("counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others})
+    return Preparation(
+        "counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others}
+    )
 
 
 def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
     settings = AgentSettings(report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
     return Identity(
-        name, incarnation, scheduler, f"ipc://{folder}/{name}.{incarnation}", settings, AgentConfig(), beat_seconds=0.05, **others
+        name,
+        incarnation,
+        scheduler,
+        f"ipc://{folder}/{name}.{incarnation}",
+        settings,
+        AgentConfig(),
+        beat_seconds=0.05,
+        **others,
     )
 
 
 @contextmanager
 def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]:
     """An agent's process that was told these lines."""
-    child = subprocess.Popen([sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         for line in lines:
             tell(child, line)

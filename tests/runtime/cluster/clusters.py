@@ -36,14 +36,20 @@ def blocks(models: Sequence[IntegerModel] = MODELS, cuts: Sequence[int] = CUTS) 
     return list({block.id: block for model in models for block in model.blocks(*cuts)}.values())
 
 
-def processes(pages: int = 400, pace: float = 0.0, models: Sequence[IntegerModel] = MODELS, **others: Any) -> ProcessLauncher:
+def processes(
+    pages: int = 400, pace: float = 0.0, models: Sequence[IntegerModel] = MODELS, **others: Any
+) -> ProcessLauncher:
     settings = AgentSettings(report_seconds=0.05)
-    return ProcessLauncher(ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others))
+    return ProcessLauncher(
+        ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others)
+    )
 
 
 def in_threads(pages: int = 400) -> ThreadLauncher:
     return ThreadLauncher(
-        lambda device: lambda: IntegerEngine(MODELS, pages), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1
+        lambda device: lambda: IntegerEngine(MODELS, pages),
+        settings=AgentSettings(report_seconds=0.05),
+        beat_seconds=0.1,
     )
 
 
@@ -100,7 +106,9 @@ class Load:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Load:
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.clients)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.clients)
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -139,4 +147,8 @@ def at_rest(driver: ClusterDriver) -> bool:
     """Nothing runs, and every page is free: by the scheduler's book, and by each agent's own."""
     state = driver.state()
     devices = [device for device in driver._scheduler.devices if device.alive]
-    return state.running == state.waiting == 0 and state.pages.free == state.pages.capacity and len(devices) == len(DEVICES)
+    return (
+        state.running == state.waiting == 0
+        and state.pages.free == state.pages.capacity
+        and len(devices) == len(DEVICES)
+    )

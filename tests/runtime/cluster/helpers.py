@@ -1,4 +1,6 @@
-"""Drivers that stop when a test ends, engines that wait or break when they are told to, clients that never wait for ever."""
+"""Drivers that stop when a test ends, engines that wait or break when they are told to, clients that never wait for
+ever.
+"""
 
 from __future__ import annotations
 

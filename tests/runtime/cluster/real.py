@@ -1,7 +1,8 @@
-"""Real models over real agents, for tests: two families, an adapter, a stitched chain, a stand-in, and what each of them answers.
+"""Real models over real agents, for tests: two families, an adapter, a stitched chain, a stand-in, and what each of
+them answers.
 
-Answers of foundations are `generate`'s of transformers. Others are one engine's that has the whole model (`tests/runtime/engine` holds
-that against a recomputation of the stack without any cache).
+Answers of foundations are `generate`'s of transformers. Others are one engine's that has the whole model
+(`tests/runtime/engine` holds that against a recomputation of the stack without any cache).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def put_family(bench: Bench) -> None:
     put_chain(bench.store, "stitched", ("llama", 0, 2), ("wide", 0, 2))
     put_chain(bench.store, "cheaper", ("llama", 0, 1), ("slim", 1, 2), ("llama", 2, 3), embedding="llama", head="llama")
     with bench.store.catalog.writing() as writer:  # components 3 and 4 are its second layer's
-        writer.put_equivalences([Equivalence("surrogate", ScoredRun("llama", 3, 5), ScoredRun("cheaper", 3, 5), "probe", 0.5)])
+        writer.put_equivalences(
+            [Equivalence("surrogate", ScoredRun("llama", 3, 5), ScoredRun("cheaper", 3, 5), "probe", 0.5)]
+        )
 
 
 def questions() -> dict[Question, tuple[int, ...]]:
@@ -102,22 +105,36 @@ def cluster(
     engine = replace(CONFIG, kv_bytes=2 * half * PAGES)
     described = [describe_chain(bench.store, name, engine, half, 1) for name in MODELS]
     settings = {
-        "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half, "threads": 1,
-    }  # fmt: skip
+        "store": str(bench.store.root),
+        "database": None,
+        "config": msgspec.to_builtins(engine),
+        "half_page": half,
+        "threads": 1,
+    }
     fleet = _fleet(backend, Preparation("staged", settings), boundary_bytes, direct)
     driver = ClusterDriver(
-        [each.chain for each in described], list({block.id: block for each in described for block in each.blocks}.values()),
-        [f"agent-{number}" for number in range(agents)], fleet, config, LifeConfig(backoff_seconds=0.05), trace=trace,
+        [each.chain for each in described],
+        list({block.id: block for each in described for block in each.blocks}.values()),
+        [f"agent-{number}" for number in range(agents)],
+        fleet,
+        config,
+        LifeConfig(backoff_seconds=0.05),
+        trace=trace,
         surrogates={"llama": surrogates_of(bench.store, "llama")} if config.speculation.mode != "off" else {},
-    )  # fmt: skip
+    )
     try:
         yield driver, fleet
     finally:
         assert driver.shutdown(LIMIT)
 
 
-def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None) -> AgentLauncher:
-    settings, relay = AgentSettings(report_seconds=0.05, direct=direct), AgentConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
+def _fleet(
+    backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None
+) -> AgentLauncher:
+    settings, relay = (
+        AgentSettings(report_seconds=0.05, direct=direct),
+        AgentConfig(chunk=8, window=1, boundary_bytes=boundary_bytes),
+    )
     if backend == "processes":
         return ProcessLauncher(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
     from cli.serving.agent_engines import ENGINES
@@ -154,7 +171,9 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
 
 @dataclass
 class Load:
-    """Clients in threads that ask one question after the other until told to stop; every answer is held against the model's own."""
+    """Clients in threads that ask one question after the other until told to stop; every answer is held against the
+    model's own.
+    """
 
     driver: ClusterDriver
     answers: Mapping[Question, list[int]]
@@ -165,7 +184,9 @@ class Load:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Load:
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.clients)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.clients)
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -192,4 +213,6 @@ class Load:
 
     def running(self) -> list[str]:
         """Sequences that run now."""
-        return on_scheduler(self.driver, lambda scheduler, now: [seq for seq, each in scheduler.members.items() if each.path])
+        return on_scheduler(
+            self.driver, lambda scheduler, now: [seq for seq, each in scheduler.members.items() if each.path]
+        )

@@ -10,7 +10,9 @@ from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice
 
 
 class StandIn:
-    """Implements `runtime.transport.interfaces.TensorTransport` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
+    """Implements `runtime.transport.interfaces.TensorTransport` for one agent. `links`: peers that it has a link to;
+    `accepts`: that have one to it.
+    """
 
     def __init__(self, rail: str = "rail") -> None:
         self.rail = rail

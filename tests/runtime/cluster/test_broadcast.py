@@ -1,4 +1,6 @@
-"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own, though agents die."""
+"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own,
+though agents die.
+"""
 
 from __future__ import annotations
 

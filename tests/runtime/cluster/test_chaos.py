@@ -1,4 +1,5 @@
-"""`kill -9` at random moments under load, with sequences on the move: no request lost, none twice, none altered, no page leaked.
+"""`kill -9` at random moments under load, with sequences on the move: no request lost, none twice, none altered, no
+page leaked.
 
 The benchmark of the same name does it a hundred times and prints how long recovery takes; this is its quick version.
 """

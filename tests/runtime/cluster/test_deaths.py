@@ -1,4 +1,5 @@
-"""`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead (`benchmarks.cluster.phases`).
+"""`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead
+(`benchmarks.cluster.phases`).
 
 The same, event by event, under the virtual clock: `tests/runtime/scheduler/devices/test_deaths.py`.
 """

@@ -1,4 +1,6 @@
-"""Whole clusters whose tensors go directly (gloo on a CPU): tokens, kills, what never comes, what comes changed, and the way back."""
+"""Whole clusters whose tensors go directly (gloo on a CPU): tokens, kills, what never comes, what comes changed, and
+the way back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,18 @@ from tests.runtime.cluster.agent_process.test_loop import (
 )
 from tests.runtime.cluster.agent_process.test_loop import request as asked
 from tests.runtime.cluster.agent_programs import MODEL, counting, threads
-from tests.runtime.cluster.clusters import DEVICES, LIMIT, MODELS, Load, answered, at_rest, cluster, eventually, request, verify
+from tests.runtime.cluster.clusters import (
+    DEVICES,
+    LIMIT,
+    MODELS,
+    Load,
+    answered,
+    at_rest,
+    cluster,
+    eventually,
+    request,
+    verify,
+)
 from tests.runtime.engine.links import Faulty
 
 DIRECT = DirectConfig(seconds=1.0)
@@ -53,7 +66,9 @@ def with_rail(rail: Gloo, models: Any = MODELS, pages: int = 400) -> Counting:
 
 def in_threads(rails: dict[str, Gloo]) -> ThreadLauncher:
     settings = AgentSettings(report_seconds=0.05, direct=DIRECT)
-    return ThreadLauncher(lambda device: lambda: with_rail(rails.get(device) or Gloo()), settings=settings, beat_seconds=0.1)
+    return ThreadLauncher(
+        lambda device: lambda: with_rail(rails.get(device) or Gloo()), settings=settings, beat_seconds=0.1
+    )
 
 
 def links(driver: Any) -> dict[str, dict[str, str]]:
@@ -61,12 +76,16 @@ def links(driver: Any) -> dict[str, dict[str, str]]:
 
 
 def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
-    """Real processes. Whoever is killed has tensors on their way, to it and from it; its next life gets links of its own."""
+    """Real processes. Whoever is killed has tensors on their way, to it and from it; its next life gets links of its
+    own.
+    """
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
     fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
     with cluster(fleet, sharing="off") as driver:
         with Load(driver, clients=6) as load:
-            assert eventually(lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10)
+            assert eventually(
+                lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10
+            )
             for round_, device in enumerate(DEVICES):
                 pid = fleet.pid(device, driver._company.lives.incarnation(device))
                 assert pid is not None
@@ -85,7 +104,9 @@ def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes
     with cluster(in_threads({name: Faulty(swallows=swallows) for name in DEVICES}), sharing="off") as driver:
         begin, wrong = time.monotonic(), 0
         while not any(
-            "did not" in why or "Timed out" in why or "other end" in why for each in links(driver).values() for why in each.values()
+            "did not" in why or "Timed out" in why or "other end" in why
+            for each in links(driver).values()
+            for why in each.values()
         ):
             assert time.monotonic() < begin + LIMIT, links(driver)
             ones = [request(f"s{wrong}-{number}", range(number, number + 20)) for number in range(4)]
@@ -103,8 +124,8 @@ def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes
 
 @pytest.mark.parametrize("fault", ["none", "changed", "swallowed"])
 def test_pages_that_move_directly_are_verified(fault: str) -> None:
-    """What comes changed is not written: the move says so, and the source serves on. What never comes ends the link: it comes by the host,
-    if the move has not given up by then."""
+    """What comes changed is not written: the move says so, and the source serves on. What never comes ends the link: it
+    comes by the host, if the move has not given up by then."""
     one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
     tags = tuple(range(2, 100))
     rail = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
@@ -122,7 +143,19 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
         def move(number: int) -> MigrationReady | MigrationFailed:
             end.post.send(
                 "b",
-                StartMigration(number, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, (), True, one),
+                StartMigration(
+                    number,
+                    "s",
+                    1,
+                    Stage(MODEL.spec.name, 0, LENGTH),
+                    (0, 2),
+                    MODEL.spec.page_tokens,
+                    "a",
+                    upto,
+                    (),
+                    True,
+                    one,
+                ),
             )
             end.until(lambda: any(isinstance(each.message, MigrationReady | MigrationFailed) for each in end.mail))
             found = next(each for each in end.mail if isinstance(each.message, MigrationReady | MigrationFailed))
@@ -137,7 +170,8 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
         rail.sound = False
         second = move(2)
         assert isinstance(
-            second, {"none": MigrationReady, "changed": MigrationFailed, "swallowed": MigrationReady | MigrationFailed}[fault]
+            second,
+            {"none": MigrationReady, "changed": MigrationFailed, "swallowed": MigrationReady | MigrationFailed}[fault],
         )
         if fault == "swallowed":
             end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")

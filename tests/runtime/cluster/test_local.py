@@ -43,12 +43,16 @@ def test_streams_of_many_clients_at_once() -> None:
 def test_one_stream_over_several_sequences_and_a_refusal() -> None:
     async def client() -> list[TokenEvent]:
         with driver() as one:
-            return await collect(one.open_stream([request("a"), request("b", max_tokens=9), request("bad", model="other")]))
+            return await collect(
+                one.open_stream([request("a"), request("b", max_tokens=9), request("bad", model="other")])
+            )
 
     events = asyncio.run(client())
     assert tokens(events, "a") == expected(request("a"))
     assert tokens(events, "b") == expected(request("b", max_tokens=9))
-    assert [(event.finish, event.error) for event in events if event.seq == "bad"] == [("error", "model 'other' is not loaded")]
+    assert [(event.finish, event.error) for event in events if event.seq == "bad"] == [
+        ("error", "model 'other' is not loaded")
+    ]
 
 
 def test_a_step_reaches_an_event_loop_in_one_call() -> None:
@@ -244,7 +248,9 @@ def test_shutdown_ends_what_is_unfinished() -> None:
     gate.open()
     assert one.shutdown(LIMIT)
     assert one.shutdown(LIMIT)
-    assert {event.seq: event.error for event in events if event.finish} == dict.fromkeys("ab", "the driver was shut down")
+    assert {event.seq: event.error for event in events if event.finish} == dict.fromkeys(
+        "ab", "the driver was shut down"
+    )
     with pytest.raises(Unavailable):
         one.load("m")
 

@@ -21,7 +21,10 @@ from zoo.errors import Unavailable
 def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on() -> None:
     with driver(FakeEngine([M], 4000, fail_at=[2])) as one:
         events = list(one.run([request("a", max_tokens=5)]))
-        assert [(event.finish, event.error) for event in events] == [(None, None), ("error", "the engine failed: FakeFault")]
+        assert [(event.finish, event.error) for event in events] == [
+            (None, None),
+            ("error", "the engine failed: FakeFault"),
+        ]
         assert [event.token for event in one.run([request("b")])] == expected(request("b"))
         assert one.alive
         assert one.state().counters.failed_steps == 1

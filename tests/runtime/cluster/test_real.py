@@ -1,8 +1,9 @@
-"""Stored models over agents of their own, as plain processes and as Ray actors: tokens are the model's alone, whatever is done meanwhile.
+"""Stored models over agents of their own, as plain processes and as Ray actors: tokens are the model's alone, whatever
+is done meanwhile.
 
-Two agents as `zoo serve --agents 2` starts them, with nothing switched on; three with all of it on: moves of each kind, instances that
-come, go and change places, predicted hops, `kill -9`. Agents are slow to start, so all tests of a kind share theirs. Ray is an extra: its
-half says loudly when it is not there.
+Two agents as `zoo serve --agents 2` starts them, with nothing switched on; three with all of it on: moves of each kind,
+instances that come, go and change places, predicted hops, `kill -9`. Agents are slow to start, so all tests of a kind
+share theirs. Ray is an extra: its half says loudly when it is not there.
 """
 
 from __future__ import annotations
@@ -24,13 +25,24 @@ from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
 from runtime.scheduler.controllers.actions import Drain, MoveRequest
 from runtime.scheduler.scheduler import Scheduler
 from tests.runtime.cluster.clusters import eventually
-from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
+from tests.runtime.cluster.real import (
+    MODELS,
+    Load,
+    Question,
+    answers_of,
+    asked,
+    cluster,
+    on_scheduler,
+    put_family,
+    tokens,
+)
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.virtual import ListTrace
 from zoo import Zoo
 
 NO_RAY = pytest.mark.skipif(
-    find_spec("ray") is None, reason="RAY IS NOT INSTALLED: real models on actors are not tested (pip install 'blockzoo[ray]')"
+    find_spec("ray") is None,
+    reason="RAY IS NOT INSTALLED: real models on actors are not tested (pip install 'blockzoo[ray]')",
 )
 BACKENDS = ["processes", pytest.param("ray", marks=NO_RAY)]
 DEVICES = ("agent-0", "agent-1", "agent-2")
@@ -62,9 +74,16 @@ def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[ClusterDriver, Any, ListTrace]]:
-    control = ControlConfig(balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=1500, calm_ms=100, patience_ms=5000)
+    control = ControlConfig(
+        balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=1500, calm_ms=100, patience_ms=5000
+    )
     config = ClusterConfig(
-        placing="split", sharing="off", chunk=8, handover_groups=1, control=control, speculation=SpeculationConfig("exact", top=0.5)
+        placing="split",
+        sharing="off",
+        chunk=8,
+        handover_groups=1,
+        control=control,
+        speculation=SpeculationConfig("exact", top=0.5),
     )
     trace = ListTrace()
     with cluster(family, request.param, 3, config, trace) as (driver, fleet):
@@ -84,7 +103,9 @@ def at_rest(driver: ClusterDriver) -> bool:
     )
 
 
-def test_plain_batches_over_two_agents_give_each_models_own_tokens(two: ClusterDriver, answers: dict[Question, list[int]]) -> None:
+def test_plain_batches_over_two_agents_give_each_models_own_tokens(
+    two: ClusterDriver, answers: dict[Question, list[int]]
+) -> None:
     """All questions at once."""
     ones = {f"q{number}": question for number, question in enumerate(answers)}
     got: dict[str, list[Any]] = {seq: [] for seq in ones}
@@ -92,9 +113,16 @@ def test_plain_batches_over_two_agents_give_each_models_own_tokens(two: ClusterD
         got[event.seq].append(event)
     assert {question: tokens(got[seq]) for seq, question in ones.items()} == answers
     for chain in two._scheduler.chains():
-        assert {name for use in chain.uses for name in two._scheduler.provision.instances[use.block]} == {*DEVICES[:2]}  # it is spread
+        assert {name for use in chain.uses for name in two._scheduler.provision.instances[use.block]} == {
+            *DEVICES[:2]
+        }  # it is spread
     counters = two.state().counters
-    assert (two.sight.moves().started, two.sight.speculation().started, two._scheduler.sharing().matches, counters.preemptions) == (
+    assert (
+        two.sight.moves().started,
+        two.sight.speculation().started,
+        two._scheduler.sharing().matches,
+        counters.preemptions,
+    ) == (
         0,
         0,
         0,
@@ -125,7 +153,9 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
 
             def moved(ends: dict[str, bool] = ends, part: str = part, start: int = start) -> bool:
                 on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
-                return getattr(driver.sight.moves(), part) > start + (40 if part != "committed" else 5) or bool(load.wrong)
+                return getattr(driver.sight.moves(), part) > start + (40 if part != "committed" else 5) or bool(
+                    load.wrong
+                )
 
             assert eventually(moved, SOON)
     assert load.wrong == [] and load.done
@@ -134,8 +164,14 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
 
 
 def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answers: dict[Question, list[int]]) -> None:
-    """Over real processes: hidden states travel for the front, pages for the back, and clients get each model's own tokens."""
-    config, trace, rng = ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1), ListTrace(), random.Random(2)
+    """Over real processes: hidden states travel for the front, pages for the back, and clients get each model's own
+    tokens.
+    """
+    config, trace, rng = (
+        ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1),
+        ListTrace(),
+        random.Random(2),
+    )
 
     def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
         running = [each for each in scheduler.members.values() if len(each.path) > 1]
@@ -145,7 +181,10 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
             blocks = [at for at, use in enumerate(member.chain.uses) if hop.lo <= use.lo < hop.hi]
             scheduler.handovers.start(member, range(blocks[0], blocks[-1] + 1), rng.choice(DEVICES), now, **ends)
 
-    with cluster(family, "processes", 3, config, trace, boundary_bytes=1 << 24) as (driver, _), Load(driver, answers, clients=4) as load:
+    with (
+        cluster(family, "processes", 3, config, trace, boundary_bytes=1 << 24) as (driver, _),
+        Load(driver, answers, clients=4) as load,
+    ):
 
         def moved(ends: dict[str, bool], start: int) -> bool:
             on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
@@ -161,8 +200,12 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
     assert told and all(event.bytes and event.n for event in told)
 
 
-def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
-    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place taken."""
+def test_predicted_hops_and_a_death(
+    three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]
+) -> None:
+    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place
+    taken.
+    """
     driver, fleet, _ = three
     (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
     blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
@@ -186,7 +229,9 @@ def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace],
     assert eventually(gathered, SOON)
     on_scheduler(driver, lambda scheduler, now: scheduler.speculation.pin([(block, home) for block in blocks]))
     with Load(driver, {question: answer for question, answer in answers.items() if question[0] == "llama"}) as load:
-        assert eventually(lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON)
+        assert eventually(
+            lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON
+        )
         victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
@@ -197,8 +242,12 @@ def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace],
     assert eventually(lambda: at_rest(driver))
 
 
-def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
-    """What `scaler` and `rearranger` order, for every block in turn: one more, with sequences that go there; one less; one elsewhere."""
+def test_instances_come_and_go_and_change_places(
+    three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]
+) -> None:
+    """What `scaler` and `rearranger` order, for every block in turn: one more, with sequences that go there; one less;
+    one elsewhere.
+    """
     driver, _, trace = three
     names = list(dict.fromkeys(use.block for chain in driver._scheduler.chains() for use in chain.uses))
 
@@ -206,7 +255,9 @@ def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any
         orders = scheduler.control.orders
         orders.grow([block], target, "BL-24", now)
         for seq, member in scheduler.members.items():
-            for use, source in zip(member.chain.uses, devices_of(member.chain, member.path) if member.path else (), strict=False):
+            for use, source in zip(
+                member.chain.uses, devices_of(member.chain, member.path) if member.path else (), strict=False
+            ):
                 if use.block == block and source != target:
                     orders.wish(MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
 

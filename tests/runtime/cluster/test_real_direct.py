@@ -1,4 +1,6 @@
-"""Stored models over agents whose tensors go directly (gloo on a CPU): each model's own tokens, moves, predictions, a death."""
+"""Stored models over agents whose tensors go directly (gloo on a CPU): each model's own tokens, moves, predictions, a
+death.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,17 @@ def links(driver: Any) -> set[str]:
     ("backend", "tensors"),
     [("processes", "direct"), pytest.param("ray", "network", marks=NO_RAY)],
 )
-def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Question, list[int]], backend: str, tensors: str) -> None:
-    given = {"agents": 2, "backend": backend, "placing": "split", "sharing": "off", "kv_bytes": "8MiB", "tensors": tensors}
+def test_two_agents_as_zoo_serve_makes_them(
+    family: Bench, answers: dict[Question, list[int]], backend: str, tensors: str
+) -> None:
+    given = {
+        "agents": 2,
+        "backend": backend,
+        "placing": "split",
+        "sharing": "off",
+        "kv_bytes": "8MiB",
+        "tensors": tensors,
+    }
     with Zoo(family.store.root) as zoo:
         driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
         try:
@@ -60,8 +71,12 @@ def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Questio
 
 
 def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: dict[Question, list[int]]) -> None:
-    """Three agents, a hop predicted, pages copied, computed again from tokens and from what was kept; one agent is killed meanwhile."""
-    config = ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1, speculation=SpeculationConfig("exact", top=0.5))
+    """Three agents, a hop predicted, pages copied, computed again from tokens and from what was kept; one agent is
+    killed meanwhile.
+    """
+    config = ClusterConfig(
+        placing="split", sharing="off", chunk=8, handover_groups=1, speculation=SpeculationConfig("exact", top=0.5)
+    )
     trace, rng = ListTrace(), random.Random(2)
 
     def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:

@@ -1,4 +1,6 @@
-"""Predicted hops over real agents: messages cross the wire, ticks choose by reports, tokens are the chain's own, counters tell of it."""
+"""Predicted hops over real agents: messages cross the wire, ticks choose by reports, tokens are the chain's own,
+counters tell of it.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,26 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 
 def test_exact_tokens_over_real_agents() -> None:
-    """Where rows wait is a bottleneck: from then on newcomers have that hop predicted. Its device is the slowest here by far."""
+    """Where rows wait is a bottleneck: from then on newcomers have that hop predicted. Its device is the slowest here
+    by far.
+    """
     stand_in = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
     def engine(device: str) -> IntegerEngine:
         seconds = 0.006 if device == "a" else 0.0002
         return IntegerEngine([*MODELS, stand_in], 400, rewrites=True, pace=lambda ns: time.sleep(seconds))
 
-    engines = ThreadLauncher(lambda device: lambda: engine(device), settings=AgentSettings(report_seconds=0.02), beat_seconds=0.1)
+    engines = ThreadLauncher(
+        lambda device: lambda: engine(device), settings=AgentSettings(report_seconds=0.02), beat_seconds=0.1
+    )
     config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
     chains = [model.chain(*CUTS) for model in MODELS]
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
     with ClusterDriver(chains, blocks(), DEVICES, engines, config, surrogates=known) as driver:
         with Load(driver, clients=5, max_tokens=10) as load:
-            assert eventually(lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0), (
-                driver.sight.speculation()
-            )
+            assert eventually(
+                lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0
+            ), driver.sight.speculation()
         assert not load.wrong and load.done
         counters = driver.state().counters
         assert counters.speculations >= counters.speculation_hits + counters.speculation_misses > 10

@@ -1,4 +1,6 @@
-"""What a device does between two steps, under a virtual clock in which control costs time; and the driver over engines that look ahead."""
+"""What a device does between two steps, under a virtual clock in which control costs time; and the driver over engines
+that look ahead.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ STEP, CONTROL = 1000, 300
 
 
 class Device(FakeEngine):
-    """A device that takes STEP nanoseconds for a step, one after the other; `idle`: that it had none, between its first and its last."""
+    """A device that takes STEP nanoseconds for a step, one after the other; `idle`: that it had none, between its first
+    and its last.
+    """
 
     def __init__(self, ahead: bool) -> None:
         super().__init__([M], 4000, ahead=ahead)

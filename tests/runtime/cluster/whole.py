@@ -1,6 +1,8 @@
-"""An engine of whole models as a stage engine, for one agent alone: the driver and the HTTP of stored models, tokens worked out by hand.
+"""An engine of whole models as a stage engine, for one agent alone: the driver and the HTTP of stored models, tokens
+worked out by hand.
 
-A stage is a model's whole chain here, and known to the engine by the model's name; tables' names are the engine's sequences.
+A stage is a model's whole chain here, and known to the engine by the model's name; tables' names are the engine's
+sequences.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class Whole:
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         names = self._names
         rows = tuple(structs.replace(row, model=names[row.model]) for row in plan.rows)
-        opened = tuple(replace(one, request=replace(one.request, model=names[one.request.model])) for one in plan.opened)
+        opened = tuple(
+            replace(one, request=replace(one.request, model=names[one.request.model])) for one in plan.opened
+        )
         return StageResult(self._engine.execute(replace(plan, rows=rows, opened=opened)), {})
 
     def beside(self) -> None:
@@ -72,15 +76,26 @@ def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
 
 
 def inline(
-    engine: FakeEngine, available: Sequence[ModelSpec] = (), trace: TraceSink | None = None, token_budget: int = 64, max_sequences: int = 16
+    engine: FakeEngine,
+    available: Sequence[ModelSpec] = (),
+    trace: TraceSink | None = None,
+    token_budget: int = 64,
+    max_sequences: int = 16,
 ) -> ClusterDriver:
     """One agent alone, as `zoo serve` makes it of stored models."""
     specs = {spec.name: spec for spec in (*engine.models(), *available)}
     served = [specs[spec.name] for spec in engine.models()]
     relay = AgentConfig(token_budget=token_budget, max_rows=max_sequences, divide=True)
     only = InlineAgent(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
-    config = ClusterConfig(max_running=max_sequences, chunk=4 * token_budget, control=ControlConfig.off(), sharing="off")
+    config = ClusterConfig(
+        max_running=max_sequences, chunk=4 * token_budget, control=ControlConfig.off(), sharing="off"
+    )
     return ClusterDriver(
-        [chain_of(spec) for spec in served], [*{block.id: block for spec in served for block in blocks_of(spec)}.values()], [only.device],
-        only, config, trace=trace, describe=lambda name: ServeModel(chain_of(specs[name]), blocks_of(specs[name])),
-    )  # fmt: skip
+        [chain_of(spec) for spec in served],
+        [*{block.id: block for spec in served for block in blocks_of(spec)}.values()],
+        [only.device],
+        only,
+        config,
+        trace=trace,
+        describe=lambda name: ServeModel(chain_of(specs[name]), blocks_of(specs[name])),
+    )

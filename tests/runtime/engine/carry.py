@@ -1,4 +1,5 @@
-"""A driver of stage engines as small as can be: it opens tables, carries hidden states from hop to hop, and moves stages between engines.
+"""A driver of stage engines as small as can be: it opens tables, carries hidden states from hop to hop, and moves
+stages between engines.
 
 Sequences run in lockstep, each engine's rows of one hop together in one step.
 """
@@ -30,7 +31,9 @@ class Place:
 
 @dataclass
 class Hopping:
-    """A sequence and where its stages are. `tokens`: virtual ones, prompt and output; `computed`: how many are through."""
+    """A sequence and where its stages are. `tokens`: virtual ones, prompt and output; `computed`: how many are
+    through.
+    """
 
     request: SequenceRequest
     hops: list[tuple[Place, Stage]]
@@ -57,7 +60,14 @@ class Carrier:
         self.places = [Place(engine) for engine in engines]
         self.seqs: dict[str, Hopping] = {}
 
-    def add(self, seq: str, model: str, prompt: Sequence[int], sampling: SamplingParams, hops: Sequence[tuple[int, int, int]]) -> Hopping:
+    def add(
+        self,
+        seq: str,
+        model: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        hops: Sequence[tuple[int, int, int]],
+    ) -> Hopping:
         """`hops`: (number of the engine, lo, hi)."""
         request = SequenceRequest(seq, f"r-{seq}", model, tuple(prompt), sampling)
         placed = [(self.places[engine], Stage(model, lo, hi)) for engine, lo, hi in hops]
@@ -105,14 +115,23 @@ class Carrier:
         target.book.fill(name, one.computed)
         if copy and spec.kv_layers:
             data = source.engine.read_pages([page for group in before for page in group])
-            target.engine.write_pages([page for group in after for page in group], structs.replace(data, data=bytes(data.data)))
+            target.engine.write_pages(
+                [page for group in after for page in group], structs.replace(data, data=bytes(data.data))
+            )
         source.book.release(name)
         source.released.append(name)
         one.hops[hop] = target, stage
         one.opened.discard(hop)
         one.fresh[hop] = after
 
-    def _run(self, place: Place, seqs: Sequence[str], at: dict[str, int], rows: Mapping[str, list[int]], carried: dict[str, Array]) -> None:
+    def _run(
+        self,
+        place: Place,
+        seqs: Sequence[str],
+        at: dict[str, int],
+        rows: Mapping[str, list[int]],
+        carried: dict[str, Array],
+    ) -> None:
         place.step += 1
         opened: list[Opened] = []
         made: list[Row] = []

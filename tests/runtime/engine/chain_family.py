@@ -12,7 +12,8 @@ from tests.runtime.engine.oracle import ROUNDING, Recomputed
 #: Tokens of an answer.
 COUNT = 12
 PARENTS = ["narrow", "wide", "thin", "neox", "gpt2", "lora", "lora2"]
-#: Chains by name: slices of parents. Between them: other widths, heads, head widths, ffn, families, adapters, and layers that stand twice.
+#: Chains by name: slices of parents. Between them: other widths, heads, head widths, ffn, families, adapters, and
+#: layers that stand twice.
 CHAINS = {
     "stitched": [("narrow", 0, 2), ("wide", 1, 3)],
     "twice stitched": [("narrow", 0, 1), ("wide", 0, 2), ("narrow", 2, 4)],
@@ -43,8 +44,16 @@ def add_family(bench: Bench, dtype: str = "float32") -> list[str]:
     return [*PARENTS, *(put_chain(bench.store, name, *parts) for name, parts in CHAINS.items())]
 
 
-def agreeing(bench: Bench, name: str, wanted: list[tuple[str, tuple[int, ...]]], out: Drive, dtype: torch.dtype, cast: bool = False) -> int:
-    """Tokens that agree with those of the model outside the engine. Fails unless a tie within the dtype's rounding ends the agreement.
+def agreeing(
+    bench: Bench,
+    name: str,
+    wanted: list[tuple[str, tuple[int, ...]]],
+    out: Drive,
+    dtype: torch.dtype,
+    cast: bool = False,
+) -> int:
+    """Tokens that agree with those of the model outside the engine. Fails unless a tie within the dtype's rounding ends
+    the agreement.
 
     `cast`: the reference's weights to the dtype.
     """

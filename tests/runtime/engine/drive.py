@@ -13,7 +13,9 @@ from runtime.types import Engine, Launched, SequenceRequest, StepResult, TokenEv
 
 @dataclass
 class Drive:
-    """What came out: events by sequence, and every step's result. `awaited`: rows that set out before their token was known."""
+    """What came out: events by sequence, and every step's result. `awaited`: rows that set out before their token was
+    known.
+    """
 
     events: dict[str, list[TokenEvent]] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
@@ -24,7 +26,9 @@ class Drive:
         return [event.token for event in self.events[seq] if event.token is not None]
 
 
-def drive(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None) -> Drive:
+def drive(
+    engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None
+) -> Drive:
     """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
     agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig())
     out, step, last = Drive(), 0, max(arrivals)
@@ -45,7 +49,9 @@ def drive(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], con
     return out
 
 
-def drive_ahead(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None) -> Drive:
+def drive_ahead(
+    engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None
+) -> Drive:
     """The same, each step launched before the result of the one before is asked for."""
     agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig(), ahead=True)
     out, step, last = Drive(), 0, max(arrivals)

@@ -15,7 +15,9 @@ from runtime.engine.recording.recorder import Rerun, Unrecordable, Work
 
 
 class PlainVarlen:
-    """`engine.attention.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K, or refuses them."""
+    """`engine.attention.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K,
+    or refuses them.
+    """
 
     def __init__(self, page_multiple: int = 1, ends: bool = False) -> None:
         self.calls = 0
@@ -27,12 +29,54 @@ class PlainVarlen:
         return Kernel(self, self._multiple, self._ends, (torch.float32, torch.bfloat16))
 
     def __call__(
-        self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k, block_table
+        self,
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_k,
+        max_q,
+        max_k,
+        *,
+        scale,
+        window_size,
+        enable_gqa,
+        seqused_k,
+        block_table,
     ) -> Tensor:
-        with _disable_current_modes():  # a kernel reads what it is given where it is; only this stand-in needs it on the host
-            return self._call(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, enable_gqa, seqused_k, block_table)
+        with (
+            _disable_current_modes()
+        ):  # a kernel reads what it is given where it is; only this stand-in needs it on the host
+            return self._call(
+                query,
+                key,
+                value,
+                cu_seq_q,
+                cu_seq_k,
+                max_q,
+                max_k,
+                scale,
+                window_size,
+                enable_gqa,
+                seqused_k,
+                block_table,
+            )
 
-    def _call(self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, enable_gqa, seqused_k, block_table) -> Tensor:
+    def _call(
+        self,
+        query,
+        key,
+        value,
+        cu_seq_q,
+        cu_seq_k,
+        max_q,
+        max_k,
+        scale,
+        window_size,
+        enable_gqa,
+        seqused_k,
+        block_table,
+    ) -> Tensor:
         rows = self._check(query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table)
         assert enable_gqa == (query.shape[1] != key.shape[2])
         assert window_size[1] == 0
@@ -80,7 +124,9 @@ class Waited(Exception):
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Have whatever a GPU would make the host wait for raise: reading values, and copies from the host but through `kv.transfers`."""
+    """Have whatever a GPU would make the host wait for raise: reading values, and copies from the host but through
+    `kv.transfers`.
+    """
 
     def refuse(*_: object, **__: object) -> None:
         raise Waited("a tensor was read")
@@ -99,7 +145,9 @@ def watching() -> Iterator[None]:
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """`_Watch`, and no copies from the host by `kv.transfers` either: a recording would do them again with what is there by then."""
+    """`_Watch`, and no copies from the host by `kv.transfers` either: a recording would do them again with what is
+    there by then.
+    """
 
     def refuse(*_: object, **__: object) -> Tensor:
         raise Unrecordable("a copy from the host")
@@ -113,7 +161,9 @@ def _recording() -> Iterator[None]:
 
 
 class Watched(Rerun):
-    """`engine.recording.recorder.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the same tensors."""
+    """`engine.recording.recorder.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the
+    same tensors.
+    """
 
     def __init__(self) -> None:
         self.asked = 0

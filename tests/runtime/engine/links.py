@@ -79,8 +79,8 @@ class Wire:
 
 
 class Faulty(Gloo):
-    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds. While `sound` nothing of
-    that."""
+    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds. While
+    `sound` nothing of that."""
 
     def __init__(self, swallows: tuple[int, ...] = (), changes: tuple[int, ...] = (), delay: float = 0.0) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """transformers' own tokens, and the one licence a token has to differ: a tie within rounding.
 
-`same_tokens` demands equality. Where a token differs, the reference's own two best logits there must be closer than the dtype rounds;
-then both continuations are legitimate and the rest of that sequence proves nothing, so the caller is told where it ended.
+`same_tokens` demands equality. Where a token differs, the reference's own two best logits there must be closer than the
+dtype rounds; then both continuations are legitimate and the rest of that sequence proves nothing, so the caller is told
+where it ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
 
 
 def reference(folder: Path) -> Any:
-    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels; some have no others."""
+    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels; some have
+    no others.
+    """
     from transformers import AutoConfig
 
     eager = AutoConfig.from_pretrained(folder).model_type in ("gemma2", "bloom", "gptj", "mpt")
@@ -35,7 +38,12 @@ def greedy(model: Any, prompt: Sequence[int], count: int, **options: Any) -> lis
     """`generate`'s tokens for one prompt alone, without sampling."""
     ids = torch.tensor([list(prompt)])
     out = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0, **options
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
     )
     return out[0, len(prompt) :].tolist()
 
@@ -48,7 +56,9 @@ def gap(model: Any, tokens: Sequence[int]) -> float:
     return (best - second) / max(abs(best), 1.0)
 
 
-def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], rounding: float | None = None) -> int:
+def same_tokens(
+    model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], rounding: float | None = None
+) -> int:
     """Number of tokens that agree; all of them unless a tie within rounding comes first. Fails otherwise.
 
     `rounding`: the licence, by default that of the dtype of the model's first parameter.
@@ -57,7 +67,9 @@ def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got:
         if want != have:
             margin = gap(model, [*prompt, *expected[:index]])
             allowed = ROUNDING[next(model.parameters()).dtype] if rounding is None else rounding
-            assert margin <= allowed, f"token {index}: {have} for {want}, though the reference's margin is {margin:.2e} > {allowed:.2e}"
+            assert margin <= allowed, (
+                f"token {index}: {have} for {want}, though the reference's margin is {margin:.2e} > {allowed:.2e}"
+            )
             return index
     assert len(expected) == len(got), f"{len(got)} tokens for {len(expected)}"
     return len(expected)
@@ -79,7 +91,9 @@ class Answers:
 
 
 class Recomputed:
-    """A stored model outside the engine, as a reference: a stack that computes the whole text anew for every token, without any cache."""
+    """A stored model outside the engine, as a reference: a stack that computes the whole text anew for every token,
+    without any cache.
+    """
 
     def __init__(self, store: Store, name: str, dtype: torch.dtype | None = None) -> None:
         self.stack = open_stack(store, manifest_of(store, name), dtype=dtype)

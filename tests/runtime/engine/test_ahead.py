@@ -1,4 +1,6 @@
-"""Steps launched before the tokens of the one before are read give the tokens that steps give one after the other, with real models."""
+"""Steps launched before the tokens of the one before are read give the tokens that steps give one after the other, with
+real models.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def everything(ignore_eos: bool = True, more: int = 0) -> dict[int, list[Sequenc
             prompt = tuple((7 * i + 3 * n + k) % 60 for k in range(3 + (i + n) % 5))
             seq = f"{name}.{i}"
             made.setdefault((i + n) % 4, []).append(
-                SequenceRequest(seq, seq, name, prompt, replace(params, ignore_eos=ignore_eos and not params.stop_token_ids))
+                SequenceRequest(
+                    seq, seq, name, prompt, replace(params, ignore_eos=ignore_eos and not params.stop_token_ids)
+                )
             )
     return made
 
@@ -72,7 +76,9 @@ def heard(out: Drive) -> dict[str, list[tuple]]:
 def numbers(out: Drive) -> list[float]:
     """Log-probabilities; which batch a row was in may move their last bits."""
     events = [event for seq in sorted(out.events) for event in out.events[seq]]
-    own = [value for event in events for value in (event.logprob, *(one.logprob for one in event.top)) if value is not None]
+    own = [
+        value for event in events for value in (event.logprob, *(one.logprob for one in event.top)) if value is not None
+    ]
     return own + [one.logprob for event in events for part in event.prompt_logprobs for one in part.chosen]
 
 
@@ -98,14 +104,23 @@ def test_every_way_of_sampling(bench, family, where, ignore_eos):
 @settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_schedules_on_few_pages(bench, family, data):
-    """Arrivals, ends by tokens and by number, chunks, preemptions: who hears what does not depend on when it is read."""
+    """Arrivals, ends by tokens and by number, chunks, preemptions: who hears what does not depend on when it is
+    read.
+    """
     arrivals: dict[int, list[SequenceRequest]] = {}
     for i in range(data.draw(st.integers(2, 6))):
         name = data.draw(st.sampled_from(family))
-        params = replace(data.draw(st.sampled_from(EVERYTHING)), stop_token_ids=tuple(data.draw(st.lists(st.integers(0, 60), max_size=9))))
+        params = replace(
+            data.draw(st.sampled_from(EVERYTHING)),
+            stop_token_ids=tuple(data.draw(st.lists(st.integers(0, 60), max_size=9))),
+        )
         prompt = tuple(data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=12)))
-        arrivals.setdefault(data.draw(st.integers(0, 5)), []).append(SequenceRequest(f"s{i}", f"s{i}", name, prompt, params))
-    batching = BatchingConfig(token_budget=data.draw(st.integers(1, 24)), max_sequences=data.draw(st.integers(1, 6)), watermark=0.0)
+        arrivals.setdefault(data.draw(st.integers(0, 5)), []).append(
+            SequenceRequest(f"s{i}", f"s{i}", name, prompt, params)
+        )
+    batching = BatchingConfig(
+        token_budget=data.draw(st.integers(1, 24)), max_sequences=data.draw(st.integers(1, 6)), watermark=0.0
+    )
     small = replace(CONFIG, kv_bytes=data.draw(st.integers(14, 40)) * 2 * _half(bench, family))
     plain, made = (PagedEngine(bench.store, small, family) for _ in range(2))
     expected, got = drive(plain, arrivals, batching), drive_ahead(inline(made), arrivals, batching)
@@ -138,7 +153,11 @@ def test_launching_neither_waits_nor_copies_but_by_what_does_not_wait(bench, fam
         assert [len(each.result().sampled) for each in begun] == [2, 2, 2]
 
     launches(SamplingParams(max_tokens=9))
-    launches(SamplingParams(max_tokens=9, temperature=0.8, top_p=0.9, top_k=20, seed=4, logprobs=2, min_tokens=4, logit_bias=((3, 1.0),)))
+    launches(
+        SamplingParams(
+            max_tokens=9, temperature=0.8, top_p=0.9, top_k=20, seed=4, logprobs=2, min_tokens=4, logit_bias=((3, 1.0),)
+        )
+    )
     with pytest.raises(Exception, match="read"):
         launches(SamplingParams(max_tokens=9, frequency_penalty=0.5))
 

@@ -1,4 +1,6 @@
-"""The engine's greedy tokens are transformers' own: alone, mixed, arriving late, in chunks, preempted; for every served family."""
+"""The engine's greedy tokens are transformers' own: alone, mixed, arriving late, in chunks, preempted; for every served
+family.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_alone(bench, family, layers):
 
 @pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), *((f, "stock") for f in FUSED)])
 def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
-    """A pool that cannot hold all sequences at once, prompts cut into chunks of at most six tokens, arrivals in mid-flight."""
+    """A pool that cannot hold all sequences at once, prompts cut into chunks of at most six tokens, arrivals in
+    mid-flight.
+    """
     name = f"{family}-mixed"
     if name not in bench.folders:
         bench.family(family, name, seed=3)
@@ -72,7 +76,11 @@ def test_bfloat16(bench, family):
     model = reference(bench.folders[name])
     wanted = prompts(4, (1, 8, 19, 30))
     out = drive(
-        engine(bench, name), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=8)
+        engine(bench, name),
+        {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)},
+        BatchingConfig(token_budget=8),
     )
-    agreed = [same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)]
+    agreed = [
+        same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)
+    ]
     assert sum(agreed) >= COUNT, "hardly a token agrees"

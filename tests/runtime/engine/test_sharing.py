@@ -1,4 +1,6 @@
-"""Eight fine-tunes that share all but one layer, and one that shares all but its adapter, served together by one engine."""
+"""Eight fine-tunes that share all but one layer, and one that shares all but its adapter, served together by one
+engine.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def family(bench) -> list[str]:
 def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, family):
     engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, trace_segments=True), family)
     wanted = {name: prompts(number, (5, 12)) for number, name in enumerate(family)}
-    requests = [ask(name, prompt, f"{name}-{i}", ignore_eos=True) for name in family for i, prompt in enumerate(wanted[name])]
+    requests = [
+        ask(name, prompt, f"{name}-{i}", ignore_eos=True) for name in family for i, prompt in enumerate(wanted[name])
+    ]
     out = drive(engine, {0: requests[:9], 3: requests[9:]}, BatchingConfig(token_budget=64))
     for step in out.steps:
         ran = Counter(unit for segment in step.segments for unit in segment.components)
@@ -53,7 +57,9 @@ def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, fa
             model = reference(bench.folders[name])
             for i, prompt in enumerate(wanted[name]):
                 got = out.tokens(f"{name}-{i}")
-                assert same_tokens(model, prompt, greedy(model, prompt, 20, min_new_tokens=20, eos_token_id=[]), got) == len(got)
+                assert same_tokens(
+                    model, prompt, greedy(model, prompt, 20, min_new_tokens=20, eos_token_id=[]), got
+                ) == len(got)
 
 
 @pytest.mark.parametrize(("kernels", "most"), [("stock", 1.01), ("auto", 1.06)])
@@ -87,7 +93,9 @@ def test_models_of_other_widths_and_dtypes_share_the_pool(bench, family):
 
 
 def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
-    """Pages go from a half-precision model to a float one and back; what lies behind a sequence's end must be finite under both."""
+    """Pages go from a half-precision model to a float one and back; what lies behind a sequence's end must be finite
+    under both.
+    """
     half = "half" if "half" in bench.folders else bench.family("llama", "half", dtype="bfloat16")
     names = [family[0], half]
     size = PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, page_tokens=4), names)
@@ -125,7 +133,9 @@ def test_a_damaged_object_is_found_on_load_and_names_its_models(bench, family, t
 def test_prompt_logprobs_and_sampled_logprobs_match_transformers(bench, family):
     prompt = prompts(6, (11,))[0]
     engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4), family[:1])
-    out = drive(engine, {0: [ask(family[0], prompt, "p", prompt_logprobs=3, logprobs=2)]}, BatchingConfig(token_budget=4))
+    out = drive(
+        engine, {0: [ask(family[0], prompt, "p", prompt_logprobs=3, logprobs=2)]}, BatchingConfig(token_budget=4)
+    )
     events = out.events["p"]
     tokens = [*prompt, *out.tokens("p")]
     with torch.inference_mode():
@@ -149,6 +159,13 @@ def test_sampling_with_a_seed_survives_preemption_and_company(bench, family):
     alone = drive(engine, {0: [ask(family[0], prompt, "alone", **params)]}).tokens("alone")
     page = engine.memory().kv_pool // engine.page_capacity
     small = PagedEngine(bench.store, EngineConfig(kv_bytes=page * LAYERS * 12, page_tokens=4), family[:2])
-    crowd = [ask(family[i % 2], p, f"c{i}", temperature=1.0, seed=i, ignore_eos=True) for i, p in enumerate(prompts(8, (9, 9, 9)))]
-    out = drive(small, {0: crowd[:2], 1: [ask(family[0], prompt, "late", **params)], 2: crowd[2:]}, BatchingConfig(token_budget=16))
+    crowd = [
+        ask(family[i % 2], p, f"c{i}", temperature=1.0, seed=i, ignore_eos=True)
+        for i, p in enumerate(prompts(8, (9, 9, 9)))
+    ]
+    out = drive(
+        small,
+        {0: crowd[:2], 1: [ask(family[0], prompt, "late", **params)], 2: crowd[2:]},
+        BatchingConfig(token_budget=16),
+    )
     assert out.preemptions > 0 and out.tokens("late") == alone

@@ -1,4 +1,6 @@
-"""The two kinds of tokenizer that text must survive: byte-level BPE, and SentencePiece with byte fallback and leading spaces."""
+"""The two kinds of tokenizer that text must survive: byte-level BPE, and SentencePiece with byte fallback and leading
+spaces.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,31 @@ def sentence_piece() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
-    pieces += ["\u2581", *"abcdehlorw.,!é你", "\u2581h", "\u2581he", "ll", "\u2581hell", "or", "\u2581w", "\u2581\u2581", "\ufffd"]
+    pieces += [
+        "\u2581",
+        *"abcdehlorw.,!é你",
+        "\u2581h",
+        "\u2581he",
+        "ll",
+        "\u2581hell",
+        "or",
+        "\u2581w",
+        "\u2581\u2581",
+        "\ufffd",
+    ]
     vocabulary = {piece: id_ for id_, piece in enumerate(pieces)}
-    merges = [("\u2581", "h"), ("\u2581h", "e"), ("l", "l"), ("\u2581he", "ll"), ("o", "r"), ("\u2581", "w"), ("\u2581", "\u2581")]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106
+    merges = [
+        ("\u2581", "h"),
+        ("\u2581h", "e"),
+        ("l", "l"),
+        ("\u2581he", "ll"),
+        ("o", "r"),
+        ("\u2581", "w"),
+        ("\u2581", "\u2581"),
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )  # noqa: S106
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

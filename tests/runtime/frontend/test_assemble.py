@@ -20,7 +20,9 @@ SPEC = ModelSpec("org/m", 1, 16, 64, 320, eos_token_ids=(2,))
 def completion(tokenizer: Tokenizer, defaults: SamplingDefaults | None = None, **fields: Any) -> Generation:
     raw = json.dumps({"model": "m", "prompt": [5, 6, 7], **fields}).encode()
     model = ServedModel(SPEC, tokenizer, defaults or SamplingDefaults())
-    return assemble_completion(parse(CompletionBody, raw), model, Receipt("cmpl-1", 2, 3), Limits(max_choices=8, max_sequences=10))
+    return assemble_completion(
+        parse(CompletionBody, raw), model, Receipt("cmpl-1", 2, 3), Limits(max_choices=8, max_sequences=10)
+    )
 
 
 def sampling(tokenizer: Tokenizer, **fields: Any) -> SamplingParams:
@@ -35,24 +37,52 @@ def test_openais_defaults(tokenizer: Tokenizer) -> None:
 def test_the_models_own_defaults_give_way_to_the_request(tokenizer: Tokenizer) -> None:
     own = SamplingDefaults(0.6, 0.9, 20, 0.05, 1.1)
     params = completion(tokenizer, own).sequences[0].sampling
-    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (0.6, 0.9, 20, 0.05, 1.1)
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (
+        0.6,
+        0.9,
+        20,
+        0.05,
+        1.1,
+    )
     given = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
     params = completion(tokenizer, own, **given).sequences[0].sampling
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (0, 1, 0, 0, 1)
 
 
 def test_extras_reach_the_sequences(tokenizer: Tokenizer) -> None:
-    fields = {"slo_ms": 500, "priority": -2, "adaptive": True, "ignore_eos": True, "min_tokens": 3, "stop_token_ids": [9]}
+    fields = {
+        "slo_ms": 500,
+        "priority": -2,
+        "adaptive": True,
+        "ignore_eos": True,
+        "min_tokens": 3,
+        "stop_token_ids": [9],
+    }
     one = completion(tokenizer, logit_bias={"7": 1, "5": -100}, logprobs=2, **fields).sequences[0]
-    assert (one.slo_ms, one.priority, one.adaptive, one.arrival, one.request, one.model) == (500, -2, True, 3, "cmpl-1", "org/m")
+    assert (one.slo_ms, one.priority, one.adaptive, one.arrival, one.request, one.model) == (
+        500,
+        -2,
+        True,
+        3,
+        "cmpl-1",
+        "org/m",
+    )
     assert one.sampling.logit_bias == ((5, -100.0), (7, 1.0))
-    assert (one.sampling.ignore_eos, one.sampling.min_tokens, one.sampling.stop_token_ids, one.sampling.logprobs) == (True, 3, (9,), 2)
+    assert (one.sampling.ignore_eos, one.sampling.min_tokens, one.sampling.stop_token_ids, one.sampling.logprobs) == (
+        True,
+        3,
+        (9,),
+        2,
+    )
     assert one.sampling.prompt_logprobs is None
 
 
-def test_who_shares_pages_with_whom_is_the_clients_to_say_and_no_secret_of_theirs_goes_further(tokenizer: Tokenizer) -> None:
+def test_who_shares_pages_with_whom_is_the_clients_to_say_and_no_secret_of_theirs_goes_further(
+    tokenizer: Tokenizer,
+) -> None:
     plain, one, again, other = (
-        completion(tokenizer, **salt).sequences[0].tenant for salt in ({}, *[{"cache_salt": s} for s in ("a", "a", "bé")])
+        completion(tokenizer, **salt).sequences[0].tenant
+        for salt in ({}, *[{"cache_salt": s} for s in ("a", "a", "bé")])
     )
     assert plain == "" and one == again and len({plain, one, other}) == 3
     assert all(len(tenant) == 32 and tenant.isascii() for tenant in (one, other))
@@ -68,14 +98,20 @@ def test_seeds(tokenizer: Tokenizer) -> None:
     drawn = [one.sampling.seed for _ in range(4) for one in completion(tokenizer, n=8).sequences]
     assert len(set(drawn)) == 32 and all(0 <= seed < 2**63 for seed in drawn)
     assert all(
-        0 <= one.sampling.seed < 2**63 for seed in (-(2**63), -1, 2**63 - 1) for one in completion(tokenizer, n=3, seed=seed).sequences
+        0 <= one.sampling.seed < 2**63
+        for seed in (-(2**63), -1, 2**63 - 1)
+        for one in completion(tokenizer, n=3, seed=seed).sequences
     )
 
 
 def test_default_length_is_cut_to_the_context_and_a_given_one_must_fit(tokenizer: Tokenizer) -> None:
     assert sampling(tokenizer, prompt=[5] * 60).max_tokens == 4
     assert sampling(tokenizer, prompt=[5] * 60, max_tokens=4).max_tokens == 4
-    for fields in ({"prompt": [5] * 60, "max_tokens": 5}, {"prompt": [5] * 64}, {"prompt": [5] * 65, "max_tokens": 0, "echo": True}):
+    for fields in (
+        {"prompt": [5] * 60, "max_tokens": 5},
+        {"prompt": [5] * 64},
+        {"prompt": [5] * 65, "max_tokens": 0, "echo": True},
+    ):
         with pytest.raises(RequestError) as caught:
             completion(tokenizer, **fields)
         assert caught.value.code == "context_length_exceeded" and caught.value.status == 400

@@ -27,7 +27,16 @@ def generation(tokenizer: Tokenizer, **fields: object) -> Generation:
 def events_of(tokens: list[int], finish: str = "length", **first: object) -> list[TokenEvent]:
     last = len(tokens) - 1
     return [
-        TokenEvent("r/0", "r", i, token, -0.5, (Logprob(token, -0.5),), finish=finish if i == last else None, **(first if i == 0 else {}))
+        TokenEvent(
+            "r/0",
+            "r",
+            i,
+            token,
+            -0.5,
+            (Logprob(token, -0.5),),
+            finish=finish if i == last else None,
+            **(first if i == 0 else {}),
+        )
         for i, token in enumerate(tokens)
     ]
 
@@ -90,8 +99,9 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
     prompt = tokenizer.encode("hello world", add_special=False)
     asked = generation(tokenizer, prompt=prompt, echo=True, logprobs=1)
     parts = tuple(
-        PromptLogprobs("r/0", i, (Logprob(prompt[i], -float(i)),), ((Logprob(9, -0.1),),)) for i in range(1, len(prompt))
-    )  # fmt: skip
+        PromptLogprobs("r/0", i, (Logprob(prompt[i], -float(i)),), ((Logprob(9, -0.1),),))
+        for i in range(1, len(prompt))
+    )
     piece = AnswerChoice(asked, 0).take(events_of([7], prompt_logprobs=parts))
     assert [entry.logprob for entry in piece.entries] == [None, *(-float(i) for i in range(1, len(prompt))), -0.5]
     assert [entry.token for entry in piece.entries] == [*prompt, 7]
@@ -100,5 +110,7 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
 
 
 def test_a_failure_carries_its_reason(tokenizer: Tokenizer) -> None:
-    piece = AnswerChoice(generation(tokenizer), 0).take([TokenEvent("r/0", "r", 0, None, finish="error", error="the engine failed")])
+    piece = AnswerChoice(generation(tokenizer), 0).take(
+        [TokenEvent("r/0", "r", 0, None, finish="error", error="the engine failed")]
+    )
     assert (piece.finish, piece.error, piece.tokens) == ("error", "the engine failed", ())

@@ -98,8 +98,12 @@ def test_byte_level_text_needs_no_window_and_added_tokens_are_decoded_as_the_tok
     byte_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     plain = adapt(byte_level_with_added(tmp_path, "é", "a b", "naïve", "你", "x"))
-    assert isinstance(detokenizer_for(byte_tokenizer), ByteDetokenizer) and isinstance(detokenizer_for(plain), ByteDetokenizer)
+    assert isinstance(detokenizer_for(byte_tokenizer), ByteDetokenizer) and isinstance(
+        detokenizer_for(plain), ByteDetokenizer
+    )
     assert isinstance(detokenizer_for(adapt(sentence_piece())), WindowDetokenizer)
-    ids = [token for text in ("é", "a b", "naïve", "你", "x", "plain") for token in plain.encode(text, add_special=False)]
+    ids = [
+        token for text in ("é", "a b", "naïve", "你", "x", "plain") for token in plain.encode(text, add_special=False)
+    ]
     assert "".join(pieces(plain, ids)) == plain.decode(ids)
     assert "".join(pieces(plain, [*ids, *reversed(ids)])) == plain.decode([*ids, *reversed(ids)])

@@ -20,7 +20,9 @@ TEXTS = st.text(st.sampled_from("ab hello.é你好😀\n</s>"), max_size=40)
 @pytest.mark.parametrize("kind", ["byte-level", "sentence-piece"])
 @SHARED
 @given(text=TEXTS, add_special=st.booleans())
-def test_ids_and_text_are_transformers(tmp_path_factory: pytest.TempPathFactory, kind: str, text: str, add_special: bool) -> None:
+def test_ids_and_text_are_transformers(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, text: str, add_special: bool
+) -> None:
     outer = sentence_piece() if kind == "sentence-piece" else byte_level(tmp_path_factory.getbasetemp() / "agree")
     adapted = adapt(outer)
     ids = outer(text, add_special_tokens=add_special)["input_ids"]

@@ -12,7 +12,9 @@ CAPACITY = 24
 
 
 class Picture:
-    """Rows as lists of cells (a token's number, or None), and a store in which every cell is kept where `physical` says."""
+    """Rows as lists of cells (a token's number, or None), and a store in which every cell is kept where `physical`
+    says.
+    """
 
     def __init__(self) -> None:
         self.columns = Columns(CAPACITY)
@@ -51,7 +53,12 @@ class Picture:
 
     def check(self) -> None:
         assert self.columns.rows == len(self.rows)
-        assert self.columns.needed == max((len(cells) for cells in self.rows), default=0) <= self.columns.length <= CAPACITY
+        assert (
+            self.columns.needed
+            == max((len(cells) for cells in self.rows), default=0)
+            <= self.columns.length
+            <= CAPACITY
+        )
         for row, cells in enumerate(self.rows):
             assert self.columns.span(row) == len(cells)
             assert [self.store[row][at] for at in self.columns.physical(len(cells))] == cells
@@ -82,7 +89,9 @@ def test_every_row_finds_its_cells_whatever_comes_and_goes(data: st.DataObject) 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=20, max_size=80), st.integers(1, 4))
 def test_an_endless_stream_keeps_the_cache_as_short_as_its_longest_row(lengths: list[int], slots: int) -> None:
-    """Rows of one prompt token each come as others end: with release the cache is never longer than the longest that lives (BA-06)."""
+    """Rows of one prompt token each come as others end: with release the cache is never longer than the longest that
+    lives (BA-06).
+    """
     columns, left = Columns(8), []
     waiting = list(lengths)
     while waiting or left:

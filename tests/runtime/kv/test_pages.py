@@ -50,7 +50,9 @@ def test_what_was_tentative_is_forgotten_and_written_again(tokens: int) -> None:
 
 
 def test_tables_of_which_one_has_more_become_one() -> None:
-    """A row came through one hop and not the next: what is forgotten of the one leaves its last group as full as the other's."""
+    """A row came through one hop and not the next: what is forgotten of the one leaves its last group as full as the
+    other's.
+    """
     book, narrow = PageBook(30), spec("part", kv_layers=1, page_tokens=4)
     for name, tokens in (("a", 9), ("b", 12)):
         book.open(name, narrow)

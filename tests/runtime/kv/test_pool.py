@@ -1,4 +1,6 @@
-"""Pages through several geometries: a layer with narrow heads shares its pages' number of tokens with a wide one of the same model."""
+"""Pages through several geometries: a layer with narrow heads shares its pages' number of tokens with a wide one of the
+same model.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_pages_have_the_same_bytes_and_hold_more_tokens_of_a_narrow_geometry(poo
     assert [pool.page_tokens(each) for each in (WIDE, NARROW, HALF)] == [4, 12, 96]
 
 
-@pytest.mark.parametrize(("geometry", "page_tokens"), [(WIDE, 4), (NARROW, 12), (NARROW, 4), (NARROW, 2), (HALF, 4), (HALF, 7)])
+@pytest.mark.parametrize(
+    ("geometry", "page_tokens"), [(WIDE, 4), (NARROW, 12), (NARROW, 4), (NARROW, 2), (HALF, 4), (HALF, 7)]
+)
 def test_what_is_written_is_gathered_and_nothing_else_is_touched(pool, geometry, page_tokens):
     view = pool.view(geometry, page_tokens)
     table, at = torch.tensor([4, 1, 3]), torch.arange(2 * page_tokens + 1)

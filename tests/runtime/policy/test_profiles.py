@@ -51,13 +51,19 @@ def test_a_longer_context_costs_no_less_beyond_the_last_batch():
     grid = Grid((1, 2), (1, 2, 3, 4), ((0.0, 0.0, 1.0, 0.0), (0.0, 1.0, 0.0, 0.0)))
     assert grid.at(3, 3) >= grid.at(3, 2) == pytest.approx(2.0)
     # Steepest between two contexts that were measured.
-    grid = Grid((1, 2, 3, 4), (1, 3, 4, 5), ((1.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0), (1.0, 2.0, 0.0, 0.0)))
+    grid = Grid(
+        (1, 2, 3, 4),
+        (1, 3, 4, 5),
+        ((1.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0), (1.0, 2.0, 0.0, 0.0)),
+    )
     assert grid.at(6, 3) >= grid.at(6, 2)
 
 
 @given(grids(), st.data())
 def test_rising_tables_give_their_points_back_and_stay_between_them(grid, data):
-    rising = tuple(tuple(float(i + j) + value / 20 for j, value in enumerate(row)) for i, row in enumerate(grid.seconds))
+    rising = tuple(
+        tuple(float(i + j) + value / 20 for j, value in enumerate(row)) for i, row in enumerate(grid.seconds)
+    )
     rising = tuple(tuple(sorted(row)) for row in rising)
     rising = tuple(zip(*(sorted(column) for column in zip(*rising, strict=True)), strict=True))
     grid = Grid(grid.batches, grid.contexts, rising)
@@ -92,7 +98,11 @@ def test_tables_that_are_none(make):
 def test_a_document_becomes_tables():
     block = {"block": "b" * 64, "bytes": 10, "prefill": {"64": 0.2, "8": 0.1}, "load_seconds": 3.0}
     block["decode"] = {"batches": [1, 2], "contexts": [4], "seconds": [[0.1], [0.2]]}
-    document = {"device": "cpu", "blocks": [block], "links": [{"a": "host", "b": "device", "seconds": {"1024": 1.0, "16": 0.5}}]}
+    document = {
+        "device": "cpu",
+        "blocks": [block],
+        "links": [{"a": "host", "b": "device", "seconds": {"1024": 1.0, "16": 0.5}}],
+    }
     profile = profile_of(document)
     assert profile.block("b" * 64).prefill == Line((8.0, 64.0), (0.1, 0.2))
     assert profile.block("b" * 64).decode.at(2, 4) == 0.2

@@ -1,5 +1,6 @@
-"""Random schedules of everything at once: short pages, moves, deaths, aborts, pauses, shared beginnings, predicted hops, new versions,
-scaling, balancing, placement, pages that do not verify, wires of all speeds. One seed, one schedule."""
+"""Random schedules of everything at once: short pages, moves, deaths, aborts, pauses, shared beginnings, predicted
+hops, new versions, scaling, balancing, placement, pages that do not verify, wires of all speeds. One seed, one
+schedule."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
-#: Few words, so that a wrong prediction often brings the right token. N shares most of M; P and Q are later versions of it.
+#: Few words, so that a wrong prediction often brings the right token. N shares most of M; P and Q are later versions of
+#: it.
 M, N, P, Q = (
     counting_model(name, parts, vocab_size=3, max_model_len=96)
     for name, parts in (
@@ -106,7 +108,9 @@ def asked(rng: random.Random, count: int) -> list[SequenceRequest]:
     ones = []
     for number in range(count):
         prompt = [*rng.choice(systems), *(rng.randrange(3) for _ in range(rng.randrange(1, 14)))]
-        one = request(f"s{number}", prompt, rng.choice("mmn"), max_tokens=rng.randrange(1, 40), priority=rng.randrange(2))
+        one = request(
+            f"s{number}", prompt, rng.choice("mmn"), max_tokens=rng.randrange(1, 40), priority=rng.randrange(2)
+        )
         ones.append(replace(one, tenant=rng.choice(("", "", "t"))))
     return ones
 
@@ -114,17 +118,33 @@ def asked(rng: random.Random, count: int) -> list[SequenceRequest]:
 def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
     on = [rng.random() < 0.5 for _ in range(3)]
     control = ControlConfig(
-        scaling=on[0], rearranging=on[1], proactive=on[2], balancing=rng.choice(("strict", "owner", "least-busy", "recompute")),
-        high=rng.choice((0.5, 0.8)), low=0.3, idle_ms=40, calm_ms=20, period_ms=40, every_ms=5, patience_ms=rng.choice((20, 400)), margin=1,
-        moves=rng.choice((1, 4)), bandwidth=1e6, crossing_us=1e5,
-    )  # fmt: skip
+        scaling=on[0],
+        rearranging=on[1],
+        proactive=on[2],
+        balancing=rng.choice(("strict", "owner", "least-busy", "recompute")),
+        high=rng.choice((0.5, 0.8)),
+        low=0.3,
+        idle_ms=40,
+        calm_ms=20,
+        period_ms=40,
+        every_ms=5,
+        patience_ms=rng.choice((20, 400)),
+        margin=1,
+        moves=rng.choice((1, 4)),
+        bandwidth=1e6,
+        crossing_us=1e5,
+    )
     return ClusterConfig(
         devices=devices,
-        placing=rng.choice(("split",) if predicted else ("split", "copies", "demand", "auto")), chunk=rng.choice((4, 256)), control=control,
+        placing=rng.choice(("split",) if predicted else ("split", "copies", "demand", "auto")),
+        chunk=rng.choice((4, 256)),
+        control=control,
         sharing=rng.choice(("off",) if predicted else ("off", "running", "cached")),
-        owner_margin=rng.choice((0.0, 8.0)), watermark=rng.choice((0.0, 0.05)),
-        speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5), handover_groups=rng.choice((1, 2)),
-    )  # fmt: skip
+        owner_margin=rng.choice((0.0, 8.0)),
+        watermark=rng.choice((0.0, 0.05)),
+        speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5),
+        handover_groups=rng.choice((1, 2)),
+    )
 
 
 def _serve(model: IntegerModel) -> ServeModel:

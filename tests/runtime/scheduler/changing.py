@@ -1,4 +1,6 @@
-"""A virtual cluster whose models come and go: what became of each update, and which version each sequence was given when it came."""
+"""A virtual cluster whose models come and go: what became of each update, and which version each sequence was given
+when it came.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ def as_version(model: IntegerModel, of: str, *cuts: int) -> Chain:
     return replace(model.chain(*cuts), spec=replace(model.spec, name=of), source=model.spec.name)
 
 
-def serve(model: IntegerModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()) -> ServeModel:
+def serve(
+    model: IntegerModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()
+) -> ServeModel:
     return ServeModel(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
 
 
 @dataclass
 class Changing(VirtualCluster):
-    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in order.
+    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in
+    order.
 
     `every`: books are checked behind each so-many-th event.
     """
@@ -71,7 +76,11 @@ class Changing(VirtualCluster):
     def expect_only(self, *models: tuple[IntegerModel, Sequence[int]]) -> None:
         """Devices hold blocks and stages of these models, and nothing else; engines and scheduler agree."""
         blocks = {block.id for model, cut in models for block in model.blocks(*cut)}
-        assert {block for device in self.scheduler.devices for block in device.blocks} == blocks == set(self.scheduler.provision.instances)
+        assert (
+            {block for device in self.scheduler.devices for block in device.blocks}
+            == blocks
+            == set(self.scheduler.provision.instances)
+        )
         assert self.loaded() <= {model.spec.name for model, _ in models}
         for node in self.living():
             held = {stage.id for stage in node.engine._stages.values()}  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""Everything that a scheduler does, at once, at random: all tokens are right, nothing is left, and the same again in every process."""
+"""Everything that a scheduler does, at once, at random: all tokens are right, nothing is left, and the same again in
+every process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Hasty(VirtualCluster):
 
 
 def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualCluster:
-    """Two models on four devices of three servers, all of control switched on and impatient, stand-ins, ended sequences that stay."""
+    """Two models on four devices of three servers, all of control switched on and impatient, stand-ins, ended sequences
+    that stay.
+    """
     control = ControlConfig(
         period_ms=30, every_ms=5, calm_ms=20, idle_ms=40, patience_ms=200, crossing_us=1e6, margin=1, low=0.1, high=0.3,
         balancing=rng.choice(("owner", "least-busy", "recompute", "strict")), bandwidth=64000.0,
@@ -41,9 +45,17 @@ def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualClus
         chunk=rng.choice((4, 256)), speculation=SpeculationConfig("exact", top=0.5),
     )  # fmt: skip
     cluster = Hasty(
-        [A, B], [CUT, CUT], devices=4, pages=pages, config=config, servers=("x", "y", "z", "x"), limits=(6500,) * 4,
-        stand_ins=[surrogate_of(A, "a~", 2, rng.choice((0, 3)))], surrogates={"a": [Surrogate("a~", 2, 3, 1)]}, **changes,
-    )  # fmt: skip
+        [A, B],
+        [CUT, CUT],
+        devices=4,
+        pages=pages,
+        config=config,
+        servers=("x", "y", "z", "x"),
+        limits=(6500,) * 4,
+        stand_ins=[surrogate_of(A, "a~", 2, rng.choice((0, 3)))],
+        surrogates={"a": [Surrogate("a~", 2, 3, 1)]},
+        **changes,
+    )
     cluster.scheduler.speculation.pin([(A.chain(*CUT).uses[1].block, f"d{at}") for at in range(4)])
     cluster.ticks(4 * MS, 500 * MS)
     return cluster
@@ -68,9 +80,13 @@ def ask(cluster: VirtualCluster, rng: random.Random, count: int = 40) -> list[st
 def played(seed: int) -> VirtualCluster:
     rng = random.Random(seed)
     cluster = crowd(
-        rng, rng.choice((60, 90, 400)), latency=rng.choice((MS // 100, MS // 4)), page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), lanes=rng.choice((("all",), ("real", "ahead"))),
-    )  # fmt: skip
+        rng,
+        rng.choice((60, 90, 400)),
+        latency=rng.choice((MS // 100, MS // 4)),
+        page_bytes_per_ms=rng.choice((1e9, 200.0)),
+        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))),
+        lanes=rng.choice((("all",), ("real", "ahead"))),
+    )
     gone = ask(cluster, rng)
     for _ in range(rng.randrange(4)):
         cluster.at(rng.randrange(250 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
@@ -102,7 +118,9 @@ def test_no_order_of_a_set_decides() -> None:
     code = f"from {__name__} import digest; print(digest())"
     seen = set()
     for seed in ("1", "2"):
-        made = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        made = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
         assert made.returncode == 0, made.stderr
         seen.add(made.stdout)
     assert len(seen) == 1

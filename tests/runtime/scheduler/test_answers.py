@@ -1,4 +1,6 @@
-"""A device that says something else of a row than it was asked for: that row's sequence ends with the reason, and nothing else is hurt."""
+"""A device that says something else of a row than it was asked for: that row's sequence ends with the reason, and
+nothing else is hurt.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def test_a_wrong_number_of_tokens_ends_that_sequence(count: int, answer: int) ->
             seen += 1
             if seen == answer:
                 event = replace(
-                    event, counts=tuple(count if seq == "bad" else one for seq, one in zip(event.seqs, event.counts, strict=True))
+                    event,
+                    counts=tuple(
+                        count if seq == "bad" else one for seq, one in zip(event.seqs, event.counts, strict=True)
+                    ),
                 )
         tell(event)
 

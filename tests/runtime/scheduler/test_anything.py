@@ -1,4 +1,6 @@
-"""Everything at once, at random (`anything`): tokens are the models' own, books agree after every event, nothing hangs, nothing is left."""
+"""Everything at once, at random (`anything`): tokens are the models' own, books agree after every event, nothing hangs,
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def test_whatever_happens_together(seed: int) -> None:
 
 def test_schedules_do_have_all_of_it() -> None:
     """So that the test before this one proves something: each thing happens in one of these schedules at least."""
-    seen = dict.fromkeys(("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths"), 0)
+    seen = dict.fromkeys(
+        ("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths"), 0
+    )
     for seed in range(12, 24):
         cluster = Anything(seed=seed)
         cluster.run()

@@ -1,4 +1,6 @@
-"""A device that cannot load what it is asked for: its blocks run elsewhere, now or when the others are back; no request ends for it."""
+"""A device that cannot load what it is asked for: its blocks run elsewhere, now or when the others are back; no request
+ends for it.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class Stuffed(IntegerEngine):
 
 def stuffed(*, ticks: int = 4000) -> tuple[VirtualCluster, Stuffed]:
     engine = Stuffed([M], 256, device="d0")
-    cluster = VirtualCluster([M], devices=1, config=ClusterConfig(devices=1, placing="copies"), make_engine=lambda name: engine)
+    cluster = VirtualCluster(
+        [M], devices=1, config=ClusterConfig(devices=1, placing="copies"), make_engine=lambda name: engine
+    )
     cluster.ticks(1000 * MS, ticks * 1000 * MS)
     return cluster, engine
 
@@ -109,7 +113,9 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
     cluster.run()
     ends = {seq: cluster.told[seq].last.finish for seq in ("a", "soon", "late")}
     assert ends == {"a": "error", "soon": "error", "late": "length"} and engine.asked == 2
-    assert seen == [{"m[0:4]": "no room yet"}] * 3, "whoever asks once all is loaded or refused hears of it, however long that took"
+    assert seen == [{"m[0:4]": "no room yet"}] * 3, (
+        "whoever asks once all is loaded or refused hears of it, however long that took"
+    )
     assert len(cluster.told["late"].tokens) == 8
     (device,) = cluster.scheduler.devices
     assert not device.refused and not device.refusals

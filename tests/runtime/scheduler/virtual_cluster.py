@@ -1,6 +1,8 @@
-"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. Same inputs, same events.
+"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. Same inputs,
+same events.
 
-Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on its way to it. After
+Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on
+its way to it. After
 every event all books are checked: scheduler, relays, pages, and that owners hear each token once, in order.
 """
 
@@ -84,14 +86,17 @@ class VirtualCluster:
     adaptation: VariantChoice | None = None
     damage: Callable[[PageData], bool] = lambda pages: False
     servers: Sequence[str] = ()
-    #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops have them do.
+    #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops
+    #: have them do.
     prepares: bool = True
 
     def __post_init__(self) -> None:
         cuts = self.cuts or [()] * len(self.models)
         chains = [*self.chains, *(model.chain(*cut) for model, cut in zip(self.models, cuts, strict=True))]
         blocks = {block.id: block for block in self.blocks}
-        blocks |= {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
+        blocks |= {
+            block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)
+        }
         self.trace = ListTrace()
         config = self.config or ClusterConfig(devices=self.devices, placing="split")
         self.scheduler = Scheduler(chains, blocks.values(), config, self.trace, self.surrogates, self.adaptation)
@@ -163,10 +168,17 @@ class VirtualCluster:
         assert all(device.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """What is held is held by donors, in the scheduler's ledger as in the agents' books; when they go, nothing is."""
+        """What is held is held by donors, in the scheduler's ledger as in the agents' books; when they go, nothing
+        is.
+        """
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.relay.pages()
-            assert counts.capacity - counts.free == device.used == device.idle, (node.name, counts, device.used, device.idle)
+            assert counts.capacity - counts.free == device.used == device.idle, (
+                node.name,
+                counts,
+                device.used,
+                device.idle,
+            )
         self.scheduler.donors.clear()
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         self.run()
@@ -175,7 +187,9 @@ class VirtualCluster:
         return [node for node in self.nodes.values() if node.alive]
 
     def kill(self, name: str) -> None:
-        """The process is gone at once; the scheduler hears of it a little later, and so does whoever brings up another."""
+        """The process is gone at once; the scheduler hears of it a little later, and so does whoever brings up
+        another.
+        """
         node = self.nodes.get(name)
         if node is not None and node.alive:
             node.alive = False
@@ -205,17 +219,28 @@ class VirtualCluster:
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
-        self.nodes[name] = Node(name, Agent(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
+        self.nodes[name] = Node(
+            name, Agent(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine
+        )
         limit = self.limits[number] if self.limits else 0
         ready = AgentHello(
-            name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name, self.servers[number] if self.servers else "",
+            name,
+            PROTOCOL,
+            "test",
+            engine.page_capacity,
+            engine.page_bytes,
+            limit,
+            name,
+            self.servers[number] if self.servers else "",
             inputs=self.relay_config.boundary_bytes,
-        )  # fmt: skip
+        )
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
     def _counting(self, name: str) -> IntegerEngine:
         models = [*self.models, *self.stand_ins]
-        return IntegerEngine(models, self.pages, device=name, alpha=self.alpha, beta=self.beta, rewrites=bool(self.stand_ins))
+        return IntegerEngine(
+            models, self.pages, device=name, alpha=self.alpha, beta=self.beta, rewrites=bool(self.stand_ins)
+        )
 
     def tell(self, event: Any) -> None:
         self.carry_out(self.scheduler.handle(event, self.now))

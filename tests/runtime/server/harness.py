@@ -1,4 +1,6 @@
-"""A real server on a free loopback port: uvicorn in a thread, the real driver, the engine that can be worked out by hand."""
+"""A real server on a free loopback port: uvicorn in a thread, the real driver, the engine that can be worked out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ Backend = Literal["local", "inline"]
 BACKENDS: tuple[Backend, ...] = ("local", "inline")
 
 BASE = ModelSpec("org/base", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-base"), kind="foundation")
-FINE = ModelSpec("org/fine", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-fine"), kind="full", base="org/base")
+FINE = ModelSpec(
+    "org/fine", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-fine"), kind="full", base="org/base"
+)
 SPARE = ModelSpec("org/spare", 2, 16, 256, 320, blocks=("shared", "own-spare"), kind="lora", base="org/base")
 
 
 class FakeSource:
-    """A catalogue of three models that share one tokenizer. `stand_ins`: model -> its rewriting; `profiles`: what models cost."""
+    """A catalogue of three models that share one tokenizer. `stand_ins`: model -> its rewriting; `profiles`: what
+    models cost.
+    """
 
     def __init__(
         self,
@@ -60,12 +66,26 @@ class FakeSource:
         return found[0]
 
     def listing(self) -> list[Mapping[str, Any]]:
-        return [{"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"} for spec in self._specs.values()]
+        return [
+            {"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"}
+            for spec in self._specs.values()
+        ]
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        profile, exits = self._profiles.get(spec.name), tuple(frozenset({exit_name(spec.name, layers)}) for layers in range(4))
+        profile, exits = (
+            self._profiles.get(spec.name),
+            tuple(frozenset({exit_name(spec.name, layers)}) for layers in range(4)),
+        )
         return ServedModel(
-            spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name), None, profile, spec.name, exits
+            spec,
+            self._tokenizer,
+            SamplingDefaults(),
+            1_700_000_000,
+            self._stand_ins.get(spec.name),
+            None,
+            profile,
+            spec.name,
+            exits,
         )
 
 
@@ -79,7 +99,9 @@ class Running:
     api_key: str | None
 
     def client(self, key: str | None = None) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key or self.api_key or "none", max_retries=0, timeout=20)
+        return openai.OpenAI(
+            base_url=f"{self.address}/v1", api_key=key or self.api_key or "none", max_retries=0, timeout=20
+        )
 
     def http(self, **options: Any) -> httpx.Client:
         headers = {b"Authorization": f"Bearer {self.api_key}".encode()} if self.api_key else {}
@@ -123,7 +145,9 @@ def running(
 
 
 @contextmanager
-def serving(driver: LocalDriver | ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None) -> Iterator[Running]:
+def serving(
+    driver: LocalDriver | ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None
+) -> Iterator[Running]:
     """Serve what a driver runs until the block ends; the driver stays the caller's."""
     app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=trace)
     bound = bind("127.0.0.1", 0)

@@ -17,12 +17,17 @@ def expected(tokenizer: Tokenizer, count: int) -> list[int]:
 
 
 def test_answer_follows_the_template(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    done = client.chat.completions.create(model="org/base", messages=MESSAGES, max_tokens=12, extra_body={"return_token_ids": True})
+    done = client.chat.completions.create(
+        model="org/base", messages=MESSAGES, max_tokens=12, extra_body={"return_token_ids": True}
+    )
     prompt = tokenizer.encode_chat(MESSAGES)
     assert tokenizer.decode(prompt) == "<system>short\n<user>say hé\n<assistant>"
     assert done.choices[0].token_ids == expected(tokenizer, 12)
     assert done.choices[0].message.role == "assistant"
-    assert done.choices[0].message.content == tokenizer.decode(prompt + expected(tokenizer, 12))[len(tokenizer.decode(prompt)) :]
+    assert (
+        done.choices[0].message.content
+        == tokenizer.decode(prompt + expected(tokenizer, 12))[len(tokenizer.decode(prompt)) :]
+    )
     assert done.usage.prompt_tokens == len(prompt) and done.usage.completion_tokens == 12
 
 
@@ -34,7 +39,10 @@ def test_without_a_length_the_context_is_filled(client: openai.OpenAI, tokenizer
 
 def test_parts_of_text_and_the_word_developer(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(model="org/base", messages=MESSAGES, max_completion_tokens=8)
-    parts = [{"role": "developer", "content": "short"}, {"role": "user", "content": [{"type": "text", "text": "say hé"}]}]
+    parts = [
+        {"role": "developer", "content": "short"},
+        {"role": "user", "content": [{"type": "text", "text": "say hé"}]},
+    ]
     assert client.chat.completions.create(model="org/base", messages=parts, max_tokens=8).choices == plain.choices
 
 
@@ -55,7 +63,9 @@ def test_stream_opens_with_the_role_and_ends_with_the_usage(client: openai.OpenA
 
 
 def test_logprobs_carry_bytes_that_join_to_the_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    done = client.chat.completions.create(model="org/base", messages=MESSAGES, max_tokens=30, logprobs=True, top_logprobs=2)
+    done = client.chat.completions.create(
+        model="org/base", messages=MESSAGES, max_tokens=30, logprobs=True, top_logprobs=2
+    )
     content = done.choices[0].logprobs.content
     assert len(content) == 30
     assert all(len(token.top_logprobs) == 2 and token.logprob == -1.0 for token in content)
@@ -66,5 +76,8 @@ def test_logprobs_carry_bytes_that_join_to_the_text(client: openai.OpenAI, token
 
 
 def test_a_seed_is_accepted_and_repeats(client: openai.OpenAI) -> None:
-    one, two = (client.chat.completions.create(model="org/base", messages=MESSAGES, max_tokens=9, seed=-7, n=2) for _ in range(2))
+    one, two = (
+        client.chat.completions.create(model="org/base", messages=MESSAGES, max_tokens=9, seed=-7, n=2)
+        for _ in range(2)
+    )
     assert one.choices == two.choices

@@ -1,4 +1,6 @@
-"""The HTTP server over a cluster of processes: the same answers, the truth about agents, and no request lost when they are killed."""
+"""The HTTP server over a cluster of processes: the same answers, the truth about agents, and no request lost when they
+are killed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tests.runtime.cluster.clusters import blocks, eventually, processes
 from tests.runtime.server.harness import FakeSource, Running, serving
 
 MODELS = tuple(
-    counting_model(name, f"1 2* 3 4* 5 6* 7 {last}", max_model_len=256, vocab_size=320) for name, last in (("org/base", 8), ("org/fine", 9))
+    counting_model(name, f"1 2* 3 4* 5 6* 7 {last}", max_model_len=256, vocab_size=320)
+    for name, last in (("org/base", 8), ("org/fine", 9))
 )
 CUTS = (3, 5)
 DEVICES = ("a", "b")
@@ -28,8 +31,13 @@ DEVICES = ("a", "b")
 @pytest.fixture(scope="module")
 def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
     fleet = processes(models=MODELS, pace=1.0)
-    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split"))
-    with driver, serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server:
+    driver = ClusterDriver(
+        [model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split")
+    )
+    with (
+        driver,
+        serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server,
+    ):
         yield server, fleet
 
 
@@ -42,30 +50,41 @@ def test_answers_are_the_models_own(cluster: tuple[Running, ProcessLauncher]) ->
                 model=model.spec.name, prompt=prompt, max_tokens=9, temperature=0, extra_body={"return_token_ids": True}
             )
             assert answer.choices[0].token_ids == expected(model, prompt, SamplingParams(9, ignore_eos=True))  # type: ignore[attr-defined]
-        chunks = list(client.completions.create(model="org/fine", prompt="hello", max_tokens=9, temperature=0, stream=True))
+        chunks = list(
+            client.completions.create(model="org/fine", prompt="hello", max_tokens=9, temperature=0, stream=True)
+        )
         assert chunks[-1].choices[0].finish_reason == "length"
 
 
 def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -> None:
     server, fleet = cluster
     state = server.state()
-    assert [(each["id"], each["pid"], each["alive"]) for each in state["agents"]] == [(name, fleet.pid(name, 1), True) for name in DEVICES]
+    assert [(each["id"], each["pid"], each["alive"]) for each in state["agents"]] == [
+        (name, fleet.pid(name, 1), True) for name in DEVICES
+    ]
     for agent in state["agents"]:
         assert agent["instances"] and {"block", "queue", "batch_limit"} <= agent["instances"][0].keys()
         assert agent["instances"][0]["batch_limit"] == ClusterConfig().max_running
         pages = agent["pages"]
         assert pages["capacity"] == sum(pages[name] for name in ("free", "local", "lent", "reserved", "in_flight")) > 0
-    assert {each["block"] for agent in state["agents"] for each in agent["instances"]} == {block.id for block in blocks(MODELS, CUTS)}
+    assert {each["block"] for agent in state["agents"] for each in agent["instances"]} == {
+        block.id for block in blocks(MODELS, CUTS)
+    }
     assert state["counters"]["generated_tokens"] > 0 and state["memory"]["kv_pool"] > 0
     with cluster[0].http() as http:
         metrics = http.get("/metrics").text
     assert "blockzoo:pages" in metrics
-    assert all(f"\nblockzoo:{name}_total " in metrics for name in ("moves", "moved_copied_tokens", "shared_sequences", "speculation_hits"))
+    assert all(
+        f"\nblockzoo:{name}_total " in metrics
+        for name in ("moves", "moved_copied_tokens", "shared_sequences", "speculation_hits")
+    )
     assert all(f'blockzoo:agent_up{{device="{name}"}} 1.0' in metrics for name in DEVICES)
     assert all(f'blockzoo:agent_deaths_total{{device="{name}"}} 0.0' in metrics for name in DEVICES)
 
 
-def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(cluster: tuple[Running, ProcessLauncher]) -> None:
+def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(
+    cluster: tuple[Running, ProcessLauncher],
+) -> None:
     server, fleet = cluster
     prompt, answers = [9, 8, 7], []
     wanted = expected(MODELS[0], prompt, SamplingParams(120, ignore_eos=True))

@@ -26,27 +26,45 @@ CUT = (1, 3, 4)
 
 
 def asked(client: Any, chat: bool, **body: Any) -> dict[str, Any]:
-    route, prompt = ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) if chat else ("completions", {"prompt": [5, 6]})
-    answer = client.post(f"/v1/{route}", json={"model": "org/base", "max_tokens": 6, "temperature": 0, **prompt, **body})
+    route, prompt = (
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        if chat
+        else ("completions", {"prompt": [5, 6]})
+    )
+    answer = client.post(
+        f"/v1/{route}", json={"model": "org/base", "max_tokens": 6, "temperature": 0, **prompt, **body}
+    )
     if not body.get("stream"):
         return dict(answer.json())
-    return dict(json.loads([line for line in answer.text.splitlines() if 'finish_reason":"' in line][-1].removeprefix("data: ")))
+    return dict(
+        json.loads([line for line in answer.text.splitlines() if 'finish_reason":"' in line][-1].removeprefix("data: "))
+    )
 
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_variant_that_ran_is_named_whole_and_in_streams(tokenizer: Tokenizer, chat: bool) -> None:
     fleet = ThreadLauncher(
-        lambda device: lambda: IntegerEngine((OWN, SMALL), 400), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1
+        lambda device: lambda: IntegerEngine((OWN, SMALL), 400),
+        settings=AgentSettings(report_seconds=0.05),
+        beat_seconds=0.1,
     )
     blocks = {block.id: block for block in (*SMALL.blocks(*CUT), *OWN.blocks(*CUT))}
     smaller = {use.block: 10 for use in SMALL.chain(*CUT).uses} | {use.block: 1000 for use in OWN.chain(*CUT).uses}
     sized = [replace(block, nbytes=smaller[block.id]) for block in blocks.values()]
     adaptation = VariantChoice((variant_of(OWN, SMALL, *CUT),))
     driver = ClusterDriver([OWN.chain(*CUT)], sized, ["a"], fleet, ClusterConfig(), adaptation=adaptation)
-    with driver, serving(driver, FakeSource(tokenizer, known=[OWN.spec]), ServerConfig()) as server, server.http() as client:
+    with (
+        driver,
+        serving(driver, FakeSource(tokenizer, known=[OWN.spec]), ServerConfig()) as server,
+        server.http() as client,
+    ):
         for stream in (False, True):
             said = asked(client, chat, adaptive=True, stream=stream, n=2)
-            assert (said["model"], said["served_by"], said["choices"][0]["served_by"]) == ("org/base", "org/base~v", "org/base~v")
+            assert (said["model"], said["served_by"], said["choices"][0]["served_by"]) == (
+                "org/base",
+                "org/base~v",
+                "org/base~v",
+            )
             plain = asked(client, chat, stream=stream)
             assert plain["model"] == "org/base" and "served_by" not in plain and "served_by" not in plain["choices"][0]
         if not chat:

@@ -1,4 +1,5 @@
-"""What is wrong with a cluster, seen by its clients: refused with a reason, or queued until it can run; never a hang, never a wrong token.
+"""What is wrong with a cluster, seen by its clients: refused with a reason, or queued until it can run; never a hang,
+never a wrong token.
 
 Real processes behind the HTTP server; impostors speak their protocol over their own sockets.
 """
@@ -23,7 +24,17 @@ from runtime.cluster.version import own_version
 from runtime.config import AgentConfig, ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_model import expected
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.messages import PROTOCOL, AgentHello, CloseSequences, FinishMigration, ForwardRows, Message, PageData, PageRequest, RowsDone
+from runtime.messages import (
+    PROTOCOL,
+    AgentHello,
+    CloseSequences,
+    FinishMigration,
+    ForwardRows,
+    Message,
+    PageData,
+    PageRequest,
+    RowsDone,
+)
 from runtime.transport.messenger import Messenger, PeerCut
 from runtime.types import Sampled, SamplingParams
 from tests.runtime.cluster.agent_programs import counting
@@ -52,8 +63,13 @@ def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterat
             warm=False,
         )
     )
-    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split"))
-    with driver, serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server:
+    driver = ClusterDriver(
+        [model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split")
+    )
+    with (
+        driver,
+        serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server,
+    ):
         yield server
 
 
@@ -91,7 +107,9 @@ class Asked:
     def __init__(self, server: Running, prompts: Sequence[Sequence[int]], count: int) -> None:
         self.prompts, self.count = prompts, count
         self.answers: list[Any] = [None] * len(prompts)
-        self._threads = [threading.Thread(target=self._ask, args=(server, at), daemon=True) for at in range(len(prompts))]
+        self._threads = [
+            threading.Thread(target=self._ask, args=(server, at), daemon=True) for at in range(len(prompts))
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -137,7 +155,9 @@ def denied(post: Messenger) -> str:
 
 
 @pytest.mark.parametrize(("version", "protocol"), [("0.0.other", PROTOCOL), (own_version(), PROTOCOL + 1)])
-def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(server: Running, version: str, protocol: int) -> None:
+def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(
+    server: Running, version: str, protocol: int
+) -> None:
     asked = Asked(server, [[5, 6, 7]], 40)
     driver: Any = server.driver
     driver._company._post.admit(lambda name, life: True)  # as if somebody had started it
@@ -168,7 +188,10 @@ def test_nobody_takes_a_peers_place_at_an_agent(server: Running, name: str) -> N
     asked = Asked(server, [[5, 6, 7]], 60)
     one = running(server)
     with impostor(server, name, "a") as post:
-        for message in (CloseSequences((one.seq,), (one.epoch,)), PageRequest(9, one.seq, one.epoch, (0, 1), 0, 4, "z")):
+        for message in (
+            CloseSequences((one.seq,), (one.epoch,)),
+            PageRequest(9, one.seq, one.epoch, (0, 1), 0, 4, "z"),
+        ):
             post.send("a", message)
         post.receive(0.3)
     asked.expect()
@@ -195,12 +218,16 @@ def test_what_an_earlier_life_of_an_agent_says_is_not_heard(server: Running) -> 
 def running(server: Running) -> Any:
     """The first sequence that runs."""
     driver: Any = server.driver
-    assert eventually(lambda: any(each.path and each.output for each in list(driver._scheduler.members.values())), LIMIT)
+    assert eventually(
+        lambda: any(each.path and each.output for each in list(driver._scheduler.members.values())), LIMIT
+    )
     return next(each for each in list(driver._scheduler.members.values()) if each.path)
 
 
 def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
-    """Rows and pages of a sequence that runs, under epochs that are over or to come, of moves that are not, for hops that are not its."""
+    """Rows and pages of a sequence that runs, under epochs that are over or to come, of moves that are not, for hops
+    that are not its.
+    """
     asked = Asked(server, [[5, 6, 7, 8, 9], [1, 2, 3]], 60)
     one = running(server)
     seq, epoch = one.seq, one.epoch
@@ -248,7 +275,9 @@ def test_orders_of_whoever_is_not_the_scheduler_are_denied(server: Running, orde
 
 
 def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
-    """A sequence moves, and forged pages come before the real ones do: they are not written, the answer is the model's."""
+    """A sequence moves, and forged pages come before the real ones do: they are not written, the answer is the
+    model's.
+    """
     driver: Any = server.driver
     prompt = list(range(12))
     asked = Asked(server, [prompt], 40)  # few enough for one device

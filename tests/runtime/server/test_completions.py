@@ -18,13 +18,19 @@ def expected(tokenizer: Tokenizer, count: int, spec=BASE, prompt: str = PROMPT) 
 
 
 def test_text_tokens_and_usage(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    done = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=20, extra_body={"return_token_ids": True})
+    done = client.completions.create(
+        model="org/base", prompt=PROMPT, max_tokens=20, extra_body={"return_token_ids": True}
+    )
     ids, prompt = expected(tokenizer, 20), tokenizer.encode(PROMPT)
     choice = done.choices[0]
     assert choice.token_ids == ids
     assert choice.text == tokenizer.decode(prompt + ids)[len(PROMPT) :]
     assert choice.finish_reason == "length"
-    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (len(prompt), 20, len(prompt) + 20)
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens, done.usage.total_tokens) == (
+        len(prompt),
+        20,
+        len(prompt) + 20,
+    )
     assert done.id.startswith("cmpl-") and done.object == "text_completion" and done.model == "org/base"
 
 
@@ -41,7 +47,9 @@ def test_a_unique_ending_names_the_model(client: openai.OpenAI, tokenizer: Token
 def test_stream_is_the_same_text_in_pieces(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     whole = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60)
     chunks = list(
-        client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60, stream=True, stream_options={"include_usage": True})
+        client.completions.create(
+            model="org/base", prompt=PROMPT, max_tokens=60, stream=True, stream_options={"include_usage": True}
+        )
     )
     assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[0].text
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
@@ -52,7 +60,9 @@ def test_stream_is_the_same_text_in_pieces(client: openai.OpenAI, tokenizer: Tok
 
 
 def test_several_prompts_and_choices_are_numbered_choice_by_choice(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    done = client.completions.create(model="org/base", prompt=["one", "three"], n=2, max_tokens=4, extra_body={"return_token_ids": True})
+    done = client.completions.create(
+        model="org/base", prompt=["one", "three"], n=2, max_tokens=4, extra_body={"return_token_ids": True}
+    )
     assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
     for choice, prompt in zip(done.choices, ["one", "one", "three", "three"], strict=True):
         assert choice.token_ids == expected(tokenizer, 4, prompt=prompt)
@@ -63,16 +73,22 @@ def test_several_prompts_and_choices_are_numbered_choice_by_choice(client: opena
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7], [8]]])
 def test_token_ids_are_prompts(client: openai.OpenAI, prompt: list) -> None:
-    done = client.completions.create(model="org/base", prompt=prompt, max_tokens=3, extra_body={"return_token_ids": True})
+    done = client.completions.create(
+        model="org/base", prompt=prompt, max_tokens=3, extra_body={"return_token_ids": True}
+    )
     first = prompt if isinstance(prompt[0], int) else prompt[0]
     assert done.choices[0].token_ids == answer(BASE, first, SamplingParams(max_tokens=3))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI, server: Running, tokenizer: Tokenizer, stream: bool) -> None:
+def test_a_stop_string_ends_the_text_before_itself(
+    client: openai.OpenAI, server: Running, tokenizer: Tokenizer, stream: bool
+) -> None:
     text = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60).choices[0].text
     stop = text[17:21]
-    done = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60, stop=[stop, "never there"], stream=stream)
+    done = client.completions.create(
+        model="org/base", prompt=PROMPT, max_tokens=60, stop=[stop, "never there"], stream=stream
+    )
     parts = list(done) if stream else [done]
     got = "".join(part.choices[0].text for part in parts)
     assert got == text[: text.index(stop)]
@@ -82,7 +98,9 @@ def test_a_stop_string_ends_the_text_before_itself(client: openai.OpenAI, server
 
 def test_a_stop_string_within_min_tokens_is_passed_over(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     text = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60).choices[0].text
-    done = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=60, stop=text[2:4], extra_body={"min_tokens": 60})
+    done = client.completions.create(
+        model="org/base", prompt=PROMPT, max_tokens=60, stop=text[2:4], extra_body={"min_tokens": 60}
+    )
     assert done.choices[0].text == text
 
 
@@ -99,7 +117,9 @@ def test_a_stop_token_is_counted_but_not_shown(client: openai.OpenAI, tokenizer:
 
 
 def test_logprobs(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    done = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=10, logprobs=3, extra_body={"return_token_ids": True})
+    done = client.completions.create(
+        model="org/base", prompt=PROMPT, max_tokens=10, logprobs=3, extra_body={"return_token_ids": True}
+    )
     logprobs = done.choices[0].logprobs
     assert logprobs.token_logprobs == [-1.0] * 10
     assert len(logprobs.tokens) == len(logprobs.text_offset) == 10
@@ -109,7 +129,10 @@ def test_logprobs(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
 
 def test_echo_with_and_without_logprobs(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     plain = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=5).choices[0].text
-    assert client.completions.create(model="org/base", prompt=PROMPT, max_tokens=5, echo=True).choices[0].text == PROMPT + plain
+    assert (
+        client.completions.create(model="org/base", prompt=PROMPT, max_tokens=5, echo=True).choices[0].text
+        == PROMPT + plain
+    )
     scored = client.completions.create(model="org/base", prompt=PROMPT, max_tokens=5, echo=True, logprobs=1).choices[0]
     prompt = tokenizer.encode(PROMPT)
     assert scored.text == PROMPT + plain
@@ -129,7 +152,11 @@ def test_scoring_a_prompt_generates_nothing(client: openai.OpenAI, tokenizer: To
 
 def test_echoed_stream(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="org/base", prompt=[7, 8, 200], max_tokens=9, echo=True, logprobs=1)
-    parts = list(client.completions.create(model="org/base", prompt=[7, 8, 200], max_tokens=9, echo=True, logprobs=1, stream=True))
+    parts = list(
+        client.completions.create(
+            model="org/base", prompt=[7, 8, 200], max_tokens=9, echo=True, logprobs=1, stream=True
+        )
+    )
     assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
     offsets = [offset for part in parts if part.choices[0].logprobs for offset in part.choices[0].logprobs.text_offset]
     assert offsets == whole.choices[0].logprobs.text_offset

@@ -1,4 +1,6 @@
-"""Requests may have their model left early, where the server allows it; they are told so, and nobody else gets it (BL-30)."""
+"""Requests may have their model left early, where the server allows it; they are told so, and nobody else gets it
+(BL-30).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ ON = ServerConfig(early_exit=True)
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_the_request_chooses_and_the_answer_says_what_ran(tokenizer: Tokenizer, chat: bool) -> None:
-    route, prompt = ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}) if chat else ("completions", {"prompt": PROMPT})
+    route, prompt = (
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        if chat
+        else ("completions", {"prompt": PROMPT})
+    )
     body = {"model": "org/base", "max_tokens": 6, "return_token_ids": True, **prompt}
     with running(tokenizer, known=[BASE, EXIT], specs=[BASE, EXIT], config=ON) as server, server.http() as client:
         early = client.post(f"/v1/{route}", json={**body, "early_exit": 2, "adaptive": True}).json()
@@ -34,7 +40,12 @@ def test_the_request_chooses_and_the_answer_says_what_ran(tokenizer: Tokenizer, 
 
 @pytest.mark.parametrize(
     ("config", "layers", "says"),
-    [(ServerConfig(), 2, "--early-exit"), (ON, 3, "its exits here: 2"), (ON, 0, "greater than or equal to 1"), (ON, "2", "valid integer")],
+    [
+        (ServerConfig(), 2, "--early-exit"),
+        (ON, 3, "its exits here: 2"),
+        (ON, 0, "greater than or equal to 1"),
+        (ON, "2", "valid integer"),
+    ],
 )
 def test_what_is_not_there_is_refused(tokenizer: Tokenizer, config: ServerConfig, layers: object, says: str) -> None:
     with running(tokenizer, known=[BASE, EXIT], specs=[BASE, EXIT], config=config) as server, server.http() as client:

@@ -55,7 +55,9 @@ def test_leaving_a_stream_frees_its_pages(slow: Running) -> None:
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_leaving_before_a_whole_answer_frees_its_pages(slow: Running, route: str) -> None:
-    body = SLOW if route == "/v1/completions" else {"model": "org/base", "messages": [{"role": "user", "content": "hi"}]}
+    body = (
+        SLOW if route == "/v1/completions" else {"model": "org/base", "messages": [{"role": "user", "content": "hi"}]}
+    )
     with slow.http() as http, pytest.raises(httpx.ReadTimeout):
         http.post(route, json=body, timeout=0.3)
     assert eventually(lambda: idle(slow))
@@ -70,8 +72,14 @@ def test_leaving_in_the_middle_of_the_body_holds_nothing(slow: Running) -> None:
         assert client.completions.create(model="org/base", prompt="hi", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend, pace=slow_step, fail_at=[4]) as server, server.client() as client, server.http() as http:
+def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(
+    tokenizer: Tokenizer, backend: Backend
+) -> None:
+    with (
+        running(tokenizer, backend=backend, pace=slow_step, fail_at=[4]) as server,
+        server.client() as client,
+        server.http() as http,
+    ):
         with pytest.raises(openai.APIError) as caught:
             list(client.completions.create(**SLOW, stream=True))
         assert "engine failed" in str(caught.value)
@@ -91,7 +99,9 @@ def test_without_the_key_health_tells_the_state_and_nothing_else(
             patch.setattr(server.driver, "health", lambda: told)
             patch.setattr(server.driver, "_death", None if alive else why)
             stranger = httpx.get(f"{server.address}/health", timeout=5, trust_env=False)
-            assert stranger.json() == {"status": "degraded" if alive else "dead"} and stranger.status_code == (200 if alive else 503)
+            assert stranger.json() == {"status": "degraded" if alive else "dead"} and stranger.status_code == (
+                200 if alive else 503
+            )
             assert "org/secret" in http.get("/health").text
         assert httpx.get(f"{server.address}/metrics", timeout=5, trust_env=False).status_code == 401
 
@@ -107,7 +117,9 @@ def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, backe
     with running(tokenizer, backend=backend, fail_at=range(1, 10)) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         codes = [http.post("/v1/completions", json=SLOW).status_code for _ in range(4)]
-        assert codes[0] in (500, 503) and codes[-1] == 503  # one fault more, of the step that forgets it, may be the last one
+        assert (
+            codes[0] in (500, 503) and codes[-1] == 503
+        )  # one fault more, of the step that forgets it, may be the last one
         health = http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "dead"
         assert http.get("/live").status_code == 200
@@ -144,7 +156,9 @@ def test_a_signal_drains_and_ends_with_zero(number: signal.Signals) -> None:
             httpx.Client(base_url=address, timeout=20, trust_env=False) as http,
             openai.OpenAI(base_url=f"{address}/v1", api_key="x") as client,
         ):
-            stream = client.completions.create(model="base", prompt=[5], max_tokens=50, stream=True, extra_body={"return_token_ids": True})
+            stream = client.completions.create(
+                model="base", prompt=[5], max_tokens=50, stream=True, extra_body={"return_token_ids": True}
+            )
             parts = iter(stream)
             count = len(next(parts).choices[0].token_ids)
             assert http.get("/health").status_code == 200
@@ -162,11 +176,16 @@ def test_a_signal_drains_and_ends_with_zero(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_drain_ends_in_time_and_says_so_to_who_still_waits(stream: bool) -> None:
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         address = (child.stdout.readline() if child.stdout else "").strip()
         threading.Timer(0.5, os.kill, (child.pid, signal.SIGTERM)).start()
-        with openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client, pytest.raises(openai.APIError) as caught:
+        with (
+            openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.APIError) as caught,
+        ):
             done = client.completions.create(model="base", prompt=[5], max_tokens=250, stream=stream)
             if stream:
                 list(done)

@@ -1,4 +1,6 @@
-"""Requests are paused and go on by HTTP: nothing comes meanwhile, and their tokens are what they would have been (BL-17)."""
+"""Requests are paused and go on by HTTP: nothing comes meanwhile, and their tokens are what they would have been
+(BL-17).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
 
 
 def body(**others: Any) -> dict[str, Any]:
-    asked = {"model": "org/base", "prompt": PROMPT, "max_tokens": LENGTH, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    asked = {
+        "model": "org/base",
+        "prompt": PROMPT,
+        "max_tokens": LENGTH,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
     return asked | others
 
 
@@ -61,7 +70,11 @@ def at_rest(client: httpx.Client) -> bool:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_nothing_comes_while_it_is_paused_and_tokens_are_the_same(server: Running, n: int) -> None:
-    with server.http() as control, server.http() as client, client.stream("POST", "/v1/completions", json=body(stream=True, n=n)) as answer:
+    with (
+        server.http() as control,
+        server.http() as client,
+        client.stream("POST", "/v1/completions", json=body(stream=True, n=n)) as answer,
+    ):
         coming = chunks(answer)
         first = next(coming)
         held = control.post(f"/zoo/requests/{first['id']}/pause", params={"expected_ms": 60_000})
@@ -71,7 +84,11 @@ def test_nothing_comes_while_it_is_paused_and_tokens_are_the_same(server: Runnin
         time.sleep(0.3)
         assert generated(control) == before
         assert control.get("/zoo/state").json()["running"] == n
-        assert control.post(f"/zoo/requests/{first['id']}/resume").json() == {"id": first["id"], "paused": False, "sequences": n}
+        assert control.post(f"/zoo/requests/{first['id']}/resume").json() == {
+            "id": first["id"],
+            "paused": False,
+            "sequences": n,
+        }
         got = [tokens_of(first, choice) for choice in range(n)]
         for chunk in coming:
             for choice in range(n):
@@ -93,7 +110,9 @@ def test_what_waits_moves_ahead_to_where_there_is_more_room(server: Running) -> 
             got.append(tokens_of(first))
             names.append(first["id"])
             assert control.post(f"/zoo/requests/{first['id']}/pause", params={"expected_ms": 60_000}).status_code == 200
-        assert eventually(lambda: control.get("/zoo/state").json()["cluster"]["handovers"]["committed"] > 0, 10), "nothing moved"
+        assert eventually(lambda: control.get("/zoo/state").json()["cluster"]["handovers"]["committed"] > 0, 10), (
+            "nothing moved"
+        )
         for name, rest, tokens, prompt in zip(names, coming, got, prompts, strict=True):
             assert control.post(f"/zoo/requests/{name}/resume").status_code == 200
             for chunk in rest:
@@ -116,7 +135,10 @@ def test_what_cannot_be_paused_is_said(server: Running, verb: str) -> None:
     with server.http() as client:
         unknown = client.post(f"/zoo/requests/cmpl-nobody/{verb}")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "request_not_found")
-        assert client.post(f"/zoo/requests/cmpl-nobody/{verb}", headers={"Authorization": "Bearer other"}).status_code == 401
+        assert (
+            client.post(f"/zoo/requests/cmpl-nobody/{verb}", headers={"Authorization": "Bearer other"}).status_code
+            == 401
+        )
         assert client.get(f"/zoo/requests/cmpl-nobody/{verb}").status_code == 405
     with server.http() as client:
         wrong = client.post("/zoo/requests/cmpl-nobody/pause", params={"expected_ms": "long"})

@@ -154,10 +154,16 @@ def test_bodies_that_are_no_sound_json(http: httpx.Client, raw: bytes) -> None:
 
 
 def test_null_means_not_given_and_unknown_fields_are_ignored(http: httpx.Client) -> None:
-    empty = dict.fromkeys(("n", "stop", "seed", "temperature", "logprobs", "best_of", "suffix", "logit_bias", "stream", "stream_options"))
-    response = http.post("/v1/completions", json={**GOOD, **empty, "user": "me", "store": True, "made_up": {"deep": [1]}})
+    empty = dict.fromkeys(
+        ("n", "stop", "seed", "temperature", "logprobs", "best_of", "suffix", "logit_bias", "stream", "stream_options")
+    )
+    response = http.post(
+        "/v1/completions", json={**GOOD, **empty, "user": "me", "store": True, "made_up": {"deep": [1]}}
+    )
     assert response.status_code == 200
-    chat = dict.fromkeys(("tools", "functions", "response_format", "modalities", "top_logprobs", "max_completion_tokens"))
+    chat = dict.fromkeys(
+        ("tools", "functions", "response_format", "modalities", "top_logprobs", "max_completion_tokens")
+    )
     assert http.post("/v1/chat/completions", json={**CHAT, **chat, "tool_choice": "none"}).status_code == 200
 
 
@@ -209,7 +215,17 @@ def test_keys(tokenizer: Tokenizer) -> None:
         assert http.get("/health", headers={"Authorization": ""}).status_code == 200
         assert http.get("/live", headers={"Authorization": ""}).status_code == 200
         wrong = ["", "Bearer", "Bearer wrong", "Bearer s3cret", "Basic s3cret-é", "s3cret-é", "Bearer s3cret-éé"]
-        for path in ("/v1/models", "/metrics", "/zoo/state", "/zoo/models", "/zoo/trace", "/nothing", "/docs", "/health/", "//health"):
+        for path in (
+            "/v1/models",
+            "/metrics",
+            "/zoo/state",
+            "/zoo/models",
+            "/zoo/trace",
+            "/nothing",
+            "/docs",
+            "/health/",
+            "//health",
+        ):
             for header in wrong:
                 check_error(http.get(path, headers={"Authorization": header.encode()}), 401, code="invalid_api_key")
         check_error(http.post("/v1/completions", json=GOOD, headers={"Authorization": "Bearer x"}), 401)
@@ -237,10 +253,39 @@ def test_overload_is_429_with_retry_after(tokenizer: Tokenizer) -> None:
 
 def test_two_hundred_malformed_bodies_never_fail_the_server(http: httpx.Client) -> None:
     rng = random.Random(7)
-    junk = [None, True, -1, 0, 2**70, 1.5, "", "x", [], [None], [[1], "a"], {}, {"a": {}}, "\u0000", [[[]]], -0.0, 1e308]
+    junk = [
+        None,
+        True,
+        -1,
+        0,
+        2**70,
+        1.5,
+        "",
+        "x",
+        [],
+        [None],
+        [[1], "a"],
+        {},
+        {"a": {}},
+        "\u0000",
+        [[[]]],
+        -0.0,
+        1e308,
+    ]
     for _ in range(200):
         route, good = rng.choice([("/v1/completions", GOOD), ("/v1/chat/completions", CHAT)])
-        fields = [*good, "n", "stop", "seed", "logprobs", "logit_bias", "stream_options", "temperature", "echo", "stop_token_ids"]
+        fields = [
+            *good,
+            "n",
+            "stop",
+            "seed",
+            "logprobs",
+            "logit_bias",
+            "stream_options",
+            "temperature",
+            "echo",
+            "stop_token_ids",
+        ]
         body = {**good, **{rng.choice(fields): rng.choice(junk) for _ in range(rng.randint(1, 3))}}
         raw = json.dumps(body).encode()
         if rng.random() < 0.3:

@@ -110,7 +110,9 @@ def test_a_shutdown_while_a_client_does_not_read_is_no_disconnect() -> None:
         asyncio.run(shut_down())
 
 
-def test_a_client_that_does_not_finish_its_body_is_told_so(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_finish_its_body_is_told_so(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generate, "READ_SECONDS", 0.1)
     with running(tokenizer) as server:
         host, port = server.address.removeprefix("http://").split(":")

@@ -1,4 +1,6 @@
-"""A model with virtual tokens, seen from outside: they are in no prompt, no count, no limit that a caller is told, and cost pages only."""
+"""A model with virtual tokens, seen from outside: they are in no prompt, no count, no limit that a caller is told, and
+cost pages only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HELD = 96
 
 @pytest.fixture(scope="module")
 def served(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
-    with running(tokenizer, backend=backend, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)) as started:
+    with running(
+        tokenizer, backend=backend, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)
+    ) as started:
         yield started
 
 
@@ -31,7 +35,13 @@ def test_echo_scores_and_usage_know_the_prompt_alone(served: Running, tokenizer:
     prompt = tuple(tokenizer.encode(PROMPT))
     with served.client() as client:
         done = client.completions.create(
-            model="org/prompted", prompt=PROMPT, max_tokens=5, n=3, echo=True, logprobs=1, extra_body={"return_token_ids": True}
+            model="org/prompted",
+            prompt=PROMPT,
+            max_tokens=5,
+            n=3,
+            echo=True,
+            logprobs=1,
+            extra_body={"return_token_ids": True},
         )
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(prompt), 15)
     for choice in done.choices:
@@ -56,7 +66,9 @@ def test_the_context_that_is_told_is_the_callers(served: Running) -> None:
 def test_leaving_and_stop_strings_give_all_pages_back(served: Running) -> None:
     with served.client() as client:
         whole = client.completions.create(model="org/prompted", prompt=[5, 6], max_tokens=20).choices[0].text
-        stopped = client.completions.create(model="org/prompted", prompt=[5, 6], max_tokens=20, stop=[whole[4:7]]).choices[0]
+        stopped = client.completions.create(
+            model="org/prompted", prompt=[5, 6], max_tokens=20, stop=[whole[4:7]]
+        ).choices[0]
         assert (stopped.text, stopped.finish_reason) == (whole[: whole.index(whole[4:7])], "stop")
         with client.completions.create(model="org/prompted", prompt=[5, 6], max_tokens=20, stream=True) as stream:
             next(iter(stream))

@@ -25,7 +25,12 @@ def samples(server: Running) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 def test_models_as_openai_lists_them(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["org/base", "org/fine"]
     fine = client.models.retrieve("org/fine")
-    assert fine.object == "model" and fine.created == 1_700_000_000 and fine.max_model_len == 256 and fine.parent == "org/base"
+    assert (
+        fine.object == "model"
+        and fine.created == 1_700_000_000
+        and fine.max_model_len == 256
+        and fine.parent == "org/base"
+    )
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/spare")
 
@@ -94,7 +99,11 @@ def test_trace_off_says_so(tokenizer: Tokenizer, backend: Backend) -> None:
 
 
 def test_load_serve_unload(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend, config=ServerConfig(api_key="k")) as server, server.client() as client, server.http() as http:
+    with (
+        running(tokenizer, backend=backend, config=ServerConfig(api_key="k")) as server,
+        server.client() as client,
+        server.http() as http,
+    ):
         with pytest.raises(openai.NotFoundError):
             client.completions.create(**{**ASK, "model": "org/spare"})
         assert http.post("/zoo/models/org/spare/load").json()["id"] == "org/spare"

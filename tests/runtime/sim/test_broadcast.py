@@ -1,4 +1,6 @@
-"""The second style of dispatch in the simulator (BL-23): everything is answered, and the same seed gives the same trace."""
+"""The second style of dispatch in the simulator (BL-23): everything is answered, and the same seed gives the same
+trace.
+"""
 
 from __future__ import annotations
 

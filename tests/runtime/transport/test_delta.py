@@ -1,4 +1,6 @@
-"""What is said in short is heard in full: the very messages that were sent, whatever came between; and nothing goes on from nothing."""
+"""What is said in short is heard in full: the very messages that were sent, whatever came between; and nothing goes on
+from nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,14 @@ CHANGES = [
 
 
 def changed(message: Message, change: dict[str, object]) -> Message:
-    return structs.replace(message, **{name: value for name, value in change.items() if name in message.__struct_fields__})
+    return structs.replace(
+        message, **{name: value for name, value in change.items() if name in message.__struct_fields__}
+    )
 
 
-moves = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from([{}, {}, {}, {}, *CHANGES])), max_size=30)
+moves = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from([{}, {}, {}, {}, *CHANGES])), max_size=30
+)
 
 
 @given(moves)
@@ -67,7 +73,11 @@ def test_a_decode_step_is_short() -> None:
     for message in step(4):
         assert said.short(message) is message
         said.went(message)
-    assert [said.short(message) for message in step(5)] == [ForwardRowsDelta(), RunRowsDelta((10, 10)), RowsDoneDelta((5, 15))]
+    assert [said.short(message) for message in step(5)] == [
+        ForwardRowsDelta(),
+        RunRowsDelta((10, 10)),
+        RowsDoneDelta((5, 15)),
+    ]
     assert [said.short(message) for message in step(6)[:2]] == list(step(6)[:2]), "one was left out"
     for message in step(5):
         for change in CHANGES:

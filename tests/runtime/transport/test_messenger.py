@@ -28,7 +28,9 @@ LIMIT = 20.0
 
 @pytest.fixture(params=["unix", "ipc"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Messenger]]:
-    """Posts that are closed when the test is over; those without an address of their own get a socket in the test's folder."""
+    """Posts that are closed when the test is over; those without an address of their own get a socket in the test's
+    folder.
+    """
     with ExitStack() as stack:
 
         def make(name: str, incarnation: int = 0, bind: str | None = "", **options: object) -> Messenger:
@@ -40,7 +42,9 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
         yield make
 
 
-def taken(post: Messenger, count: int, seconds: float = LIMIT, sender: Messenger | None = None) -> list[Envelope | PeerCut]:
+def taken(
+    post: Messenger, count: int, seconds: float = LIMIT, sender: Messenger | None = None
+) -> list[Envelope | PeerCut]:
     """The next so many, or as many as come in time. A sender hands on what waits in it when it looks for what comes."""
     out: list[Envelope | PeerCut] = []
     end = time.monotonic() + seconds
@@ -54,7 +58,9 @@ def taken(post: Messenger, count: int, seconds: float = LIMIT, sender: Messenger
 def heard(post: Messenger, count: int, sender: Messenger | None = None) -> list[int]:
     items = taken(post, count, sender=sender)
     assert all(isinstance(item, Envelope) for item in items), items
-    return [item.message.stalled_ms for item in items if isinstance(item, Envelope) and isinstance(item.message, Heartbeat)]
+    return [
+        item.message.stalled_ms for item in items if isinstance(item, Envelope) and isinstance(item.message, Heartbeat)
+    ]
 
 
 @pytest.mark.parametrize(("bind", "keys"), [("", None), ("tcp://127.0.0.1:*", KEYS)], ids=["ipc", "tcp"])
@@ -81,7 +87,11 @@ def test_agents_reach_each_other_both_ways_with_arrays(made: Callable[..., Messe
         other_name = "b" if other is b else "a"
         one.send(other_name, PageData(1, "s", 1, 0, 4, "d"), (Array("uint8", (4, len(data) // 4), data),))
         (mail,) = taken(other, 1)
-        assert isinstance(mail, Envelope) and mail.arrays[0].shape == (4, len(data) // 4) and bytes(mail.arrays[0].data) == data
+        assert (
+            isinstance(mail, Envelope)
+            and mail.arrays[0].shape == (4, len(data) // 4)
+            and bytes(mail.arrays[0].data) == data
+        )
         assert (mail.sender, mail.incarnation) == (("a", 1) if one is a else ("b", 2))
 
 
@@ -143,7 +153,9 @@ def test_nothing_goes_over_the_network_without_keys(made: Callable[..., Messenge
     assert KEYS.secret not in repr(KEYS)
 
 
-@pytest.mark.parametrize("address", ["", "/tmp/x", "file:///etc/passwd", "tcp://", "ipc://relative", "tcp://a b:1", "ipc:///" + "x" * 200])
+@pytest.mark.parametrize(
+    "address", ["", "/tmp/x", "file:///etc/passwd", "tcp://", "ipc://relative", "tcp://a b:1", "ipc:///" + "x" * 200]
+)
 def test_an_address_that_is_none_is_not_learnt(made: Callable[..., Messenger], address: str) -> None:
     with pytest.raises(ValueError):
         made("a").learn("b", 0, address)
@@ -170,7 +182,9 @@ def raw(post: Messenger, who: bytes) -> zmq.Socket[bytes]:
         (encode(0, PageRequest(1, "s", 1, (0, 1), 0, 4, "b")), "it is said in another's name"),
     ],
 )
-def test_who_sends_nonsense_is_told_why_and_not_heard_again(made: Callable[..., Messenger], frames: list[bytes], reason: str) -> None:
+def test_who_sends_nonsense_is_told_why_and_not_heard_again(
+    made: Callable[..., Messenger], frames: list[bytes], reason: str
+) -> None:
     scheduler, friend = made("scheduler"), made("b", bind=None)
     friend.learn("scheduler", 0, scheduler.address)
     socket = raw(scheduler, b"a/0/main")
@@ -336,7 +350,11 @@ def test_what_waits_goes_out_once_the_peer_reads(made: Callable[..., Messenger])
     end = time.monotonic() + LIMIT
     while len(got) < 200 and time.monotonic() < end:
         sender.receive(0)
-        got += [item.message.move for item in slow.receive(0.01) if isinstance(item, Envelope) and isinstance(item.message, PageData)]
+        got += [
+            item.message.move
+            for item in slow.receive(0.01)
+            if isinstance(item, Envelope) and isinstance(item.message, PageData)
+        ]
     assert got == list(range(200))
 
 

@@ -1,4 +1,6 @@
-"""A cluster's folder of sockets is its user's alone, and is removed: by the cluster, or, if that was killed, by the next one."""
+"""A cluster's folder of sockets is its user's alone, and is removed: by the cluster, or, if that was killed, by the
+next one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def short() -> Iterator[Path]:
 def test_what_a_killed_process_has_left_is_removed_by_the_next_and_nothing_else(short: Path) -> None:
     living, strange = SocketFolder(short), short / "zoo-agents-strange"
     strange.mkdir()
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(short)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(short)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
         (left / "scheduler").touch()

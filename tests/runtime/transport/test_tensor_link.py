@@ -1,4 +1,6 @@
-"""A post with a Direct beside it: order, what does not come, who may announce, what goes by the host's memory, lives."""
+"""A post with a Direct beside it: order, what does not come, who may announce, what goes by the host's memory,
+lives.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Two:
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
     with ExitStack() as stack:
-        posts = [Messenger(name, 1 if name != SCHEDULER else 0, f"ipc://{tmp_path}/{name}") for name in ("a", "b", SCHEDULER)]
+        posts = [
+            Messenger(name, 1 if name != SCHEDULER else 0, f"ipc://{tmp_path}/{name}") for name in ("a", "b", SCHEDULER)
+        ]
         for post in posts:
             stack.callback(post.close)
         for post in posts[:2]:

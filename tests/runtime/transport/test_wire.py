@@ -1,4 +1,6 @@
-"""Messages survive the wire; nothing else that comes over it is taken, and nothing that comes over it breaks who reads."""
+"""Messages survive the wire; nothing else that comes over it is taken, and nothing that comes over it breaks who
+reads.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,16 @@ ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0
 TURNS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
 PAIR = ForwardRows(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
-REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
+REQUEST = SequenceRequest(
+    "a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50
+)
 MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
-    (OpenSequences((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)), ()),
+    (
+        OpenSequences(
+            (1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)
+        ),
+        (),
+    ),
     (CloseSequences(("a",), (3,)), ()),
     (RunRows(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
     (ROWS, STATES),
@@ -57,7 +66,15 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (SpeculationResult("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
     (
         OpenSequences(
-            (1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (None,), (None,), (((1, ("y", "z")),),)
+            (1,),
+            (REQUEST,),
+            ((),),
+            ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),),
+            (False,),
+            (0,),
+            (None,),
+            (None,),
+            (((1, ("y", "z")),),),
         ),
         (),
     ),
@@ -73,7 +90,12 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (AgentHello("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
     (
         RowsDone(
-            "x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)
+            "x",
+            ("a",),
+            (1,),
+            (3,),
+            (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),),
+            (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),),
         ),
         (),
     ),
@@ -98,7 +120,9 @@ def frames_of(message: Message, arrays: tuple[Array, ...] = (), number: int = 3)
 def test_a_message_comes_back_as_it_was(message: Message, arrays: tuple[Array, ...]) -> None:
     parcel = decode(frames_of(message, arrays))
     assert parcel.message == message and parcel.number == 3
-    assert [(each.dtype, each.shape, bytes(each.data)) for each in parcel.arrays] == [(e.dtype, e.shape, bytes(e.data)) for e in arrays]
+    assert [(each.dtype, each.shape, bytes(each.data)) for each in parcel.arrays] == [
+        (e.dtype, e.shape, bytes(e.data)) for e in arrays
+    ]
 
 
 def test_small_arrays_share_a_frame_and_large_ones_are_not_copied() -> None:
@@ -149,22 +173,32 @@ def test_what_is_no_message_is_refused(frames: list[Frame]) -> None:
         decode(frames)
 
 
-def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, counts: tuple[int, ...] = ()) -> list[Frame]:
+def lying(
+    message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, counts: tuple[int, ...] = ()
+) -> list[Frame]:
     """What a sender without our checks could send. `counts`: how many arrays of each kind it says there are."""
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
-    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    kinds = tuple(
+        (dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True)
+    )
     wire._encoder.encode_into((kinds, message), body, 16)
     return [bytes(body), *data]
 
 
 def announced(
-    message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, ticket: int = 5, counts: tuple[int, ...] = ()
+    message: Message,
+    arrays: list[tuple[str, tuple[int, ...]]],
+    *data: bytes,
+    ticket: int = 5,
+    counts: tuple[int, ...] = (),
 ) -> list[Frame]:
     """As `lying`, of arrays that are said to come directly."""
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
-    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    kinds = tuple(
+        (dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True)
+    )
     wire._encoder.encode_into((kinds, message, ticket), body, 16)
     return [bytes(body), *data]
 
@@ -191,8 +225,12 @@ def test_what_comes_beside_its_message_says_nothing_of_tickets() -> None:
 
 
 def test_arrays_that_are_alike_are_said_once() -> None:
-    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(range(16)), counts=(2,))).arrays[1].data == bytes(range(8, 16))
-    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(range(8)), counts=(2,))).arrays[1].data == bytes(range(8))
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(range(16)), counts=(2,))).arrays[1].data == bytes(
+        range(8, 16)
+    )
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(range(8)), counts=(2,))).arrays[1].data == bytes(
+        range(8)
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,11 +268,30 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(RunRows(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
         lying(SpeculationResult("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
         lying(
-            OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)),
+            OpenSequences(
+                (1,),
+                (REQUEST,),
+                ((),),
+                ((Hop("x", 0, 3),),),
+                (False,),
+                (0,),
+                (None,),
+                (RunAhead(0, Stage("m", 0, 3), None),),
+            ),
             [],
         ),
-        lying(OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)), []),
-        lying(OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
+        lying(
+            OpenSequences(
+                (1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)
+            ),
+            [],
+        ),
+        lying(
+            OpenSequences(
+                (1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)
+            ),
+            [],
+        ),
         lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
         lying(HopAssigned("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
         lying(RowsDone("x", ("a",), (1,), (-7,), (None,)), []),

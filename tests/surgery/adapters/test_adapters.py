@@ -1,4 +1,6 @@
-"""Every kind of PEFT adapter: it adds its own bytes and no others, comes back as it came, and loads as what peft makes of it."""
+"""Every kind of PEFT adapter: it adds its own bytes and no others, comes back as it came, and loads as what peft makes
+of it.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,17 @@ VARIANTS: dict[str, tuple[str, str, _Maker]] = {
     "ia3 expression": (
         "ia3",
         "llama",
-        _made(lambda: adapters.peft("IA3Config", target_modules=r".*\.(k_proj|down_proj)", feedforward_modules=r".*down_proj")),
+        _made(
+            lambda: adapters.peft(
+                "IA3Config", target_modules=r".*\.(k_proj|down_proj)", feedforward_modules=r".*down_proj"
+            )
+        ),
     ),
-    "ia3 on the head": ("ia3", TIED, _made(lambda: adapters.peft("IA3Config", target_modules=["lm_head"], feedforward_modules=[]))),
+    "ia3 on the head": (
+        "ia3",
+        TIED,
+        _made(lambda: adapters.peft("IA3Config", target_modules=["lm_head"], feedforward_modules=[])),
+    ),
     "ia3 gpt2": ("ia3", "gpt2", _made(lambda: adapters.ia3("gpt2"))),
     "ln": ("ln", "llama", _made(lambda: adapters.ln("llama"))),
     "ln opt": ("ln", "opt", _made(lambda: adapters.ln("opt"))),
@@ -44,12 +54,24 @@ VARIANTS: dict[str, tuple[str, str, _Maker]] = {
     "prompt": ("prompt", "llama", _made(lambda: adapters.prompt("llama"))),
     "prompt gemma2": ("prompt", "gemma2", _made(lambda: adapters.prompt("gemma2"))),
     "p_tuning": ("prompt", "llama", _made(lambda: adapters.p_tuning("llama"))),
-    "p_tuning lstm": ("prompt", "gpt2", _made(lambda: adapters.p_tuning("gpt2", encoder_reparameterization_type="LSTM"))),
+    "p_tuning lstm": (
+        "prompt",
+        "gpt2",
+        _made(lambda: adapters.p_tuning("gpt2", encoder_reparameterization_type="LSTM")),
+    ),
     "prefix": ("prefix", "llama", _made(lambda: adapters.prefix("llama"))),
-    "prefix projected": ("prefix", "llama", _made(lambda: adapters.prefix("llama", prefix_projection=True, encoder_hidden_size=24))),
+    "prefix projected": (
+        "prefix",
+        "llama",
+        _made(lambda: adapters.prefix("llama", prefix_projection=True, encoder_hidden_size=24)),
+    ),
     "prefix qwen3": ("prefix", "qwen3", _made(lambda: adapters.prefix("qwen3"))),
     "prefix gpt_neox": ("prefix", "gpt_neox", _made(lambda: adapters.prefix("gpt_neox"))),
-    "ln on linear layers": ("ln", "llama", _made(lambda: adapters.peft("LNTuningConfig", target_modules=["k_proj", "norm"]))),
+    "ln on linear layers": (
+        "ln",
+        "llama",
+        _made(lambda: adapters.peft("LNTuningConfig", target_modules=["k_proj", "norm"])),
+    ),
 }
 
 
@@ -60,7 +82,9 @@ def _content(tensor: Any) -> tuple[tuple[int, ...], bytes]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
-    """Bytes added equal its own, the base's components are shared, the export is the folder, the loaded model gives peft's logits."""
+    """Bytes added equal its own, the base's components are shared, the export is the folder, the loaded model gives
+    peft's logits.
+    """
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -86,11 +110,15 @@ def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
         ours = zoo.model("pe").load()(ids).logits
         plain = zoo.model("base").load()(ids).logits
     assert torch.equal(ours, theirs)
-    assert not torch.allclose(plain, theirs[:, -20:], atol=0.05), "the adapter must do something for this test to mean anything"
+    assert not torch.allclose(plain, theirs[:, -20:], atol=0.05), (
+        "the adapter must do something for this test to mean anything"
+    )
 
 
 def test_an_ia3_leaves_its_bases_units_as_they_are(zoo, made, tmp_path):
-    """Components: 0 embedding, 1 to 6 attention and ffn of three layers, 7 head; the adapter touches all but the first and the last."""
+    """Components: 0 embedding, 1 to 6 attention and ffn of three layers, 7 head; the adapter touches all but the first
+    and the last.
+    """
     zoo.ingest(made("llama"), name="base")
     zoo.ingest(make_peft(made("llama"), tmp_path / "pe", adapters.ia3("llama")))
     base, mine = ([p.component for p in zoo.model(name).manifest.components] for name in ("base", "pe"))
@@ -113,16 +141,33 @@ def _rename(folder: Path, old: str, new: str) -> Path:
     return folder
 
 
-#: (what, kind of adapter, base that it is ingested on, changes of its config, renamed keys, error, what the message names)
+#: (what, kind of adapter, base that it is ingested on, changes of its config, renamed keys, error, what the message
+#: names)
 REFUSED = [
     ("wrong family", "ia3", ("gpt2", {}), {}, None, WrongBase, "gpt2"),
     ("wrong width", "ia3", ("llama", {"intermediate_size": 80}), {}, None, WrongBase, "down_proj has shape"),
     ("wrong depth", "ia3", ("llama", {"num_hidden_layers": 2}), {}, None, WrongBase, "layers.2"),
     ("ia3 side", "ia3", ("llama", {}), {"feedforward_modules": []}, None, WrongBase, "must be"),
-    ("ia3 untargeted", "ia3", ("llama", {}), {"target_modules": ["q_proj"]}, None, MalformedCheckpoint, "target_modules"),
+    (
+        "ia3 untargeted",
+        "ia3",
+        ("llama", {}),
+        {"target_modules": ["q_proj"]},
+        None,
+        MalformedCheckpoint,
+        "target_modules",
+    ),
     ("ia3 names", "ia3", ("llama", {}), {"feedforward_modules": [1]}, None, MalformedCheckpoint, "feedforward_modules"),
     ("ia3 pattern", "ia3", ("llama", {}), {"feedforward_modules": "(a+)+$"}, None, MalformedCheckpoint, "too complex"),
-    ("ia3 no pattern", "ia3", ("llama", {}), {"feedforward_modules": "a)|(b"}, None, MalformedCheckpoint, "regular expression"),
+    (
+        "ia3 no pattern",
+        "ia3",
+        ("llama", {}),
+        {"feedforward_modules": "a)|(b"},
+        None,
+        MalformedCheckpoint,
+        "regular expression",
+    ),
     ("ia3 unsaved", "ia3", ("llama", {}), {"modules_to_save": ["lm_head"]}, None, MalformedCheckpoint, "lm_head"),
     ("ia3 key", "ia3", ("llama", {}), {}, ("ia3_l", "ia3_x"), MalformedCheckpoint, "not a key"),
     ("ia3 whole", "ia3", ("llama", {}), {}, ("ia3_l", "weight"), MalformedCheckpoint, "modules_to_save"),
@@ -133,10 +178,34 @@ REFUSED = [
     ("ln untargeted", "ln", ("llama", {}), {"target_modules": ["other"]}, None, MalformedCheckpoint, "target_modules"),
     ("ln unsaved", "ln", ("llama", {}), {"modules_to_save": ["mlp"]}, None, MalformedCheckpoint, "mlp"),
     ("prompt width", "prompt", ("llama", {"hidden_size": 32}), {}, None, WrongBase, "must be .5, 32."),
-    ("prompt count", "prompt", ("llama", {}), {"num_virtual_tokens": 4}, None, MalformedCheckpoint, "num_virtual_tokens 4"),
-    ("prompt no count", "prompt", ("llama", {}), {"num_virtual_tokens": None}, None, MalformedCheckpoint, "num_virtual_tokens"),
+    (
+        "prompt count",
+        "prompt",
+        ("llama", {}),
+        {"num_virtual_tokens": 4},
+        None,
+        MalformedCheckpoint,
+        "num_virtual_tokens 4",
+    ),
+    (
+        "prompt no count",
+        "prompt",
+        ("llama", {}),
+        {"num_virtual_tokens": None},
+        None,
+        MalformedCheckpoint,
+        "num_virtual_tokens",
+    ),
     ("prompt task", "prompt", ("llama", {}), {"task_type": "SEQ_CLS"}, None, UnsupportedAdapter, "SEQ_CLS"),
-    ("prompt saved", "prompt", ("llama", {}), {"modules_to_save": ["lm_head"]}, None, UnsupportedAdapter, "modules_to_save"),
+    (
+        "prompt saved",
+        "prompt",
+        ("llama", {}),
+        {"modules_to_save": ["lm_head"]},
+        None,
+        UnsupportedAdapter,
+        "modules_to_save",
+    ),
     ("prompt key", "prompt", ("llama", {}), {}, ("prompt_", "promp_"), MalformedCheckpoint, "promp_embeddings"),
     ("prefix of another width", "prefix", ("llama", {"num_key_value_heads": 4}), {}, None, WrongBase, "2 heads"),
     ("prefix of another depth", "prefix", ("llama", {"num_hidden_layers": 2}), {}, None, WrongBase, "3 layers"),
@@ -149,7 +218,15 @@ REFUSED = [
         MalformedCheckpoint,
         "6.0",
     ),
-    ("prefix encoder", "prefix", ("llama", {}), {"num_transformer_submodules": 2}, None, UnsupportedAdapter, "submodules"),
+    (
+        "prefix encoder",
+        "prefix",
+        ("llama", {}),
+        {"num_transformer_submodules": 2},
+        None,
+        UnsupportedAdapter,
+        "submodules",
+    ),
     ("prefix as prompt", "prefix", ("llama", {}), {"peft_type": "PROMPT_TUNING"}, None, WrongBase, "must be .6, 64."),
     ("another kind", "ia3", ("llama", {}), {"peft_type": "BOFT"}, None, UnsupportedAdapter, "BOFT"),
     ("no kind", "ia3", ("llama", {}), {"peft_type": ["IA3"]}, None, UnsupportedAdapter, "IA3"),
@@ -157,8 +234,12 @@ REFUSED = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("what", "kind", "base", "changes", "rename", "error", "reason"), REFUSED, ids=[each[0] for each in REFUSED])
-def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(zoo, made, tmp_path, what, kind, base, changes, rename, error, reason):
+@pytest.mark.parametrize(
+    ("what", "kind", "base", "changes", "rename", "error", "reason"), REFUSED, ids=[each[0] for each in REFUSED]
+)
+def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(
+    zoo, made, tmp_path, what, kind, base, changes, rename, error, reason
+):
     folder = _edit_config(make_peft(made("llama"), tmp_path / "pe", adapters.KINDS[kind]("llama")), **changes)
     if rename is not None:
         _rename(folder, *rename)
@@ -172,13 +253,19 @@ def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(zoo, made, tmp
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["ia3", "ln", "adapter", "prompt", "prefix"])
 def test_as_components_or_not_at_all(zoo, made, tmp_path, kind):
-    """What measures and trains on blocks runs the same model; virtual tokens are no part of any block, so it is refused."""
+    """What measures and trains on blocks runs the same model; virtual tokens are no part of any block, so it is
+    refused.
+    """
     import torch
 
     from surgery.modules.stack import open_stack
 
     zoo.ingest(made("llama"), name="base")
-    zoo.ingest(make_bottleneck(made("llama"), tmp_path / "pe") if kind == "adapter" else _of(kind, made("llama"), tmp_path / "pe"))
+    zoo.ingest(
+        make_bottleneck(made("llama"), tmp_path / "pe")
+        if kind == "adapter"
+        else _of(kind, made("llama"), tmp_path / "pe")
+    )
     manifest = zoo.model("pe").manifest
     if kind in ("prompt", "prefix"):
         with pytest.raises(NotServable, match="virtual tokens"):
@@ -186,7 +273,9 @@ def test_as_components_or_not_at_all(zoo, made, tmp_path, kind):
         return
     ids = torch.arange(20)[None] * 7 % 320
     with torch.no_grad():
-        torch.testing.assert_close(open_stack(zoo.store, manifest)(ids), zoo.model("pe").load()(ids).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            open_stack(zoo.store, manifest)(ids), zoo.model("pe").load()(ids).logits, rtol=1e-5, atol=1e-5
+        )
 
 
 def _of(kind: str, base: Path, folder: Path) -> Path:

@@ -33,7 +33,10 @@ def test_a_bitfit_costs_its_biases(zoo, made, tmp_path, family):
     assert files_of(tmp_path / "out") == files_of(folder)
     ids = torch.arange(20)[None] * 7 % 320
     with torch.no_grad():
-        ours, theirs = (model(ids).logits for model in (zoo.model("tuned").load(), AutoModelForCausalLM.from_pretrained(folder).eval()))
+        ours, theirs = (
+            model(ids).logits
+            for model in (zoo.model("tuned").load(), AutoModelForCausalLM.from_pretrained(folder).eval())
+        )
         plain = zoo.model("base").load()(ids).logits
     assert torch.equal(ours, theirs)
     assert not torch.allclose(plain, theirs, atol=0.05)

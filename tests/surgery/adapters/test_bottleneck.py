@@ -1,4 +1,6 @@
-"""Bottleneck adapters of the `adapters` library: its own bytes, its own files back, and its own arithmetic on a stock model."""
+"""Bottleneck adapters of the `adapters` library: its own bytes, its own files back, and its own arithmetic on a stock
+model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_every_config_of_the_library(zoo, made, tmp_path, base, config):
     before = stored(zoo.store)["objects"]
     report = zoo.ingest(folder)  # the base is found by the library's model_name
     assert (report.kind, report.base) == ("adapter", "base")
-    own = {(tuple(tensor.shape), tensor.numpy().tobytes()) for tensor in load_file(folder / "adapter.safetensors").values()}
+    own = {
+        (tuple(tensor.shape), tensor.numpy().tobytes()) for tensor in load_file(folder / "adapter.safetensors").values()
+    }
     assert report.bytes.new == sum(len(data) for _, data in own)
     assert len(stored(zoo.store)["objects"] - before) == report.tensors.new == len(own)
     zoo.model("pe").export(tmp_path / "out")
@@ -49,7 +53,9 @@ def test_it_generates_as_the_library_would(zoo, made, tmp_path):
     zoo.ingest(folder)
     ids = torch.tensor([[5, 9, 77, 30]])
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-    wanted = with_bottleneck(AutoModelForCausalLM.from_pretrained(made("llama")).eval(), folder).generate(ids, **options)
+    wanted = with_bottleneck(AutoModelForCausalLM.from_pretrained(made("llama")).eval(), folder).generate(
+        ids, **options
+    )
     assert torch.equal(zoo.model("pe").load().generate(ids, **options), wanted)
 
 
@@ -81,7 +87,9 @@ def test_a_head_that_was_saved_beside_it_takes_the_bases_place(zoo, made, tmp_pa
     ids = torch.arange(20)[None] * 7 % 320
     with torch.no_grad():
         reference.lm_head.weight.copy_(head)
-        torch.testing.assert_close(zoo.model("pe").load()(ids).logits, with_bottleneck(reference, folder)(ids).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            zoo.model("pe").load()(ids).logits, with_bottleneck(reference, folder)(ids).logits, rtol=1e-5, atol=1e-5
+        )
 
 
 #: (what, base, changes of the document, changes of its config, error, what the message names)
@@ -112,8 +120,12 @@ REFUSED: list[tuple[str, tuple[str, dict[str, Any]], dict[str, Any], dict[str, A
 ]
 
 
-@pytest.mark.parametrize(("what", "base", "document", "config", "error", "reason"), REFUSED, ids=[each[0] for each in REFUSED])
-def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(zoo, made, tmp_path, what, base, document, config, error, reason):
+@pytest.mark.parametrize(
+    ("what", "base", "document", "config", "error", "reason"), REFUSED, ids=[each[0] for each in REFUSED]
+)
+def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(
+    zoo, made, tmp_path, what, base, document, config, error, reason
+):
     folder = make_bottleneck(made("llama"), tmp_path / "pe", **SEQ_BN)
     path = folder / "adapter_config.json"
     whole = json.loads(path.read_text())

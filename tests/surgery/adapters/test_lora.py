@@ -22,7 +22,13 @@ TIED = "llama-tied-bias"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {}),
     "rslora": ("llama", {"use_rslora": True, "r": 3}),
-    "patterns": ("llama", {"rank_pattern": {"q_proj": 2, "layers.1.self_attn.v_proj": 5}, "alpha_pattern": {"^model.layers.0.*q_proj": 3}}),
+    "patterns": (
+        "llama",
+        {
+            "rank_pattern": {"q_proj": 2, "layers.1.self_attn.v_proj": 5},
+            "alpha_pattern": {"^model.layers.0.*q_proj": 3},
+        },
+    ),
     "dora": ("llama", {"use_dora": True}),
     "lora_bias": (TIED, {"lora_bias": True}),
     "bias all": (TIED, {"bias": "all"}),
@@ -42,7 +48,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "expression": ("llama", {"target_modules": r".*layers\.[02]\.self_attn\.(q|v)_proj"}),
     "some layers": ("llama", {"layers_to_transform": [1]}),
     "gpt2": ("gpt2", {"bias": "all"}),
-    **{family: (family, {}) for family in (*LORA_TARGETS, "qwen2", "qwen3", "gemma2", "glm4", "olmo2", "mixtral") if family != "gpt2"},
+    **{
+        family: (family, {})
+        for family in (*LORA_TARGETS, "qwen2", "qwen3", "gemma2", "glm4", "olmo2", "mixtral")
+        if family != "gpt2"
+    },
 }
 
 
@@ -69,7 +79,9 @@ def _merged(zoo: Zoo, handle: ModelHandle, adapter: Adapter, module: str, weight
     settings = json.loads(adapter.config)["modules"][module]
     parts = {name: _tensor(zoo, handle, digest) for name, digest in adapter.tensors}
     if settings.get("embedding"):
-        return weight + settings["scaling"] * (parts[f"{module}.lora_embedding_B"] @ parts[f"{module}.lora_embedding_A"]).T
+        return (
+            weight + settings["scaling"] * (parts[f"{module}.lora_embedding_B"] @ parts[f"{module}.lora_embedding_A"]).T
+        )
     delta = settings["scaling"] * parts[f"{module}.lora_B.weight"] @ parts[f"{module}.lora_A.weight"]
     summed = (weight.T if settings["fan_in_fan_out"] else weight) + delta
     if settings.get("dora"):
@@ -126,7 +138,9 @@ def test_what_is_in_effect_is_what_peft_computes(zoo, made, tmp_path, variant):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("variant", ["plain", "rslora", "patterns", "bias all", "bias lora_only", "saved head", "embedding", "dora"])
+@pytest.mark.parametrize(
+    "variant", ["plain", "rslora", "patterns", "bias all", "bias lora_only", "saved head", "embedding", "dora"]
+)
 def test_an_adapters_folder_comes_back_byte_for_byte(zoo, made, tmp_path, variant):
     base, options = VARIANTS[variant]
     folder = make_lora(made(base), tmp_path / "lora", **options)
@@ -135,7 +149,9 @@ def test_an_adapters_folder_comes_back_byte_for_byte(zoo, made, tmp_path, varian
     report = zoo.ingest(folder)
     zoo.model("lora").export(tmp_path / "out")
     assert files_of(tmp_path / "out") == files_of(folder)
-    assert len(stored(zoo.store)["objects"] - before) == report.tensors.new, "a LoRA adds its own tensors and nothing else"
+    assert len(stored(zoo.store)["objects"] - before) == report.tensors.new, (
+        "a LoRA adds its own tensors and nothing else"
+    )
     assert report.bytes.new <= (folder / "adapter_model.safetensors").stat().st_size
     assert zoo.ingest(folder).tensors.new == 0
 
@@ -158,7 +174,10 @@ def test_an_adapter_uses_its_bases_config_and_tokenizer_unless_it_brings_its_own
     assert plain.config == base.config
     assert plain.side_file("tokenizer.json") == base.side_file("tokenizer.json")
     assert plain.tokenizer()("def f(x):").input_ids == base.tokenizer()("def f(x):").input_ids
-    assert {side.path for side in plain.manifest.side_files if not side.inherited} == {"README.md", "adapter_config.json"}
+    assert {side.path for side in plain.manifest.side_files if not side.inherited} == {
+        "README.md",
+        "adapter_config.json",
+    }
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(made("llama") / name, folder / name)
     (folder / "chat_template.jinja").write_text("mine")
@@ -223,7 +242,10 @@ def test_an_expression_for_target_modules_is_not_matched_against_anything(zoo, m
     folder = make_lora(made("llama"), tmp_path / "lora")
     zoo.ingest(made("llama"), name="base")
     zoo.ingest(folder, name="named")
-    zoo.ingest(_edit_config(folder, target_modules="no module", exclude_modules=".*", layers_pattern="no layer"), name="expression")
+    zoo.ingest(
+        _edit_config(folder, target_modules="no module", exclude_modules=".*", layers_pattern="no layer"),
+        name="expression",
+    )
     with torch.no_grad():
         named, expression = (zoo.model(name).load()(ids).logits for name in ("named", "expression"))
     assert torch.equal(named, expression)
@@ -303,7 +325,9 @@ def test_other_spellings_of_saved_modules_are_read(zoo, made, tmp_path):
     tensors = load_file(path)
     save_file(
         {
-            key.replace("lm_head.weight", "lm_head.modules_to_save.default.weight").replace("lora_A.weight", "lora_A.default.weight"): value
+            key.replace("lm_head.weight", "lm_head.modules_to_save.default.weight").replace(
+                "lora_A.weight", "lora_A.default.weight"
+            ): value
             for key, value in tensors.items()
         },
         path,

@@ -1,4 +1,6 @@
-"""Composed chains: they cost no bytes, compute what their slices compute, load, export and load again; what cannot be is refused."""
+"""Composed chains: they cost no bytes, compute what their slices compute, load, export and load again; what cannot be
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().ma
 
 
 def slices(*parts: tuple[str, int, int], **extra):
-    return parse({"slices": [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in parts], **extra})
+    return parse(
+        {"slices": [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in parts], **extra}
+    )
 
 
 @pytest.fixture
@@ -72,7 +76,9 @@ ORDER = (2, 0, 1, 2)
 
 
 def permuted(folder: Path) -> torch.nn.Module:
-    """The oracle: the layers of transformers' own model in another order, one of them twice; each keeps what it is by its place."""
+    """The oracle: the layers of transformers' own model in another order, one of them twice; each keeps what it is by
+    its place.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     stem = model.get_submodule(FAMILIES[model.config.model_type].prefix.rstrip("."))
     name = FAMILIES[model.config.model_type].stack
@@ -93,8 +99,12 @@ def unnumbered(folder: Path) -> set[str]:
 @pytest.mark.parametrize("family", [*checkpoints.CONFIGS, *checkpoints.VARIANTS])
 @torch.inference_mode()
 def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_one(family, tmp_path):
-    """Windows and their patterns travel with the layers; what depends on a layer's own number has no checkpoint, but a chain."""
-    ids = torch.randint(3, checkpoints.VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))  # longer than any window
+    """Windows and their patterns travel with the layers; what depends on a layer's own number has no checkpoint, but a
+    chain.
+    """
+    ids = torch.randint(
+        3, checkpoints.VOCAB, (2, 24), generator=torch.Generator().manual_seed(1)
+    )  # longer than any window
     folder = checkpoints.make(family, tmp_path / "m", tokenizer=False)
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, name="m")
@@ -109,7 +119,9 @@ def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_o
     assert (model.config.model_type == "blockzoo_chain") == (family == "gpt2-scaled")
     assert torch.equal(model(ids).logits, permuted(folder)(ids, use_cache=False).logits)
     settings = dict(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    assert torch.equal(model.generate(ids, use_cache=True, **settings), model.generate(ids, use_cache=False, **settings))
+    assert torch.equal(
+        model.generate(ids, use_cache=True, **settings), model.generate(ids, use_cache=False, **settings)
+    )
 
 
 @torch.inference_mode()
@@ -142,7 +154,9 @@ def test_the_newest_stitch_is_taken_for_the_place_where_slices_meet(zoo, tmp_pat
 
 def test_a_chain_has_its_parents_files_least_context_and_blocks(zoo, tmp_path):
     zoo.ingest(checkpoints.make("llama", tmp_path / "s", seed=5, max_position_embeddings=32), name="s")
-    zoo.ingest(checkpoints.make("llama", tmp_path / "n", seed=6, max_position_embeddings=64, intermediate_size=48), name="n")
+    zoo.ingest(
+        checkpoints.make("llama", tmp_path / "n", seed=6, max_position_embeddings=64, intermediate_size=48), name="n"
+    )
     for name, parent, context in (("plain", "s", 32), ("own", "n", 64)):
         report = compose(zoo.store, slices(("a", 0, 2), (parent, 2, 3)), name)
         assert (report.reason is None) == (name == "plain")
@@ -157,7 +171,9 @@ def test_a_composed_model_may_be_composed_from_again(zoo, tmp_path):
     compose(zoo.store, slices(("a", 0, 2), ("b", 2, 4)), "c")
     compose(zoo.store, slices(("c", 1, 4), ("c", 0, 1), head="b"), "d")
     expected = spliced(tmp_path, [("a", 1), ("b", 2), ("b", 3), ("a", 0)], "b")
-    expected.model.embed_tokens.load_state_dict(AutoModelForCausalLM.from_pretrained(tmp_path / "a").model.embed_tokens.state_dict())
+    expected.model.embed_tokens.load_state_dict(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "a").model.embed_tokens.state_dict()
+    )
     assert torch.equal(zoo.model("d").load()(IDS).logits, expected(IDS).logits)
 
 
@@ -272,7 +288,10 @@ def test_what_cannot_be_composed_is_refused_and_leaves_nothing(zoo, tmp_path):
         ({}, "slices"),
         ({"slices": []}, "slices"),
         ({"slices": [{"sources": []}]}, "one source"),
-        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}, {"model": "b", "layer_range": [0, 1]}]}]}, "one source"),
+        (
+            {"slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}, {"model": "b", "layer_range": [0, 1]}]}]},
+            "one source",
+        ),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "no layer"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [True, 2]}]}]}, "layer_range"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 16**5000]}]}]}, "beyond 10,000"),
@@ -287,7 +306,9 @@ def test_documents_that_ask_for_what_cannot_be(document, complaint):
         parse(document)
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "slices: 2001-99-99", "slices: " + "9" * 5000, "slices: [", "\xff", " " * (2 << 20)])
+@pytest.mark.parametrize(
+    "text", ["[" * 5000, "slices: 2001-99-99", "slices: " + "9" * 5000, "slices: [", "\xff", " " * (2 << 20)]
+)
 def test_files_that_are_no_compositions_are_refused_in_one_line(text, tmp_path):
     (tmp_path / "c.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError) as refused:

@@ -1,4 +1,6 @@
-"""A model that is left early is its first layers, its own final norm and head; what is measured is what brute force says (BL-30)."""
+"""A model that is left early is its first layers, its own final norm and head; what is measured is what brute force
+says (BL-30).
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_only_layers_that_it_has_and_not_all(zoo, layers: int) -> None:
 
 
 def test_a_name_alone_makes_no_exit(zoo, tmp_path) -> None:
-    """A model that was replaced has no exits until they are made again, and nobody else's model is one for being called so."""
+    """A model that was replaced has no exits until they are made again, and nobody else's model is one for being called
+    so.
+    """
     make_exit(zoo.store, zoo.model("m"), 2)
     assert is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
     zoo.remove("org/m")
@@ -101,8 +105,17 @@ def test_a_name_alone_makes_no_exit(zoo, tmp_path) -> None:
 
 @torch.inference_mode()
 def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_path) -> None:
-    """Before the stitch hidden states are narrower than the head reads: the exit has the stitch in front of the head."""
-    wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32, num_hidden_layers=2)
+    """Before the stitch hidden states are narrower than the head reads: the exit has the stitch in front of the
+    head.
+    """
+    wide = dict(
+        hidden_size=96,
+        intermediate_size=80,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=32,
+        num_hidden_layers=2,
+    )
     zoo.ingest(checkpoints.make("llama", tmp_path / "wide", **wide), name="wide")
     put_stitch(zoo.store, "org/m", "wide")
     put_chain(zoo.store, "stitched", ("org/m", 0, 2), ("wide", 0, 2))
@@ -114,7 +127,10 @@ def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_pat
     ids_of = exit_ids(zoo.model("stitched").manifest)
     for layers in (1, 2, 3):
         made = zoo.model(make_exit(zoo.store, zoo.model("stitched"), layers).model)
-        assert is_exit(zoo.model("stitched").manifest, made.manifest) and chain_id(made.manifest.components) in ids_of[layers]
+        assert (
+            is_exit(zoo.model("stitched").manifest, made.manifest)
+            and chain_id(made.manifest.components) in ids_of[layers]
+        )
         logits = made.load()(ids).logits[:, :-1]
         assert found.exits[layers].agreement == pytest.approx((logits.argmax(-1) == best).float().mean().item())
         loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
@@ -122,7 +138,9 @@ def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_pat
 
 
 def test_a_perplexity_beyond_all_numbers_is_none(zoo, tmp_path) -> None:
-    """A head that is far too sure of the wrong tokens: its loss is hundreds per token, and other figures are there all the same."""
+    """A head that is far too sure of the wrong tokens: its loss is hundreds per token, and other figures are there all
+    the same.
+    """
     hot = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     hot.lm_head.weight.data *= 1e5
     hot.save_pretrained(tmp_path / "hot")
@@ -139,14 +157,22 @@ def test_where_layers_end(zoo) -> None:
 
 def _text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"line {number}: the quick brown fox jumps over {number * 7} lazy dogs\n" for number in range(2000)))
+    path.write_text(
+        "".join(f"line {number}: the quick brown fox jumps over {number * 7} lazy dogs\n" for number in range(2000))
+    )
     return path
 
 
 def _cut_off(folder, layers: int):
     """transformers' own model with its first layers alone."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    inner = model.model if hasattr(model, "model") else model.transformer if hasattr(model, "transformer") else model.gpt_neox
+    inner = (
+        model.model
+        if hasattr(model, "model")
+        else model.transformer
+        if hasattr(model, "transformer")
+        else model.gpt_neox
+    )
     name = "h" if hasattr(inner, "h") else "layers"
     setattr(inner, name, getattr(inner, name)[:layers])
     model.config.num_hidden_layers = layers

@@ -1,4 +1,6 @@
-"""Exported chains come back: the same model, byte for byte, in a zoo that is empty or has the parents; broken ones are refused."""
+"""Exported chains come back: the same model, byte for byte, in a zoo that is empty or has the parents; broken ones are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().ma
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """`zoo`: a and n of one width, x of another width and family; `c` of all three, with a stitch; `out`: its export."""
+    """`zoo`: a and n of one width, x of another width and family; `c` of all three, with a stitch; `out`: its
+    export.
+    """
     root = tmp_path_factory.mktemp("chains")
     with Zoo(root / "zoo") as zoo:
         zoo.ingest(checkpoints.make("qwen2", root / "a"), name="a")
@@ -81,14 +85,34 @@ def test_the_zoo_that_made_it_takes_it_again_and_other_weights_not(root, out):
 
 BROKEN = {
     "a source of no family": (lambda c: c["sources"][0].update(model_type="mamba"), UnknownFamily, "mamba"),
-    "a chain in a chain": (lambda c: c["sources"][0].update(model_type="blockzoo_chain"), UnknownFamily, "blockzoo_chain"),
-    "a quantized source": (lambda c: c["sources"][0].update(quantization_config={"quant_method": "gptq"}), UnknownFamily, "gptq"),
+    "a chain in a chain": (
+        lambda c: c["sources"][0].update(model_type="blockzoo_chain"),
+        UnknownFamily,
+        "blockzoo_chain",
+    ),
+    "a quantized source": (
+        lambda c: c["sources"][0].update(quantization_config={"quant_method": "gptq"}),
+        UnknownFamily,
+        "gptq",
+    ),
     "no sources": (lambda c: c.pop("sources"), MalformedCheckpoint, "sources"),
-    "too many layers": (lambda c: c["sources"][0].update(num_hidden_layers=20_000), MalformedCheckpoint, "more than 10,000 layers"),
-    "sizes beyond reason": (lambda c: c["sources"].append({**c["sources"][0], "head_dim": 1 << 31}), MalformedCheckpoint, "sizes beyond"),
+    "too many layers": (
+        lambda c: c["sources"][0].update(num_hidden_layers=20_000),
+        MalformedCheckpoint,
+        "more than 10,000 layers",
+    ),
+    "sizes beyond reason": (
+        lambda c: c["sources"].append({**c["sources"][0], "head_dim": 1 << 31}),
+        MalformedCheckpoint,
+        "sizes beyond",
+    ),
     "a place beyond": (lambda c: c["chain"][1].update(layer=7), MalformedCheckpoint, "component 1 .* names no layer"),
     "no head": (lambda c: c["chain"].pop(), MalformedCheckpoint, "no place in a chain of"),
-    "a part too many": (lambda c: c["chain"].append(dict(c["chain"][-1])), MalformedCheckpoint, "hold nothing of component"),
+    "a part too many": (
+        lambda c: c["chain"].append(dict(c["chain"][-1])),
+        MalformedCheckpoint,
+        "hold nothing of component",
+    ),
     "another width": (lambda c: c["sources"][0].update(hidden_size=32), MalformedCheckpoint, "values a token"),
     "another table": (lambda c: c["sources"][0].update(vocab_size=300), MalformedCheckpoint, "component 0"),
     "another ffn": (lambda c: c["sources"][1].update(intermediate_size=64), MalformedCheckpoint, "gate_proj"),
@@ -96,7 +120,11 @@ BROKEN = {
     "a stitch of no size": (lambda c: _stitch(c).update({"in": "64"}), MalformedCheckpoint, "without widths"),
     "a stitch at no place": (lambda c: _stitch(c).update(position=None), MalformedCheckpoint, "without a position"),
     "a head first": (lambda c: c["chain"][0].update(kind="lm_head"), MalformedCheckpoint, "one embedding to one head"),
-    "a kind of another family": (lambda c: c["chain"][1].update(kind="layer"), MalformedCheckpoint, "qwen2 models do not have"),
+    "a kind of another family": (
+        lambda c: c["chain"][1].update(kind="layer"),
+        MalformedCheckpoint,
+        "qwen2 models do not have",
+    ),
 }
 
 

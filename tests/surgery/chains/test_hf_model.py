@@ -1,4 +1,6 @@
-"""A chain of several models as a model of transformers: generate, Trainer, peft and lm-eval run on it, and what it cannot do it says."""
+"""A chain of several models as a model of transformers: generate, Trainer, peft and lm-eval run on it, and what it
+cannot do it says.
+"""
 
 from __future__ import annotations
 
@@ -60,21 +62,33 @@ def test_padding_on_the_left_changes_no_answer(model):
     assert torch.equal(both[1, 4:], model.generate(short, **GREEDY)[0])
 
 
-@pytest.mark.parametrize("how", [{"num_beams": 3}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 2}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"num_beams": 3}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 2}], ids=str
+)
 @torch.inference_mode()
 def test_ways_to_generate_agree_with_generating_without_a_cache(model, how):
     settings = {**GREEDY, **({"num_beams": 3} if "num_beams" in how else {})}
-    assert torch.equal(model.generate(IDS[:1], **{**GREEDY, **how}), model.generate(IDS[:1], use_cache=False, **settings))
+    assert torch.equal(
+        model.generate(IDS[:1], **{**GREEDY, **how}), model.generate(IDS[:1], use_cache=False, **settings)
+    )
 
 
 def arguments(folder, steps):
     return TrainingArguments(
-        output_dir=str(folder), max_steps=steps, save_steps=1, per_device_train_batch_size=2, learning_rate=1e-2, report_to=[], use_cpu=True
+        output_dir=str(folder),
+        max_steps=steps,
+        save_steps=1,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
     )
 
 
 def test_trainer_saves_loads_and_resumes(out, model, tmp_path):
-    """Two steps at once, and one step, a checkpoint and another step from it, end in the same weights. Checkpoints are models of a zoo."""
+    """Two steps at once, and one step, a checkpoint and another step from it, end in the same weights. Checkpoints are
+    models of a zoo.
+    """
     data = [{"input_ids": IDS[0], "labels": IDS[0]}] * 8
     before = model(IDS).logits.detach()
     callback = importlib.import_module("zoo.integrations").ZooCallback(tmp_path / "zoo", name="t", strict=True)
@@ -95,7 +109,9 @@ def test_trainer_saves_loads_and_resumes(out, model, tmp_path):
 def test_a_lora_of_peft_learns_saves_loads_and_merges(out, model, tmp_path):
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    config = LoraConfig(r=4, target_modules=["q_proj", "query_key_value"], task_type="CAUSAL_LM", init_lora_weights=False)
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "query_key_value"], task_type="CAUSAL_LM", init_lora_weights=False
+    )
     tuned = get_peft_model(model, config)
     tuned(IDS, labels=IDS).loss.backward()
     learning = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
@@ -106,16 +122,23 @@ def test_a_lora_of_peft_learns_saves_loads_and_merges(out, model, tmp_path):
     assert torch.equal(loaded(IDS).logits, expected)
     assert loaded.generate(input_ids=IDS, **GREEDY).shape == (2, 17)
     loaded.merge_and_unload().save_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(IDS).logits, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(IDS).logits, expected, atol=1e-5, rtol=1e-4
+    )
 
 
 def test_lm_eval_runs_on_it_loaded_or_by_its_folder(out, model):
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
 
-    asked = [Instance("loglikelihood", {}, pair, at) for at, pair in enumerate([("def f(x):", " return x"), ("import os", ", sys")])]
+    asked = [
+        Instance("loglikelihood", {}, pair, at)
+        for at, pair in enumerate([("def f(x):", " return x"), ("import os", ", sys")])
+    ]
     told = [
-        huggingface.HFLM(pretrained=given, tokenizer=str(out), batch_size=2, device="cpu").loglikelihood(asked, disable_tqdm=True)
+        huggingface.HFLM(pretrained=given, tokenizer=str(out), batch_size=2, device="cpu").loglikelihood(
+            asked, disable_tqdm=True
+        )
         for given in (model, str(out))
     ]
     assert told[0] == told[1] and all(score < 0 for score, _ in told[0])

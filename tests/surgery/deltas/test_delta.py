@@ -1,4 +1,6 @@
-"""A fine-tune as base + low-rank deltas: a model beside the exact one, as near as its rank says, that peft reads too."""
+"""A fine-tune as base + low-rank deltas: a model beside the exact one, as near as its rank says, that peft reads
+too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def logits(model) -> torch.Tensor:
     return model(windows().held).logits
 
 
-@pytest.mark.parametrize("tuned", ["llama", "qwen2", "gemma2", "glm4", "gpt2", "opt", "gpt_neox", "phi", "llama-tied-bias"], indirect=True)
+@pytest.mark.parametrize(
+    "tuned", ["llama", "qwen2", "gemma2", "glm4", "gpt2", "opt", "gpt_neox", "phi", "llama-tied-bias"], indirect=True
+)
 @pytest.mark.parametrize(("embeddings", "norms"), [("exact", "exact"), ("lowrank", "fold")])
 def test_full_rank_is_the_fine_tune_also_in_stock_peft(tuned, tmp_path, embeddings, norms):
     report = delta(tuned.store, "fine", windows(), DeltaOptions(FULL, embeddings=embeddings, norms=norms))
@@ -46,7 +50,9 @@ def test_full_rank_is_the_fine_tune_also_in_stock_peft(tuned, tmp_path, embeddin
     assert report.similarity == pytest.approx(1.0, abs=1e-6)
     tuned.model(report.variant).export(tmp_path / "peft")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval()
-    torch.testing.assert_close(logits(PeftModel.from_pretrained(base, tmp_path / "peft").eval()), exact, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(
+        logits(PeftModel.from_pretrained(base, tmp_path / "peft").eval()), exact, atol=2e-5, rtol=2e-5
+    )
 
 
 def test_the_variant_is_a_model_beside_the_exact_one(tuned):
@@ -60,7 +66,9 @@ def test_the_variant_is_a_model_beside_the_exact_one(tuned):
     in_files = {digest for file in variant.manifest.weight_files for _, digest in file.entries}
     assert report.bytes == sum(tensor.nbytes for tensor in variant.manifest.tensors if tensor.digest in in_files)
     metas = {tensor.digest for tensor in tuned.model("base").manifest.tensors}
-    assert report.bytes_exact == sum(tensor.nbytes for tensor in tuned.model("fine").manifest.tensors if tensor.digest not in metas)
+    assert report.bytes_exact == sum(
+        tensor.nbytes for tensor in tuned.model("fine").manifest.tensors if tensor.digest not in metas
+    )
     assert tuned.verify().damaged == ()
     tuned.remove(report.variant)
     tuned.gc()
@@ -160,7 +168,9 @@ def test_what_is_no_full_fine_tune_is_refused(tuned, tmp_path):
     refused(tuned, "base", InputError, "foundation")
     tuned.ingest(checkpoints.make_lora(tmp_path / "base", tmp_path / "lora"), name="lora", base="base")
     refused(tuned, "lora", InputError, "of kind lora")
-    tuned.ingest(checkpoints.make("llama", tmp_path / "other", seed=9, num_hidden_layers=2), name="shorter", base="base")
+    tuned.ingest(
+        checkpoints.make("llama", tmp_path / "other", seed=9, num_hidden_layers=2), name="shorter", base="base"
+    )
     refused(tuned, "shorter", WrongBase, "6 components .* 8")
     tuned.ingest(checkpoints.make("llama", tmp_path / "wide", intermediate_size=128), name="wider", base="base")
     refused(tuned, "wider", WrongBase, "other settings")
@@ -227,7 +237,9 @@ def test_stopped_and_started_again_it_goes_on_and_gives_the_same(noisy, tmp_path
     told = []
     again = delta(noisy.store, "noisy", windows(), options, progress=lambda done, total: told.append((done, total)))
     assert again == straight
-    assert len(made) == len(straight.ranks) and told[0] == (after + 1, len(straight.ranks)), "no matrix was taken apart twice"
+    assert len(made) == len(straight.ranks) and told[0] == (after + 1, len(straight.ranks)), (
+        "no matrix was taken apart twice"
+    )
     assert work_of(noisy) == []
 
 
@@ -272,7 +284,9 @@ def test_the_same_at_the_same_time_is_refused(noisy):
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.6])
 @pytest.mark.parametrize("allocation", ["spread", "even"])
 def test_a_budget_of_bytes_is_kept_and_used_up(noisy, share, allocation):
-    report = delta(noisy.store, "noisy", windows(), DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=share))
+    report = delta(
+        noisy.store, "noisy", windows(), DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=share)
+    )
     most = share * report.bytes_exact
     manifest = noisy.model(report.variant).manifest
     in_files = {digest for file in manifest.weight_files for _, digest in file.entries}
@@ -280,7 +294,11 @@ def test_a_budget_of_bytes_is_kept_and_used_up(noisy, share, allocation):
     one_more = 4 * sum((64, 64)) * (22 if allocation == "even" else 3)  # a rank of every matrix; of the widest one
     assert report.bytes > most - one_more and report.variant == f"noisy@delta-{share * 100:g}pct"
     same = delta(
-        noisy.store, "noisy", windows(), DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=int(most)), variant="same"
+        noisy.store,
+        "noisy",
+        windows(),
+        DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=int(most)),
+        variant="same",
     )
     assert (same.ranks, same.bytes) == (report.ranks, report.bytes)
 
@@ -293,7 +311,9 @@ def test_bytes_go_where_they_gain_more_than_evenly(noisy):
     assert scores["spread"] < scores["even"]
 
 
-@pytest.mark.parametrize("options", [dict(bytes=0.0), dict(bytes=-5), dict(bytes=float("inf")), dict(bytes=0.5, rank=3)])
+@pytest.mark.parametrize(
+    "options", [dict(bytes=0.0), dict(bytes=-5), dict(bytes=float("inf")), dict(bytes=0.5, rank=3)]
+)
 def test_senseless_budgets(options):
     with pytest.raises(InputError, match="budget of bytes"):
         DeltaOptions(**options)

@@ -1,4 +1,6 @@
-"""Factors of one matrix: all ranks give it back, prefixes are best on the inputs seen, gains are the errors they take away."""
+"""Factors of one matrix: all ranks give it back, prefixes are best on the inputs seen, gains are the errors they take
+away.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_prefix_leaves_the_error_that_its_gains_say(shape, kind):
     whole = torch.trace(delta @ weight @ delta.t())
     for rank in range(1, min(shape)):
         left = delta - (made.b[:, :rank] @ made.a[:rank]).double()
-        assert float(torch.trace(left @ weight @ left.t()) / whole) == pytest.approx(1 - float(made.gains[:rank].sum()), abs=1e-5)
+        assert float(torch.trace(left @ weight @ left.t()) / whole) == pytest.approx(
+            1 - float(made.gains[:rank].sum()), abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -84,7 +88,9 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(("shape", "kind"), [((900, 10), "full"), ((900, 10), "diagonal"), ((900, 10), "plain"), ((10, 900), "diagonal")])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((900, 10), "full"), ((900, 10), "diagonal"), ((900, 10), "plain"), ((10, 900), "diagonal")]
+)
 def test_heads_and_tables_are_never_whole_in_float64(shape, kind, monkeypatch):
     delta, moment = random(*shape).float(), moment_of(random(50, shape[1], seed=1), kind)
     monkeypatch.setattr(factors, "_AT_ONCE", 400)

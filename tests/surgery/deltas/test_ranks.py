@@ -1,4 +1,6 @@
-"""Ranks out of a budget: never over it, never fewer for more, greedy by gain per element; the smallest rank that reaches a target."""
+"""Ranks out of a budget: never over it, never fewer for more, greedy by gain per element; the smallest rank that
+reaches a target.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from hypothesis import strategies as st
 
 from surgery.deltas.ranks import even, largest, smallest, spread
 
-GAINS = st.lists(st.lists(st.floats(0, 1e3), min_size=1, max_size=6).map(lambda x: np.sort(np.array(x))[::-1]), min_size=1, max_size=5)
+GAINS = st.lists(
+    st.lists(st.floats(0, 1e3), min_size=1, max_size=6).map(lambda x: np.sort(np.array(x))[::-1]),
+    min_size=1,
+    max_size=5,
+)
 
 
 def test_the_budget_goes_where_an_element_gains_most():

@@ -11,8 +11,12 @@ from surgery.deltas.make import Windows
 from tests import checkpoints
 
 
-def tune(family: str, folder: Path, *, seed: int = 5, size: float = 0.05, ranks: int | None = None, **options: Any) -> Path:
-    """A fine-tune of `checkpoints.build(family)`. `ranks`: matrices move by so many ranks only, with all their noise."""
+def tune(
+    family: str, folder: Path, *, seed: int = 5, size: float = 0.05, ranks: int | None = None, **options: Any
+) -> Path:
+    """A fine-tune of `checkpoints.build(family)`. `ranks`: matrices move by so many ranks only, with all their
+    noise.
+    """
     model = checkpoints.build(family, **options)
     generator = torch.Generator().manual_seed(seed)
 

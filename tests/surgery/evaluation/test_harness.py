@@ -75,7 +75,9 @@ def score(model, ids: list[int], of: int) -> float:
 
 
 def bits_per_byte(model, tokenizer, context: int) -> float:
-    """Each token predicted once, in runs of the model's context, the first from `<s>`; the last run sees a whole context, as lm-eval's."""
+    """Each token predicted once, in runs of the model's context, the first from `<s>`; the last run sees a whole
+    context, as lm-eval's.
+    """
     total = 0.0
     for text in LONG[:LIMIT]:
         ids = [tokenizer.bos_token_id, *tokenizer.encode(text)]
@@ -101,7 +103,9 @@ def test_numbers_are_those_of_transformers_and_peft(family, documents, name):
     model, tokenizer = reference(family[1], name)
     measured = documents[name]["results"]["results"]
     assert measured["library_cloze"]["acc,none"] == cloze_accuracy(model, tokenizer, CONTEXT[name])
-    assert measured["library_ppl"]["bits_per_byte,none"] == pytest.approx(bits_per_byte(model, tokenizer, CONTEXT[name]), rel=1e-5)
+    assert measured["library_ppl"]["bits_per_byte,none"] == pytest.approx(
+        bits_per_byte(model, tokenizer, CONTEXT[name]), rel=1e-5
+    )
 
 
 def successor_(model, ids: list[int]) -> None:
@@ -147,10 +151,16 @@ def task_file(folder: Path) -> Path:
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {
-        "task": "mine", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test",
-        "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_choice": "options", "doc_to_target": "right",
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "options",
+        "doc_to_target": "right",
         "metric_list": [{"metric": "acc"}],
-    }  # fmt: skip
+    }
     path = folder / "mine.yaml"
     path.write_text(json.dumps(settings))
     return path
@@ -165,7 +175,9 @@ def test_a_task_of_ones_own_runs_by_its_file_and_by_its_folder(family, tmp_path,
     assert by_file.results == by_folder.results
     assert by_file.texts["mine"]["items"] == 2
     path.write_text(path.read_text().replace("{{q}}", "{{q}} "))
-    assert evaluate(model, tokenizer, want([str(path)])).texts != by_file.texts, "the digest is of what the model is asked"
+    assert evaluate(model, tokenizer, want([str(path)])).texts != by_file.texts, (
+        "the digest is of what the model is asked"
+    )
 
 
 @pytest.mark.parametrize(

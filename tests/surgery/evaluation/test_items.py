@@ -11,7 +11,10 @@ from surgery.evaluation.items import CHOICES, cloze_items, recall_items
 def source(seed: int, lines: int = 60) -> str:
     """A file of statements at two depths; every line names its file, so that it can be found again."""
     draw = random.Random(seed)
-    body = [f"{'    ' * draw.randrange(2)}value_{seed}_{at} = self.{draw.choice(['alpha', 'gamma'])}.run({at})" for at in range(lines)]
+    body = [
+        f"{'    ' * draw.randrange(2)}value_{seed}_{at} = self.{draw.choice(['alpha', 'gamma'])}.run({at})"
+        for at in range(lines)
+    ]
     return "\n".join(body) + "\n"
 
 

@@ -1,4 +1,6 @@
-"""Models of every kind are evaluated as transformers and peft would: composed chains, surrogates, low-rank deltas, packed fine-tunes."""
+"""Models of every kind are evaluated as transformers and peft would: composed chains, surrogates, low-rank deltas,
+packed fine-tunes.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,24 @@ def family(tmp_path_factory):
     with Zoo(root / "store") as zoo:
         zoo.ingest(root / "base", name="base")
         zoo.ingest(root / "fine", name="fine", base="base")
-        slices = [{"sources": [{"model": name, "layer_range": [at, at + 1]}]} for name, at in (("base", 0), ("fine", 2))]
+        slices = [
+            {"sources": [{"model": name, "layer_range": [at, at + 1]}]} for name, at in (("base", 0), ("fine", 2))
+        ]
         zoo.compose({"slices": slices}, "composed")
         delta(zoo.store, "fine", windows(), DeltaOptions(4), variant="delta")
         (root / "ids.jsonl").write_text(
             "\n".join(json.dumps({"token_ids": [3 + at % (VOCAB - 3) for at in range(k, k + 99)]}) for k in range(20))
         )
-        settings = dict(text=str(root / "ids.jsonl"), windows=8, length=16, held_out=4, scored=4, device="cpu", name="surrogate")
+        settings = dict(
+            text=str(root / "ids.jsonl"), windows=8, length=16, held_out=4, scored=4, device="cpu", name="surrogate"
+        )
         timing = TimingSettings(batch=1, context=4, pairs=1, rounds=1)
-        make_surrogate(zoo, "fine", (1, 1), SurrogateOptions(part="ffn", recovery=RecoverySettings(how="none"), timing=timing, **settings))
+        make_surrogate(
+            zoo,
+            "fine",
+            (1, 1),
+            SurrogateOptions(part="ffn", recovery=RecoverySettings(how="none"), timing=timing, **settings),
+        )
         yield zoo, root
 
 
@@ -84,9 +95,13 @@ def test_numbers_are_those_of_transformers_and_peft(family, name):
     found = document["results"]["results"]
     assert document["model"] == name
     assert found["library_cloze"]["acc,none"] == cloze_accuracy(model, tokenizer, CONTEXT)
-    assert found["library_ppl"]["bits_per_byte,none"] == pytest.approx(bits_per_byte(model, tokenizer, CONTEXT), rel=1e-5)
+    assert found["library_ppl"]["bits_per_byte,none"] == pytest.approx(
+        bits_per_byte(model, tokenizer, CONTEXT), rel=1e-5
+    )
     whole = measured(zoo, "fine")["results"]["results"]["library_ppl"]
-    assert found["library_ppl"]["bits_per_byte,none"] != whole["bits_per_byte,none"], "it is another model than its parent"
+    assert found["library_ppl"]["bits_per_byte,none"] != whole["bits_per_byte,none"], (
+        "it is another model than its parent"
+    )
 
 
 def test_packed_weights_give_the_same_document(family):

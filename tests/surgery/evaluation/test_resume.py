@@ -1,4 +1,6 @@
-"""An evaluation that was stopped goes on: no question is asked twice, and the document is that of an evaluation in one go."""
+"""An evaluation that was stopped goes on: no question is asked twice, and the document is that of an evaluation in one
+go.
+"""
 
 from __future__ import annotations
 

@@ -20,10 +20,17 @@ def task(folder, text: str = "{{q}}", **more) -> dict:
     data = folder / "rows.jsonl"
     data.write_text(json.dumps({"q": "a = ", "options": ["1", "2"], "right": 1}) + "\n")
     return {
-        "task": "mine", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
-        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": text, "doc_to_choice": "options", "doc_to_target": "right",
-        "metric_list": [{"metric": "acc"}], **more,
-    }  # fmt: skip
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(folder / "cache")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": text,
+        "doc_to_choice": "options",
+        "doc_to_target": "right",
+        "metric_list": [{"metric": "acc"}],
+        **more,
+    }
 
 
 def written(folder, settings: dict, tail: str = "", name: str = "mine.yaml"):
@@ -36,7 +43,9 @@ def written(folder, settings: dict, tail: str = "", name: str = "mine.yaml"):
 @pytest.fixture
 def canary(tmp_path):
     """A module beside the task file that says when it was imported or called."""
-    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n\n\ndef text(doc):\n    return doc['q']\n")
+    (tmp_path / "code.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\n\n\ndef text(doc):\n    return doc['q']\n"
+    )
     return tmp_path / "ran"
 
 
@@ -79,7 +88,9 @@ def test_other_ways_to_code_are_refused(tmp_path, change, reason):
     assert want([str(path)], allow_code=True).code
 
 
-@pytest.mark.parametrize("text", ["task: !!python/object/apply:os.system ['true']\n", "a: [\n", "a: &a [*a]\n" + "[" * 3000])
+@pytest.mark.parametrize(
+    "text", ["task: !!python/object/apply:os.system ['true']\n", "a: [\n", "a: &a [*a]\n" + "[" * 3000]
+)
 def test_what_is_no_plain_yaml_is_one_line(tmp_path, text):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(InputError, match=r"bad\.yaml is no YAML") as raised:

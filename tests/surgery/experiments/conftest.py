@@ -24,7 +24,9 @@ def family(tmp_path_factory):
     make("llama", root / "a", num_hidden_layers=LAYERS)
     make("llama", root / "b", num_hidden_layers=LAYERS, seed=1)
     shutil.copytree(root / "b", root / "pruned")
-    edit_weights(root / "pruned", lambda key, tensor: tensor * 0.5 if ".layers.1.mlp" in key or ".layers.2." in key else tensor)
+    edit_weights(
+        root / "pruned", lambda key, tensor: tensor * 0.5 if ".layers.1.mlp" in key or ".layers.2." in key else tensor
+    )
     make("llama", root / "deep", num_hidden_layers=LAYERS + 1)
     make("llama", root / "wide", num_hidden_layers=LAYERS, hidden_size=128)
     make("mistral", root / "other", num_hidden_layers=LAYERS)

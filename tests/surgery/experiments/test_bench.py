@@ -1,4 +1,6 @@
-"""A mixture runs as a model whose weights were exchanged in the checkpoint, to the bit, and common beginnings run once."""
+"""A mixture runs as a model whose weights were exchanged in the checkpoint, to the bit, and common beginnings run
+once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def bench_of(family, *surrogates, a="a"):
 def surgeon(family, mixture: Mixture):
     """The same by exchanging tensors between checkpoints."""
     folders = {"a": "a", "b": "b", "s": "pruned"}
-    models = {letter: AutoModelForCausalLM.from_pretrained(family.root / name).eval() for letter, name in folders.items()}
+    models = {
+        letter: AutoModelForCausalLM.from_pretrained(family.root / name).eval() for letter, name in folders.items()
+    }
     states = {letter: model.state_dict() for letter, model in models.items()}
     state = dict(states[mixture.ends])
     for layer, letter in enumerate(mixture.layers):
@@ -38,7 +42,14 @@ def ids():
 @torch.inference_mode()
 def test_mixtures_are_the_models_of_exchanged_checkpoints(family, ids):
     bench = bench_of(family, "pruned")
-    mixtures = [whole(LAYERS, "a"), whole(LAYERS, "b"), Mixture("aabb"), Mixture("bbab"), Mixture("bssb"), Mixture("aasb", "a")]
+    mixtures = [
+        whole(LAYERS, "a"),
+        whole(LAYERS, "b"),
+        Mixture("aabb"),
+        Mixture("bbab"),
+        Mixture("bssb"),
+        Mixture("aasb", "a"),
+    ]
     found = {mixture: bench.head(mixture, hidden) for alike, hidden in bench.run(mixtures, ids) for mixture in alike}
     assert found.keys() == set(mixtures)
     for mixture, logits in found.items():
@@ -53,7 +64,9 @@ def test_common_beginnings_run_once(family, ids, monkeypatch):
     for source, stack in bench.stacks.items():
         run = stack.run
         monkeypatch.setattr(
-            stack, "run", lambda x, course, lo, hi, run=run, source=source: (runs.append((source, lo)), run(x, course, lo, hi))[1]
+            stack,
+            "run",
+            lambda x, course, lo, hi, run=run, source=source: (runs.append((source, lo)), run(x, course, lo, hi))[1],
         )
     mixtures = [point.mixture for point in sharing_points(LAYERS, [1])]
     assert len(list(bench.run(mixtures, ids))) == LAYERS
@@ -66,7 +79,14 @@ def test_components_of_one_digest_run_once_whichever_model_has_them(family, ids)
     """b and its pruned twin share all but two layers, embedding and head."""
     manifests = [family.zoo.model(name).manifest for name in ("pruned", "b")]
     bench = open_bench(family.zoo.store, *manifests, [])
-    mixtures = [whole(LAYERS, "b"), Mixture("abbb"), Mixture("bbba"), Mixture("bbab"), Mixture("aaaa"), whole(LAYERS, "a")]
+    mixtures = [
+        whole(LAYERS, "b"),
+        Mixture("abbb"),
+        Mixture("bbba"),
+        Mixture("bbab"),
+        Mixture("aaaa"),
+        whole(LAYERS, "a"),
+    ]
     grouped = [{mixture.code for mixture in alike} for alike, _ in bench.run(mixtures, ids)]
     assert sorted(map(sorted, grouped)) == [["a:aaaa", "b:aaaa"], ["b:abbb", "b:bbba", "b:bbbb"], ["b:bbab"]]
 
@@ -75,7 +95,9 @@ def test_a_mixture_generates_like_the_exchanged_checkpoint(family, ids):
     bench = bench_of(family)
     options = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
     mixture = Mixture("baba")
-    assert torch.equal(mixed_model(bench, mixture).generate(ids, **options), surgeon(family, mixture).generate(ids, **options))
+    assert torch.equal(
+        mixed_model(bench, mixture).generate(ids, **options), surgeon(family, mixture).generate(ids, **options)
+    )
 
 
 def test_stand_ins_are_the_layers_that_differ(family):
@@ -84,7 +106,8 @@ def test_stand_ins_are_the_layers_that_differ(family):
 
 
 @pytest.mark.parametrize(
-    ("a", "reason"), [("deep", "5 layers and b 4"), ("wide", "128 wide and b 64"), ("other", "another family.*mistral.*llama")]
+    ("a", "reason"),
+    [("deep", "5 layers and b 4"), ("wide", "128 wide and b 64"), ("other", "another family.*mistral.*llama")],
 )
 def test_models_of_other_shapes_are_refused_with_the_reason(family, a, reason):
     with pytest.raises(InputError, match=reason):

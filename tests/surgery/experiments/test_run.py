@@ -1,4 +1,6 @@
-"""An experiment's numbers are those of brute force over exchanged checkpoints; a stopped run goes on; the document is kept."""
+"""An experiment's numbers are those of brute force over exchanged checkpoints; a stopped run goes on; the document is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.surgery.experiments.test_bench import surgeon
 from zoo.errors import InputError
 
 ASK = Question(windows=6, length=32, lines=4, batch=4)
-REQUEST = Request("sharing", "a", "b", lambda layers, replaceable: sharing_points(layers, [2], replaceable), TEXT, ASK, ("pruned",))
+REQUEST = Request(
+    "sharing", "a", "b", lambda layers, replaceable: sharing_points(layers, [2], replaceable), TEXT, ASK, ("pruned",)
+)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,9 @@ def test_a_stopped_run_goes_on_and_further_points_cost_only_themselves(family, d
 
 
 def test_switching_at_the_end_is_the_second_model(family, tmp_path):
-    request = dataclasses.replace(REQUEST, experiment="switching", plan=lambda n, r: switching_points(n, [2], [1, 2], r), surrogates=())
+    request = dataclasses.replace(
+        REQUEST, experiment="switching", plan=lambda n, r: switching_points(n, [2], [1, 2], r), surrogates=()
+    )
     found = run_experiment(family.zoo, request, tmp_path / "state.json", keep=False)
     one, two = found["points"]
     assert (one["mixture"], two["mixture"]) == ("bbba", "bbbb")
@@ -117,24 +123,35 @@ def test_switching_at_the_end_is_the_second_model(family, tmp_path):
 def test_tasks_of_lm_eval_are_measured_at_every_point_and_once(family, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval", reason="the eval extra is not installed")
     request = dataclasses.replace(
-        REQUEST, plan=lambda n, r: sharing_points(n, [4]), tasks=("library_cloze",), options=EvalOptions(limit=3), surrogates=()
+        REQUEST,
+        plan=lambda n, r: sharing_points(n, [4]),
+        tasks=("library_cloze",),
+        options=EvalOptions(limit=3),
+        surrogates=(),
     )
     found = run_experiment(family.zoo, request, tmp_path / "state.json", keep=False)
-    accuracies = [entry["tasks"]["library_cloze"]["acc,none"] for entry in (*found["baselines"].values(), *found["points"])]
+    accuracies = [
+        entry["tasks"]["library_cloze"]["acc,none"] for entry in (*found["baselines"].values(), *found["points"])
+    ]
     assert len(accuracies) == 3 and all(0 <= each <= 1 for each in accuracies)
     monkeypatch.setattr(running, "evaluate", None)
     assert run_experiment(family.zoo, request, tmp_path / "state.json", keep=False) == found
 
 
 def test_a_model_that_gives_no_numbers_is_refused(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("surgery.experiments.bench.MixtureBench.head", lambda self, mixture, x: torch.full((*x.shape[:-1], 320), math.nan))
+    monkeypatch.setattr(
+        "surgery.experiments.bench.MixtureBench.head",
+        lambda self, mixture, x: torch.full((*x.shape[:-1], 320), math.nan),
+    )
     with pytest.raises(InputError, match="no numbers"):
         run_experiment(family.zoo, REQUEST, tmp_path / "state.json", keep=False)
 
 
 def test_a_text_without_enough_text_is_refused(family, tmp_path):
     with pytest.raises(InputError, match="too little text"):
-        run_experiment(family.zoo, dataclasses.replace(REQUEST, text=Text("tiny", ("a",), ("b",))), tmp_path / "state.json")
+        run_experiment(
+            family.zoo, dataclasses.replace(REQUEST, text=Text("tiny", ("a",), ("b",))), tmp_path / "state.json"
+        )
 
 
 def test_questions_are_the_same_for_the_same_text_and_their_digest_tells(family):

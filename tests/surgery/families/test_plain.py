@@ -1,4 +1,6 @@
-"""Models of the plain shape are read without transformers, and are what transformers would have made of them, bit for bit."""
+"""Models of the plain shape are read without transformers, and are what transformers would have made of them, bit for
+bit.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def test_norms_and_rotary_tables_are_those_of_transformers(family, dtype):
     config = config_of(family)
     plain, stock = plain_settings(config), Skeleton(config)
     assert plain is not None and stock.rotary is not None
-    like, positions = torch.randn(2, 5, plain.hidden_size).to(dtype), torch.tensor([[0, 1, 2, 3, 900], [7, 8, 9, 31, 1 << 18]])
+    like, positions = (
+        torch.randn(2, 5, plain.hidden_size).to(dtype),
+        torch.tensor([[0, 1, 2, 3, 900], [7, 8, 9, 31, 1 << 18]]),
+    )
     for mine, theirs in zip(PlainRotary(plain)(like, positions), stock.rotary(like, positions), strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
     weight = torch.nn.Parameter(torch.randn(plain.hidden_size).to(dtype))

@@ -1,4 +1,6 @@
-"""Shapes against configs, for every family: what transformers writes passes, and any change of either side is noticed."""
+"""Shapes against configs, for every family: what transformers writes passes, and any change of either side is
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ SIZES = (
     "num_key_value_heads",
     "num_local_experts",
 )
-#: Where a setting does not show in any shape: heads of a fused or square projection, the inner width that Bloom and Falcon do not read.
+#: Where a setting does not show in any shape: heads of a fused or square projection, the inner width that Bloom and
+#: Falcon do not read.
 INVISIBLE = {
     *(("gpt_neox", "num_attention_heads"), ("opt", "num_attention_heads"), ("bloom", "num_attention_heads")),
     *(("falcon", "intermediate_size"), ("gpt2", "num_attention_heads")),

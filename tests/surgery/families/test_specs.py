@@ -1,4 +1,6 @@
-"""A component's spec against transformers itself: two configs have equal specs exactly when transformers reads them alike."""
+"""A component's spec against transformers itself: two configs have equal specs exactly when transformers reads them
+alike.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_leaving_a_setting_out_changes_the_spec_exactly_when_transformers_reads_
     for key in written.keys() - {"model_type", "num_hidden_layers", "n_layer", "n_layers", "hidden_size", "d_model"}:
         for changed in ({k: v for k, v in written.items() if k != key}, {**written, key: None}):
             reread = _reread(changed)
-            if reread is None or (key in changed and reread.get(key) is None and written[key] is not None and key != "sliding_window"):
+            if reread is None or (
+                key in changed and reread.get(key) is None and written[key] is not None and key != "sliding_window"
+            ):
                 continue
             checked += 1
             alike = _meaning(reread) == _meaning(written)
@@ -100,7 +104,11 @@ def test_a_window_of_none_is_not_the_default_window():
             {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 20000.0}},
         ),
         ("llama", {"rope_theta": 20000}, {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}}),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "factor": 2}},
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        ),
         (
             "phi3",
             {"rope_scaling": {"type": "su", "long_factor": [1]}},

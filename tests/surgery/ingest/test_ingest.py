@@ -44,7 +44,9 @@ def test_an_export_loads_in_stock_transformers(zoo, made, tmp_path, name):
 
     zoo.ingest(made(name, shards="60KB"), name=name)
     zoo.model(name).export(tmp_path / "out")
-    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "out", made(name, shards="60KB")))
+    ours, theirs = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "out", made(name, shards="60KB"))
+    )
     for (key, mine), (other, their) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
         assert key == other
         assert torch.equal(mine, their)

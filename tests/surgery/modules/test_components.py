@@ -1,4 +1,6 @@
-"""BL-01: the components of a model, run in order, give the whole model's logits bit for bit; a loaded model is the model itself."""
+"""BL-01: the components of a model, run in order, give the whole model's logits bit for bit; a loaded model is the
+model itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tests import checkpoints
 from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.store import Store
 
-#: torch's fused attention under a name without a mask function: causal by itself, and open to families that refuse `sdpa`.
+#: torch's fused attention under a name without a mask function: causal by itself, and open to families that refuse
+#: `sdpa`.
 ATTENTION = "test_causal"
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 

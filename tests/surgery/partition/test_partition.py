@@ -20,7 +20,9 @@ def _variant(base: list[str], at: list[int]) -> list[str]:
 _families = st.one_of(
     st.lists(_chain, min_size=1, max_size=4),
     st.builds(
-        lambda size, edits: [list(map(str, range(size)))] + [_variant(list(map(str, range(size))), edit) for edit in edits],
+        lambda size, edits: (
+            [list(map(str, range(size)))] + [_variant(list(map(str, range(size))), edit) for edit in edits]
+        ),
         st.integers(1, 12),
         st.lists(st.lists(st.integers(0, 11), max_size=4), max_size=3),
     ),
@@ -63,9 +65,17 @@ def test_no_two_neighbouring_blocks_could_be_joined(families):
     whole = {name: [block.digest for block in row] for name, row in blocks.items()}
     for row in whole.values():
         for left, right in pairwise(row):
-            follows = {tuple(other[at : at + 2]) for other in whole.values() for at, digest in enumerate(other) if digest == left}
+            follows = {
+                tuple(other[at : at + 2])
+                for other in whole.values()
+                for at, digest in enumerate(other)
+                if digest == left
+            }
             leads = {
-                tuple(other[max(at - 1, 0) : at + 1]) for other in whole.values() for at, digest in enumerate(other) if digest == right
+                tuple(other[max(at - 1, 0) : at + 1])
+                for other in whole.values()
+                for at, digest in enumerate(other)
+                if digest == right
             }
             assert follows != {(left, right)} or leads != {(left, right)}
 
@@ -108,9 +118,11 @@ def test_a_full_fine_tune_of_the_middle_layers_cuts_twice():
 
 
 def test_lora_on_the_attention_of_two_layers():
-    """Components of a 4-layer model: 0 embedding, 1 a0, 2 f0, 3 a1, 4 f1, 5 a2, 6 f2, 7 a3, 8 f3, 9 head; LoRA on a1 and a2.
+    """Components of a 4-layer model: 0 embedding, 1 a0, 2 f0, 3 a1, 4 f1, 5 a2, 6 f2, 7 a3, 8 f3, 9 head; LoRA on a1
+    and a2.
 
-    Runs that both use: [0..2], [4], [6..9]; runs of one model: a1 and a2, plain and adapted. So each chain has 5 blocks and
+    Runs that both use: [0..2], [4], [6..9]; runs of one model: a1 and a2, plain and adapted. So each chain has 5 blocks
+    and
     the two have 3 in common: 7 distinct ones.
     """
     base = [str(index) for index in range(10)]

@@ -1,4 +1,6 @@
-"""Scores of two models against brute force over whole distributions; what is refused; going on after an interruption."""
+"""Scores of two models against brute force over whole distributions; what is refused; going on after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def zoo(tmp_path_factory):
     root = tmp_path_factory.mktemp("zoo")
     base, tuned = make("llama", root / "base"), make("llama", root / "tuned")
     generator = torch.Generator().manual_seed(3)
-    edit_weights(tuned, lambda key, tensor: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    edit_weights(
+        tuned, lambda key, tensor: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+    )
     make("llama", root / "wide", seed=9, hidden_size=96, num_hidden_layers=6)
     make_lora(base, root / "lora")
     with Zoo(root / "store") as opened:
@@ -46,7 +50,9 @@ def zoo(tmp_path_factory):
 
 
 def lens_of(zoo, name, windows):
-    """Log-probabilities behind every layer by transformers itself: [layers, tokens, vocabulary], the embedding's first."""
+    """Log-probabilities behind every layer by transformers itself: [layers, tokens, vocabulary], the embedding's
+    first.
+    """
     model = zoo.model(name).load()
     with torch.inference_mode():
         out = model(windows, output_hidden_states=True)
@@ -73,7 +79,9 @@ def test_layers_score_as_whole_distributions_do(zoo, other):
     result = zoo.compare("base", other, settings)
     windows = probe_of(zoo.store, a, b, settings).windows
     states_a, states_b = lens_of(zoo, "base", windows), lens_of(zoo, other, windows)
-    assert [(pair.a.layers, pair.b.components) for pair in result.pairs] == [(Span(n, n + 1), Span(2 * n + 1, 2 * n + 3)) for n in range(3)]
+    assert [(pair.a.layers, pair.b.components) for pair in result.pairs] == [
+        (Span(n, n + 1), Span(2 * n + 1, 2 * n + 3)) for n in range(3)
+    ]
     for n, pair in enumerate(result.pairs):
         assert found(pair) == pytest.approx(expected(states_a[n + 1], states_b[n + 1]), abs=2e-5)
         for m in range(3):
@@ -117,7 +125,9 @@ def test_the_control_is_an_unlearned_twin_and_stays_below(zoo):
 def test_components_embedding_and_head_included(zoo):
     result = zoo.compare("base", "tuned", CompareSettings(**SMALL, granularity="component", matrix=True, control=False))
     assert [pair.a.components for pair in result.pairs] == [Span(n, n + 1) for n in range(8)]
-    assert result.pairs[-1].similarity == pytest.approx(result.pairs[-2].similarity)  # the head reads what the last ffn leaves
+    assert result.pairs[-1].similarity == pytest.approx(
+        result.pairs[-2].similarity
+    )  # the head reads what the last ffn leaves
     assert result.control is None and result.matrix.control is None and len(result.matrix.values) == 8
 
 
@@ -134,7 +144,9 @@ def test_other_widths_and_depths_go_by_groups(zoo):
     windows = probe_of(zoo.store, zoo.model("base"), zoo.model("wide"), settings).windows
     states_a, states_b = lens_of(zoo, "base", windows), lens_of(zoo, "wide", windows)
     assert result.granularity == "group"
-    assert [(pair.a.layers, pair.b.layers) for pair in result.pairs] == [(Span(n, n + 1), Span(2 * n, 2 * n + 2)) for n in range(3)]
+    assert [(pair.a.layers, pair.b.layers) for pair in result.pairs] == [
+        (Span(n, n + 1), Span(2 * n, 2 * n + 2)) for n in range(3)
+    ]
     for n, pair in enumerate(result.pairs):
         assert found(pair) == pytest.approx(expected(states_a[n + 1], states_b[2 * n + 2]), abs=2e-5)
         assert "hidden" not in pair.metrics
@@ -146,8 +158,16 @@ def test_other_widths_and_depths_go_by_groups(zoo):
 def test_scores_are_kept_with_what_they_were_taken_on(zoo):
     result = zoo.compare("base", "tuned", CompareSettings(**SMALL))
     with zoo.store.catalog.reading() as reader:
-        kept = [each for each in reader.equivalences(["tuned"]) if each.probe == result.probe.digest and each.control is not None]
-        (document,) = [each for each in reader.documents("compare", "base") if each.value["pairs"][0]["similarity"] == kept[0].similarity]
+        kept = [
+            each
+            for each in reader.equivalences(["tuned"])
+            if each.probe == result.probe.digest and each.control is not None
+        ]
+        (document,) = [
+            each
+            for each in reader.documents("compare", "base")
+            if each.value["pairs"][0]["similarity"] == kept[0].similarity
+        ]
     assert [(each.a.model, each.a.lo, each.a.hi, each.b.model) for each in kept] == [
         ("base", 2 * n + 1, 2 * n + 3, "tuned") for n in range(3)
     ]
@@ -162,7 +182,9 @@ class Stop(Exception):
 
 @pytest.mark.parametrize(("stop_at", "remains"), [(1, [1, 2, 3, 3, 4, 5, 6]), (3, [3, 3, 4, 5, 6]), (5, [3, 5, 6])])
 def test_an_interrupted_comparison_goes_on_where_it_was(zoo, monkeypatch, stop_at, remains):
-    """Three windows, one per batch, twice: pairs and control. What is told is where each of the two begins, and each batch that is done."""
+    """Three windows, one per batch, twice: pairs and control. What is told is where each of the two begins, and each
+    batch that is done.
+    """
     monkeypatch.setattr(measuring, "_HIDDEN_BUDGET", 1)
     settings = CompareSettings(**SMALL, seed=40 + stop_at, matrix=True)
     models = zoo.model("base"), zoo.model("tuned")
@@ -253,7 +275,9 @@ def test_models_without_tokenizers_are_compared_on_ids(tmp_path):
 
 
 def test_padded_heads_compare_what_both_have(tmp_path):
-    """The same tokenizer under heads of 320 and 352 rows, as published families have it; the first 320 logits are equal."""
+    """The same tokenizer under heads of 320 and 352 rows, as published families have it; the first 320 logits are
+    equal.
+    """
     with Zoo(tmp_path / "store") as zoo:
         make("llama", tmp_path / "a")
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
@@ -291,7 +315,9 @@ with Zoo(sys.argv[1]) as zoo:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 def test_memory_does_not_grow_with_tokens_times_vocabulary(tmp_path):
-    """Whole distributions of both models would be 512 tokens x 30,000 x 2 x 3 positions x 4 bytes = 369 MB; the budget is 96 MB."""
+    """Whole distributions of both models would be 512 tokens x 30,000 x 2 x 3 positions x 4 bytes = 369 MB; the budget
+    is 96 MB.
+    """
     with Zoo(tmp_path / "store") as zoo:
         for seed, name in enumerate("ab"):
             zoo.ingest(make("llama", tmp_path / name, seed=seed, vocab_size=30_000, hidden_size=32), name=name)
@@ -309,7 +335,9 @@ def test_kinds_that_add_no_block_are_refused(zoo, kind):
 
 
 def test_states_before_a_stitch_cannot_be_read_by_the_head():
-    """Components: embedding, layer, stitch, layer, head. Behind 4 components the width is the head's; behind 2 it is not."""
+    """Components: embedding, layer, stitch, layer, head. Behind 4 components the width is the head's; behind 2 it is
+    not.
+    """
     kinds = ["embedding", "layer", "stitch", "layer", "lm_head"]
     stack = SimpleNamespace(placed=[SimpleNamespace(component=SimpleNamespace(kind=kind)) for kind in kinds])
     measuring.check_readable("stitched", stack, (4,))

@@ -1,4 +1,6 @@
-"""Lazy partitioning by equivalence: the paper's Figure 12 with its counts derived, the invariants by property, blocks that come and go."""
+"""Lazy partitioning by equivalence: the paper's Figure 12 with its counts derived, the invariants by property, blocks
+that come and go.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,26 @@ from zoo.records import Equivalence, ScoredRun
 
 SMALL = CompareSettings(source=__file__, tokens=96, length=32, control=False)
 
-# ------------------------------------------------------------------------------------------------- counting, by the rule itself
+# --------------------------------------------------------------------------------------- counting, by the rule itself
 
 
 def distinct_blocks(chains, runs):
-    """How many blocks there must be: an edge between two components is a boundary exactly when some chain has one of the two without
-    the other beside it, or when an equivalent run ends there in some chain. `runs`: (model, lo, hi)."""
+    """How many blocks there must be: an edge between two components is a boundary exactly when some chain has one of
+    the two without the other beside it, or when an equivalent run ends there in some chain. `runs`: (model, lo, hi)."""
     found = set()
     for chain in chains.values():
         block = [chain[0]]
         for left, right in pairwise(chain):
             neighbours = all(
-                (left in other) == (right in other) and (left not in other or other.index(right) == other.index(left) + 1)
+                (left in other) == (right in other)
+                and (left not in other or other.index(right) == other.index(left) + 1)
                 for other in chains.values()
             )
-            asked = any(edge and chains[name][edge - 1 : edge + 1] == [left, right] for name, lo, hi in runs for edge in (lo, hi))
+            asked = any(
+                edge and chains[name][edge - 1 : edge + 1] == [left, right]
+                for name, lo, hi in runs
+                for edge in (lo, hi)
+            )
             if neighbours and not asked:
                 block.append(right)
                 continue
@@ -58,10 +65,12 @@ def count(blocks):
 
 
 def test_figure_12_as_drawn():
-    """The figure's parts: two layers of attention and FFN that are alike in both, and the rest, R. A LoRA on both attentions follows.
+    """The figure's parts: two layers of attention and FFN that are alike in both, and the rest, R. A LoRA on both
+    attentions follows.
 
-    Foundation and fine-tune: [A1 F1 A2 F2] R, twice: 4 blocks, the first of each equivalent. The LoRA keeps F1, F2 and R, so the
-    foundation's first block falls into four: A1, F1, A2, F2, R; with A1', A2' and the fine-tune's two that makes 9.
+    Foundation and fine-tune: [A1 F1 A2 F2] R, twice: 4 blocks, the first of each equivalent. The LoRA keeps F1, F2 and
+    R, so the foundation's first block falls into four: A1, F1, A2, F2, R; with A1', A2' and the fine-tune's two that
+    makes 9.
     """
     chains = {"foundation": ["A1", "F1", "A2", "F2", "R"], "tuned": ["a1", "f1", "a2", "f2", "r"]}
     pair = marked(("foundation", 0, 4), ("tuned", 0, 4))
@@ -74,13 +83,13 @@ def test_figure_12_as_drawn():
     assert [(block.lo, block.hi) for block in blocks["tuned"]] == [(0, 4), (4, 5)]
 
 
-# -------------------------------------------------------------------------------------------------------------- real models
+# -------------------------------------------------------------------------------------------------------- real models
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A foundation of four layers (10 components), a full fine-tune that moves all weights a little and those from layer 2 a lot, and a
-    LoRA on the attention of layers 1 and 2."""
+    """A foundation of four layers (10 components), a full fine-tune that moves all weights a little and those from
+    layer 2 a lot, and a LoRA on the attention of layers 1 and 2."""
     root = tmp_path_factory.mktemp("figure12")
     base, tuned = make("llama", root / "base", num_hidden_layers=4), make("llama", root / "tuned", num_hidden_layers=4)
     generator = torch.Generator().manual_seed(0)
@@ -103,7 +112,10 @@ def zoo(made, tmp_path):
 
 
 def chains_of(zoo):
-    return {model.name: [placed.component.digest for placed in zoo.model(model.name).manifest.components] for model in zoo.models()}
+    return {
+        model.name: [placed.component.digest for placed in zoo.model(model.name).manifest.components]
+        for model in zoo.models()
+    }
 
 
 def digests(zoo):
@@ -140,7 +152,11 @@ def test_figure_12_on_models(zoo, made):
     for name, other in (("base", "tuned"), ("tuned", "base")):
         first, second = zoo.model(name).chain
         (found,) = first.equivalents
-        assert (found.model, found.block, found.similarity) == (other, zoo.model(other).chain[0].digest, pair.similarity)
+        assert (found.model, found.block, found.similarity) == (
+            other,
+            zoo.model(other).chain[0].digest,
+            pair.similarity,
+        )
         assert not second.equivalents
 
     zoo.ingest(made / "lora", name="lora", base="base")
@@ -157,7 +173,8 @@ def test_figure_12_on_models(zoo, made):
 
 def test_the_ends_of_runs_move_with_the_threshold(zoo):
     scores = [
-        pair.similarity for pair in zoo.compare("base", "tuned", CompareSettings(**{**vars(SMALL), "granularity": "component"})).pairs
+        pair.similarity
+        for pair in zoo.compare("base", "tuned", CompareSettings(**{**vars(SMALL), "granularity": "component"})).pairs
     ]
     seen = []
     for threshold in (0.0, scores[6], 0.98, 0.9999999, 1.0, 0.98):
@@ -176,11 +193,17 @@ def test_the_ends_of_runs_move_with_the_threshold(zoo):
 def test_a_pair_of_blocks_is_scored_by_what_the_next_block_gets_to_see(zoo, monkeypatch):
     found = score(zoo.store, zoo.model("base"), zoo.model("tuned"), dataclasses.replace(SMALL, granularity="component"))
     similar = [0.99, 0.985, 0.999, 0.5, 0.981, 0.99, 0.5, 0.5, 0.5, 0.5]
-    parts = [dataclasses.replace(part, similarity=each, control=each / 2) for part, each in zip(found.pairs, similar, strict=True)]
+    parts = [
+        dataclasses.replace(part, similarity=each, control=each / 2)
+        for part, each in zip(found.pairs, similar, strict=True)
+    ]
     monkeypatch.setattr("surgery.scoring.equate.score", lambda *_, **__: dataclasses.replace(found, pairs=tuple(parts)))
     pairs = zoo.equate("tuned", settings=SMALL)
     assert [(pair.a.lo, pair.a.hi, pair.b.lo, pair.b.hi) for pair in pairs] == [(0, 3, 0, 3), (4, 6, 4, 6)]
-    assert [(pair.similarity, pair.control, pair.metrics["lowest"]) for pair in pairs] == [(0.999, 0.4995, 0.985), (0.99, 0.495, 0.981)]
+    assert [(pair.similarity, pair.control, pair.metrics["lowest"]) for pair in pairs] == [
+        (0.999, 0.4995, 0.985),
+        (0.99, 0.495, 0.981),
+    ]
     assert spans(zoo, "base") == spans(zoo, "tuned") == [(0, 3), (3, 4), (4, 6), (6, 10)]
 
 
@@ -207,7 +230,9 @@ def test_one_fine_tune_scored_again_leaves_anothers_blocks_and_all_scores(zoo, m
         zoo.equate(name, settings=SMALL)
         with zoo.store.catalog.reading() as reader:
             mere = [pair for pair in reader.equivalences([name]) if THRESHOLD not in pair.metrics]
-        assert [(pair.a.lo, pair.a.hi) for pair in sorted(mere, key=lambda pair: pair.a.lo)] == [(at, at + 1) for at in range(10)]
+        assert [(pair.a.lo, pair.a.hi) for pair in sorted(mere, key=lambda pair: pair.a.lo)] == [
+            (at, at + 1) for at in range(10)
+        ]
     assert spans(zoo, "tuned") == spans(zoo, "other") == [(0, 5), (5, 10)]
     assert all(zoo.model(name).chain[0].equivalents for name in ("tuned", "other"))
 
@@ -221,7 +246,10 @@ def test_a_mere_score_cuts_nothing(zoo, made):
 def test_what_is_shared_exactly_needs_no_equivalence(zoo, made, tmp_path):
     """A fine-tune whose first layers are frozen: the frozen part is shared, the run begins behind it."""
     shutil.copytree(made / "base", tmp_path / "frozen")
-    edit_weights(tmp_path / "frozen", lambda key, tensor: tensor * 1.001 if ".layers.2." in key or ".layers.3." in key else tensor)
+    edit_weights(
+        tmp_path / "frozen",
+        lambda key, tensor: tensor * 1.001 if ".layers.2." in key or ".layers.3." in key else tensor,
+    )
     zoo.ingest(tmp_path / "frozen", name="frozen")
     (pair,) = zoo.equate("frozen", settings=SMALL)
     assert (pair.a.lo, pair.a.hi) == (5, 9)
@@ -249,7 +277,7 @@ def test_an_error_leaves_chains_as_they_were(zoo, made):
     assert spans(zoo, "base") == before["base"]
 
 
-# ----------------------------------------------------------------------------------------------------------------- properties
+# --------------------------------------------------------------------------------------------------------- properties
 
 
 @st.composite
@@ -301,7 +329,9 @@ def test_dropping_an_equivalence_only_joins(situation, data):
     rest = [pair for pair in pairs if pair is not gone]
     blocks = partition(chains, cuts_of(rest, chains))
     assert count(blocks) <= count(partition(chains, cuts_of(pairs, chains)))
-    assert count(blocks) == distinct_blocks(chains, [(run.model, run.lo, run.hi) for pair in rest for run in (pair.a, pair.b)])
+    assert count(blocks) == distinct_blocks(
+        chains, [(run.model, run.lo, run.hi) for pair in rest for run in (pair.a, pair.b)]
+    )
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=1, max_size=20), st.floats(0, 1), st.floats(0, 1))

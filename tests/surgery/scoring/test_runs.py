@@ -27,7 +27,10 @@ def test_three_layers_of_six_go_with_four_of_eight():
     plan = pairing(chain(6), chain(8))
     assert plan.granularity == "group"
     assert [(a.layers, b.layers) for a, b in plan.pairs] == [(Span(0, 3), Span(0, 4)), (Span(3, 6), Span(4, 8))]
-    assert [(a.components, b.components) for a, b in plan.pairs] == [(Span(1, 7), Span(1, 9)), (Span(7, 13), Span(9, 17))]
+    assert [(a.components, b.components) for a, b in plan.pairs] == [
+        (Span(1, 7), Span(1, 9)),
+        (Span(7, 13), Span(9, 17)),
+    ]
 
 
 def test_depths_without_a_common_divisor_go_by_the_shallower_ones_layers():
@@ -52,7 +55,9 @@ def test_groups_cover_both_models_once_and_in_order(a, b, data):
     for side, depth in ((0, a), (1, b)):
         bounds = [pair[side].layers for pair in plan.pairs]
         assert bounds[0].lo == 0 and bounds[-1].hi == depth
-        assert all(left.hi == right.lo for left, right in pairwise(bounds)) and all(each.hi > each.lo for each in bounds)
+        assert all(left.hi == right.lo for left, right in pairwise(bounds)) and all(
+            each.hi > each.lo for each in bounds
+        )
         sizes = {each.hi - each.lo for each in bounds}
         assert max(sizes) - min(sizes) <= 1
     assert groups is None or len(plan.pairs) == groups

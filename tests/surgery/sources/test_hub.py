@@ -43,9 +43,13 @@ def environment(tmp_path: Path, url: str, **extra: str) -> dict[str, str]:
     return kept | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", **extra}
 
 
-def fetch(tmp_path: Path, url: str, repo: str, revision: str = "", pickle: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
+def fetch(
+    tmp_path: Path, url: str, repo: str, revision: str = "", pickle: str = "", **extra: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", CHILD, repo, revision, pickle]
-    return subprocess.run(command, env=environment(tmp_path, url, **extra), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=environment(tmp_path, url, **extra), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -56,8 +60,23 @@ def write(folder: Path, *names: str) -> Path:
 
 
 def test_a_repository_is_downloaded_without_what_is_not_the_checkpoint(tmp_path: Path, hub: FakeHub) -> None:
-    names = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "README.md", "LICENSE", "merges.txt"]
-    others = ["pytorch_model.bin", "consolidated.00.pth", "original/params.json", "onnx/model.onnx", "run.py", "flax_model.msgpack"]
+    names = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "README.md",
+        "LICENSE",
+        "merges.txt",
+    ]
+    others = [
+        "pytorch_model.bin",
+        "consolidated.00.pth",
+        "original/params.json",
+        "onnx/model.onnx",
+        "run.py",
+        "flax_model.msgpack",
+    ]
     hub.repositories["org/tiny"] = write(tmp_path / "repo", *names, *others, "additional_chat_templates/tool.jinja")
     done = fetch(tmp_path, hub.url, "org/tiny", "v1")
     assert done.returncode == 0, done.stderr
@@ -82,7 +101,10 @@ def test_a_gated_repository_needs_the_token_which_is_never_shown(tmp_path: Path,
     hub.gated.add("org/gated")
     wrong = fetch(tmp_path, hub.url, "org/gated", HF_TOKEN="hf_wrong_token")  # noqa: S106 - of the fake
     assert wrong.returncode == 2
-    assert "InputError: org/gated is gated: accept its terms on its hub page, then log in with 'hf auth login'" in wrong.stderr
+    assert (
+        "InputError: org/gated is gated: accept its terms on its hub page, then log in with 'hf auth login'"
+        in wrong.stderr
+    )
     assert "hf_wrong_token" not in wrong.stdout + wrong.stderr
     right = fetch(tmp_path, hub.url, "org/gated", HF_TOKEN=hub.token)
     assert right.returncode == 0, right.stderr
@@ -95,13 +117,25 @@ def test_a_gated_repository_needs_the_token_which_is_never_shown(tmp_path: Path,
         ("org/none", "", {}, "InputError: org/none: no folder here and no repository on the hub has this name"),
         ("org/tiny", "v9", {}, "InputError: org/tiny has no revision 'v9'"),
         ("a/b/c", "", {}, "InputError: 'a/b/c' is neither a folder here nor a possible hub id (owner/name)"),
-        ("org/tiny", "", {"HF_HUB_OFFLINE": "1"}, "InputError: org/tiny is not a folder here, the hub cannot be reached"),
-        ("org/tiny", "", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "InputError: org/tiny is not a folder here, the hub cannot be reached"),
+        (
+            "org/tiny",
+            "",
+            {"HF_HUB_OFFLINE": "1"},
+            "InputError: org/tiny is not a folder here, the hub cannot be reached",
+        ),
+        (
+            "org/tiny",
+            "",
+            {"HF_ENDPOINT": "http://127.0.0.1:9"},
+            "InputError: org/tiny is not a folder here, the hub cannot be reached",
+        ),
         ("org/pickled", "", {}, "UnsafeCheckpoint: org/pickled has pickled weights only (pytorch_model.bin)"),
         ("org/empty", "", {}, "InputError: org/empty holds no weights at its top"),
     ],
 )
-def test_each_failure_is_one_line(tmp_path: Path, hub: FakeHub, repo: str, revision: str, extra: dict[str, str], message: str) -> None:
+def test_each_failure_is_one_line(
+    tmp_path: Path, hub: FakeHub, repo: str, revision: str, extra: dict[str, str], message: str
+) -> None:
     hub.repositories["org/tiny"] = write(tmp_path / "tiny", "config.json", "model.safetensors")
     hub.repositories["org/pickled"] = write(tmp_path / "pickled", "config.json", "pytorch_model.bin")
     hub.repositories["org/empty"] = write(tmp_path / "empty", "config.json", "original/consolidated.00.pth")
@@ -122,7 +156,9 @@ def test_pickles_are_downloaded_when_allowed(tmp_path: Path, hub: FakeHub) -> No
 
 
 def test_names_that_look_like_patterns_stand_for_themselves(tmp_path: Path, hub: FakeHub) -> None:
-    hub.repositories["org/odd"] = write(tmp_path / "repo", "model.safetensors", "config[1].json", "original/config1.json")
+    hub.repositories["org/odd"] = write(
+        tmp_path / "repo", "model.safetensors", "config[1].json", "original/config1.json"
+    )
     done = fetch(tmp_path, hub.url, "org/odd")
     assert done.returncode == 0, done.stderr
     assert hub.downloads() == {"model.safetensors", "config[1].json"}
@@ -145,7 +181,9 @@ def test_wanted_files_of_each_kind_of_repository() -> None:
 
 def zoo_command(tmp_path: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", CLI, *arguments, "--store", str(tmp_path / "store"), "--json"]
-    return subprocess.run(command, env=environment(tmp_path, url), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=environment(tmp_path, url), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_the_command_of_the_card_ingests_metas_repository(tmp_path: Path, hub: FakeHub) -> None:

@@ -1,4 +1,6 @@
-"""Meta's original layout: bit-equal to the Hugging Face twin, the same tokens, the same tokenizer; broken input refused in one line."""
+"""Meta's original layout: bit-equal to the Hugging Face twin, the same tokens, the same tokenizer; broken input refused
+in one line.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ def held(folder: Path) -> dict[str, Any]:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 @pytest.mark.parametrize("embedding", ["columns", "rows"])
-def test_every_tensor_is_bit_equal_to_the_twin(tmp_path: Path, shards: int, kv_heads: int, embedding: str, dtype: str) -> None:
+def test_every_tensor_is_bit_equal_to_the_twin(
+    tmp_path: Path, shards: int, kv_heads: int, embedding: str, dtype: str
+) -> None:
     model = meta_twin.tiny_llama(num_key_value_heads=kv_heads, dtype=dtype)
     source = open_meta(meta_twin.write_meta(model, tmp_path / "meta", shards=shards, embedding=embedding))
     ours = held(meta_twin.write_source(source, tmp_path / "hf"))
@@ -65,7 +73,9 @@ def test_rotary_permutation_matches_metas_own_arithmetic(tmp_path: Path) -> None
     tokens = list(range(3, 40))
     with torch.no_grad():
         ours = loaded(torch.tensor([tokens])).logits[0]
-        reference = meta_twin.reference_logits(torch.load(tmp_path / "meta/consolidated.00.pth", weights_only=True), model.config, tokens)
+        reference = meta_twin.reference_logits(
+            torch.load(tmp_path / "meta/consolidated.00.pth", weights_only=True), model.config, tokens
+        )
     assert torch.allclose(ours, reference, atol=1e-3), (ours - reference).abs().max()
 
 
@@ -106,7 +116,9 @@ def test_llama3_tiktoken_ids_are_those_of_the_library(tmp_path: Path) -> None:
     assert source.config["eos_token_id"] == [meta_twin.RANKS + 1, meta_twin.RANKS + 9]
     assert source.config["max_position_embeddings"] == 8192
     chat = ours.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
-    assert chat.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant")
+    assert chat.startswith(
+        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant"
+    )
     assert source.side("original/tokenizer.model") == meta_twin.tiktoken_file()
 
 
@@ -152,12 +164,17 @@ def test_config_values_by_version(tmp_path: Path, params: dict[str, Any], expect
     ("dim", "multiplier", "multiple", "expected"),
     [(4096, None, 256, 11008), (5120, None, 256, 13824), (8192, 1.3, 4096, 28672), (4096, 1.3, 1024, 14336)],
 )
-def test_feed_forward_width_of_the_published_models(dim: int, multiplier: float | None, multiple: int, expected: int) -> None:
+def test_feed_forward_width_of_the_published_models(
+    dim: int, multiplier: float | None, multiple: int, expected: int
+) -> None:
     """Llama 2 7B, 13B, 70B and Llama 3 8B, whose widths are public."""
     from surgery.sources.meta_params import parse_params
 
     document = {"dim": dim, "n_layers": 32, "n_heads": 32, "norm_eps": 1e-5, "multiple_of": multiple, "vocab_size": -1}
-    assert parse_params(document | ({} if multiplier is None else {"ffn_dim_multiplier": multiplier})).intermediate == expected
+    assert (
+        parse_params(document | ({} if multiplier is None else {"ffn_dim_multiplier": multiplier})).intermediate
+        == expected
+    )
 
 
 def test_weights_are_split_with_an_index(tmp_path: Path) -> None:
@@ -230,7 +247,9 @@ def test_joining_holds_chunks_not_tensors(tmp_path: Path) -> None:
     """Two shards of tensors of 25 MB: reading all of them in chunks of 1 MB takes a few chunks."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=24000, hidden_size=512, intermediate_size=1376, num_hidden_layers=1, num_attention_heads=8)
+    config = LlamaConfig(
+        vocab_size=24000, hidden_size=512, intermediate_size=1376, num_hidden_layers=1, num_attention_heads=8
+    )
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     folder = meta_twin.write_meta(model, tmp_path / "meta", shards=2, multiple_of=32)
     child = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], capture_output=True, text=True, check=True)
@@ -262,7 +281,9 @@ def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> Non
         zoo.ingest(str(tmp_path / "twin"), name="hf")
         report = zoo.ingest(str(tmp_path / "meta"), name="meta")
         assert (report.tensors.new, report.bytes.new) == (0, 0)
-        components = [[placed.component.digest for placed in zoo.model(name).manifest.components] for name in ("hf", "meta")]
+        components = [
+            [placed.component.digest for placed in zoo.model(name).manifest.components] for name in ("hf", "meta")
+        ]
         assert components[0] == components[1]
         loaded = zoo.model("meta").load()
         prompt = zoo.model("meta").tokenizer()("def f(x):", return_tensors="pt")
@@ -277,10 +298,14 @@ def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> Non
 def test_llama2_chat_gets_its_template(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    source = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "models--meta-llama--Llama-2-7b-chat/snapshots/0123"))
+    source = open_meta(
+        meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "models--meta-llama--Llama-2-7b-chat/snapshots/0123")
+    )
     tokenizer = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
     turns = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "bye")]
-    text = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns], tokenize=False
+    )
     assert text == "<s>[INST] <<SYS>>\nbe kind\n<</SYS>>\n\nhi [/INST] hello </s><s>[INST] bye [/INST]"
     plain = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "Llama-2-7b"))
     assert plain.side("chat_template.jinja") is None

@@ -32,7 +32,9 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     folder = meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "meta")
     trace = tmp_path / "it-ran"
     torch.save({"tok_embeddings.weight": Payload(f"touch {trace}")}, folder / "consolidated.00.pth")
-    with pytest.raises(UnsafeCheckpoint, match=r"^consolidated\.00\.pth holds more than tensors; it was refused") as caught:
+    with pytest.raises(
+        UnsafeCheckpoint, match=r"^consolidated\.00\.pth holds more than tensors; it was refused"
+    ) as caught:
         open_meta(folder)
     assert "\n" not in str(caught.value)
     assert not trace.exists()
@@ -67,10 +69,22 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "shard truncated": (lambda f: os.truncate(f / "consolidated.01.pth", 5000), "consolidated.01.pth"),
     "shard not a zip": (lambda f: (f / "consolidated.01.pth").write_bytes(b"x" * 100), "consolidated.01.pth"),
     "names disagree": (lambda f: edit_state(f, lambda s: s.pop("norm.weight"), 1), "norm.weight"),
-    "dtypes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"].half()})), "dtype of 'output"),
-    "shapes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"][:7].clone()})), "output.weight"),
-    "unknown tensor": (lambda f: [edit_state(f, lambda s: s.update(x=torch.zeros(2)), n) for n in (0, 1)], "'x' has no place"),
-    "integers": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(64, dtype=torch.int8)})), "float32"),
+    "dtypes disagree": (
+        lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"].half()})),
+        "dtype of 'output",
+    ),
+    "shapes disagree": (
+        lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"][:7].clone()})),
+        "output.weight",
+    ),
+    "unknown tensor": (
+        lambda f: [edit_state(f, lambda s: s.update(x=torch.zeros(2)), n) for n in (0, 1)],
+        "'x' has no place",
+    ),
+    "integers": (
+        lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(64, dtype=torch.int8)})),
+        "float32",
+    ),
     "strided": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(128)[::2]})), "contiguous"),
     "no state dict": (lambda f: torch.save([1, 2], f / "consolidated.00.pth"), "state dict"),
     "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model is missing"),
@@ -85,7 +99,9 @@ def edit_tokenizer(folder: Path) -> None:
     import base64
 
     ranks = [bytes([low]) for low in range(256)] + [bytes([97, low]) for low in range(200)]
-    (folder / "tokenizer.model").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)))
+    (folder / "tokenizer.model").write_bytes(
+        b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks))
+    )
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -116,7 +132,9 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_places_that_torch_computes_wrongly_are_refused(tmp_path: Path) -> None:
-    """torch derives places from its own way of writing; in an archive written by others they would be wrong, silently."""
+    """torch derives places from its own way of writing; in an archive written by others they would be wrong,
+    silently.
+    """
     folder = meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "meta")
     rezip(folder / "consolidated.00.pth", zipfile.ZIP_STORED)
     with pytest.raises(MalformedCheckpoint, match="does not lie inside a record"):

@@ -1,4 +1,6 @@
-"""Tensors on their way to a device, over a link that is as slow as one can be: nothing arrives before somebody waits for it."""
+"""Tensors on their way to a device, over a link that is as slow as one can be: nothing arrives before somebody waits
+for it.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,18 @@ def test_copies_in_order(link, dtype, nbytes):
 def test_a_part_is_read_while_another_travels_and_no_buffer_is_written_before_its_part_arrived():
     link = Slow()
     Uploads(link, BUFFER).place([torch.zeros(64)], None)  # 256 bytes: four parts
-    assert link.log == ["begin", "send 0", "send 1", "arrive 0", "send 2", "arrive 1", "send 3", "arrive 2", "arrive 3", "join"]
+    assert link.log == [
+        "begin",
+        "send 0",
+        "send 1",
+        "arrive 0",
+        "send 2",
+        "arrive 1",
+        "send 3",
+        "arrive 2",
+        "arrive 3",
+        "join",
+    ]
     assert link.buffers == 2 * BUFFER
 
 

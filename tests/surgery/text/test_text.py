@@ -122,7 +122,10 @@ def test_a_config_may_stand_behind_the_name(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert read_text("datasets:wikitext/wikitext-2-raw-v1:train[:1000]").train == ("found",)
-    assert asked == [("wikitext/wikitext-2-raw-v1", None, "train[:1000]"), ("wikitext", "wikitext-2-raw-v1", "train[:1000]")]
+    assert asked == [
+        ("wikitext/wikitext-2-raw-v1", None, "train[:1000]"),
+        ("wikitext", "wikitext-2-raw-v1", "train[:1000]"),
+    ]
 
 
 def test_windows_are_the_same_twice_and_never_overlap(tokenizer):
@@ -157,7 +160,11 @@ def test_a_probe_is_named_by_its_very_ids(tokenizer):
     assert probe.digest != Probe(text.digest, "", windows.flip(0)).digest
 
 
-@given(st.lists(st.one_of(st.text(min_size=1, max_size=4), st.lists(st.integers(0, 9)).map(tuple)), min_size=1, max_size=40))
+@given(
+    st.lists(
+        st.one_of(st.text(min_size=1, max_size=4), st.lists(st.integers(0, 9)).map(tuple)), min_size=1, max_size=40
+    )
+)
 def test_parts_cover_all_documents_and_share_none(documents):
     train, held_out = _split(documents)
     assert sorted(map(repr, train + held_out)) == sorted(map(repr, documents))

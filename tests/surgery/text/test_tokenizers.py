@@ -73,10 +73,20 @@ def test_the_reason_is_told(pair, edit, reason):
 
 
 def spell_otherwise(saved):
-    """As another version of the library writes the same tokenizer, with padding switched on and a template for prompts."""
-    saved["model"]["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]]
+    """As another version of the library writes the same tokenizer, with padding switched on and a template for
+    prompts.
+    """
+    saved["model"]["merges"] = [
+        merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]
+    ]
     saved["model"].pop("ignore_merges", None)
-    saved["padding"] = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+    saved["padding"] = {
+        "strategy": "BatchLongest",
+        "direction": "Right",
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
     saved["post_processor"] = None
     saved["added_tokens"][0]["special"] = False
 
@@ -88,7 +98,10 @@ def test_another_spelling_is_no_difference(pair):
 
 
 def test_without_tokenizers_the_sizes_must_be_equal(folder, tmp_path):
-    bare, small = make("llama", tmp_path / "bare", tokenizer=False), make("llama", tmp_path / "small", tokenizer=False, vocab_size=300)
+    bare, small = (
+        make("llama", tmp_path / "bare", tokenizer=False),
+        make("llama", tmp_path / "small", tokenizer=False, vocab_size=300),
+    )
     with Zoo(tmp_path / "store") as zoo:
         for name, place in {"a": folder, "bare": bare, "small": small}.items():
             zoo.ingest(place, name=name)

@@ -1,4 +1,6 @@
-"""Plans are feasible whatever the shape, near the ratio where counts allow it, and keep the best units in whole groups."""
+"""Plans are feasible whatever the shape, near the ratio where counts allow it, and keep the best units in whole
+groups.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def shapes(draw) -> BlockShape:
     kv, group, head_dim = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.sampled_from([4, 8]))
     factor = draw(st.integers(1, 3))
     return BlockShape(
-        kv * group * head_dim * factor, kv * group, kv, head_dim, draw(st.integers(2, 40)) * draw(st.sampled_from([1, 2, 16]))
+        kv * group * head_dim * factor,
+        kv * group,
+        kv,
+        head_dim,
+        draw(st.integers(2, 40)) * draw(st.sampled_from([1, 2, 16])),
     )
 
 
@@ -57,7 +63,10 @@ def test_counts_are_such_as_a_layer_can_have(shape, ratio, part):
 def test_no_feasible_count_of_channels_is_nearer(shape, ratio):
     after = nearest(shape, "ffn", ratio, cost)
     step = channel_step(shape.channels)
-    missed = [abs(3 * shape.hidden * (shape.channels - count) - ratio * cost(shape)) for count in range(step, shape.channels, step)]
+    missed = [
+        abs(3 * shape.hidden * (shape.channels - count) - ratio * cost(shape))
+        for count in range(step, shape.channels, step)
+    ]
     assert abs(cost(shape) - cost(after) - ratio * cost(shape)) <= min(missed) * (1 + 1e-9)
 
 
@@ -87,7 +96,9 @@ def test_llama_7b_is_halved_as_in_the_paper():
 def cost_of_part(part: str):
     if part == "layer":
         return cost
-    return lambda shape: shape.hidden * (4 * shape.heads * shape.head_dim if part == "attention" else 3 * shape.channels)
+    return lambda shape: (
+        shape.hidden * (4 * shape.heads * shape.head_dim if part == "attention" else 3 * shape.channels)
+    )
 
 
 def test_query_heads_go_evenly_where_the_last_key_value_head_must_stay():

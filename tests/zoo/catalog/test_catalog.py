@@ -1,4 +1,6 @@
-"""The catalogue, on SQLite and PostgreSQL: manifests come back as they were put, questions are answered, removal leaves no row."""
+"""The catalogue, on SQLite and PostgreSQL: manifests come back as they were put, questions are answered, removal leaves
+no row.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,13 @@ def cut(manifest: ModelManifest, *bounds: int) -> tuple[ChainBlock, ...]:
 def rows(catalog: Catalog) -> dict[str, int]:
     with catalog.reading() as reader:
         tables = [table for table in t.Base.metadata.sorted_tables if table.name != "settings"]
-        return {table.name: reader._connection.execute(select(func.count()).select_from(table)).scalar() or 0 for table in tables}
+        return {
+            table.name: reader._connection.execute(select(func.count()).select_from(table)).scalar() or 0
+            for table in tables
+        }
 
 
-# --- manifests ------------------------------------------------------------------------------------------------------------------
+# --- manifests ------------------------------------------------------------------------------------------------------
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
 SHAPES = st.lists(st.integers(0, 2**17), max_size=3).map(tuple)
@@ -84,15 +89,21 @@ def manifests(draw: st.DrawFn) -> ModelManifest:
         base=None,
         family=draw(TEXTS),
         source=draw(TEXTS),
-        components=tuple(draw(st.lists(st.builds(Placed, st.none() | st.integers(0, 99), components), min_size=1, max_size=5))),
+        components=tuple(
+            draw(st.lists(st.builds(Placed, st.none() | st.integers(0, 99), components), min_size=1, max_size=5))
+        ),
         weight_files=tuple(draw(st.lists(st.builds(WeightFile, TEXTS, blobs, named), max_size=3))),
-        side_files=tuple(draw(st.lists(st.builds(SideFile, TEXTS, blobs, st.integers(0, 2**40), st.booleans()), max_size=3))),
+        side_files=tuple(
+            draw(st.lists(st.builds(SideFile, TEXTS, blobs, st.integers(0, 2**40), st.booleans()), max_size=3))
+        ),
         tensors=tuple(tensors),
     )
 
 
 @given(manifests())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40, deadline=None
+)
 def test_any_manifest_comes_back_as_it_was_and_goes_without_a_trace(catalog: Catalog, manifest: ModelManifest) -> None:
     put(catalog, manifest)
     with catalog.reading() as reader:
@@ -100,7 +111,9 @@ def test_any_manifest_comes_back_as_it_was_and_goes_without_a_trace(catalog: Cat
         assert found == manifest
         assert found.fingerprint == manifest.fingerprint
         assert reader.live_tensors() == {meta.digest for meta in manifest.tensors}
-        assert reader.live_blobs() == {side.blob for side in manifest.side_files} | {file.header for file in manifest.weight_files}
+        assert reader.live_blobs() == {side.blob for side in manifest.side_files} | {
+            file.header for file in manifest.weight_files
+        }
         for meta in manifest.tensors:
             assert reader.tensor(meta.digest) == meta
         assert reader.chain(manifest.name) == cut(manifest, 0, len(manifest.components))
@@ -113,8 +126,13 @@ def test_an_adapter_on_a_base(catalog: Catalog) -> None:
     base = manifest_of("base", [tensor(1), tensor(2)])
     lora = dataclasses.replace(
         manifest_of("lora", [tensor(1), tensor(2)], kind="lora", base="base"),
-        components=(with_adapter(base.components[0], [("a", tensor(3).digest), ("b", tensor(4).digest)]), base.components[1]),
-        weight_files=(WeightFile("adapter_model.safetensors", "2" * 64, (("a", tensor(3).digest), ("b", tensor(4).digest))),),
+        components=(
+            with_adapter(base.components[0], [("a", tensor(3).digest), ("b", tensor(4).digest)]),
+            base.components[1],
+        ),
+        weight_files=(
+            WeightFile("adapter_model.safetensors", "2" * 64, (("a", tensor(3).digest), ("b", tensor(4).digest))),
+        ),
         tensors=tuple(tensor(number) for number in (1, 2, 3, 4)),
     )
     put(catalog, base, lora)
@@ -123,7 +141,10 @@ def test_an_adapter_on_a_base(catalog: Catalog) -> None:
         assert reader.model("lora").components[0].component.base_digest == components_of(base)[0]
         assert reader.dependents("base") == ("lora",)
         assert reader.dependents("lora") == ()
-        own = {summary.name: (summary.base, summary.params, summary.bytes, summary.bytes_own) for summary in reader.models()}
+        own = {
+            summary.name: (summary.base, summary.params, summary.bytes, summary.bytes_own)
+            for summary in reader.models()
+        }
     assert own == {"base": (None, 6, 24, 0), "lora": ("base", 12, 48, 24)}
 
 
@@ -158,7 +179,7 @@ def test_a_manifest_must_hold_what_it_names(catalog: Catalog) -> None:
             put(catalog, dataclasses.replace(manifest, tensors=tensors))
 
 
-# --- removal --------------------------------------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------------------------
 
 
 def test_removal_leaves_what_others_name(catalog: Catalog) -> None:
@@ -186,7 +207,13 @@ def test_a_base_in_use_stays(catalog: Catalog) -> None:
 def test_unknown_names(catalog: Catalog) -> None:
     put(catalog, manifest_of("llama", [tensor(1)]))
     with catalog.writing() as writer:
-        for attempt in (writer.model, writer.chain, writer.dependents, writer.remove_model, lambda name: writer.set_chain(name, [])):
+        for attempt in (
+            writer.model,
+            writer.chain,
+            writer.dependents,
+            writer.remove_model,
+            lambda name: writer.set_chain(name, []),
+        ):
             with pytest.raises(NotFound, match="did you mean llama"):
                 attempt("lama")
         assert writer.chains(["lama"]) == {}
@@ -194,11 +221,14 @@ def test_unknown_names(catalog: Catalog) -> None:
         assert writer.users_of(["9" * 64]) == {}
 
 
-# --- chains and sharing ---------------------------------------------------------------------------------------------------------
+# --- chains and sharing ---------------------------------------------------------------------------------------------
 
 
 def test_chains_are_rewritten(catalog: Catalog) -> None:
-    one, two = manifest_of("one", [tensor(i) for i in (1, 2, 3, 4)]), manifest_of("two", [tensor(i) for i in (1, 2, 5, 6)])
+    one, two = (
+        manifest_of("one", [tensor(i) for i in (1, 2, 3, 4)]),
+        manifest_of("two", [tensor(i) for i in (1, 2, 5, 6)]),
+    )
     put(catalog, one)
     with catalog.writing() as writer:
         writer.put_model(two)
@@ -207,7 +237,10 @@ def test_chains_are_rewritten(catalog: Catalog) -> None:
     shared = cut(one, 0, 2)[0].digest
     with catalog.reading() as reader:
         assert reader.chains(["one", "two"]) == {"one": cut(one, 0, 2, 4), "two": cut(two, 0, 2, 4)}
-        assert reader.block_models([shared, cut(two, 2, 4)[0].digest]) == {shared: ("one", "two"), cut(two, 2, 4)[0].digest: ("two",)}
+        assert reader.block_models([shared, cut(two, 2, 4)[0].digest]) == {
+            shared: ("one", "two"),
+            cut(two, 2, 4)[0].digest: ("two",),
+        }
         assert {summary.name: summary.blocks for summary in reader.models()} == {"one": 2, "two": 2}
     assert rows(catalog)["blocks"] == 3
     assert rows(catalog)["block_components"] == 6
@@ -230,7 +263,13 @@ def test_a_chain_covers_its_model_once_and_in_order(catalog: Catalog, bounds: tu
 
 
 def test_the_sharing_group_is_transitive(catalog: Catalog) -> None:
-    numbers = {"a": [1, 2], "b": [3, 2], "c": [3, 4], "d": [5, 4], "e": [6, 7]}  # each shares one tensor with the one before, e none
+    numbers = {
+        "a": [1, 2],
+        "b": [3, 2],
+        "c": [3, 4],
+        "d": [5, 4],
+        "e": [6, 7],
+    }  # each shares one tensor with the one before, e none
     made = [manifest_of(name, [tensor(number) for number in pair]) for name, pair in numbers.items()]
     put(catalog, *made)
     expected = {manifest.name: components_of(manifest) for manifest in made[:4]}
@@ -267,7 +306,7 @@ def test_summaries(catalog: Catalog) -> None:
     assert abs(datetime.now(UTC) - a.created) < timedelta(minutes=1)
 
 
-# --- transactions ---------------------------------------------------------------------------------------------------------------
+# --- transactions ---------------------------------------------------------------------------------------------------
 
 
 def test_an_error_undoes_the_whole_transaction(catalog: Catalog) -> None:
@@ -326,7 +365,9 @@ def test_a_model_is_read_in_few_queries(catalog: Catalog) -> None:
     """However large it is: time lies in the number of queries."""
     put(catalog, manifest_of("large", [tensor(number) for number in range(600)]))
     statements: list[str] = []
-    event.listen(catalog._engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement))
+    event.listen(
+        catalog._engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement)
+    )
     with catalog.reading() as reader:
         assert len(reader.model("large").components) == 600
     assert len(statements) < 12

@@ -53,8 +53,14 @@ def test_documents_come_back_and_replace_their_like(catalog: Catalog) -> None:
         writer.put_document(Document("eval", "b", "task", [1]))
         writer.put_document(Document("profile", "a", "task", 3))
         assert writer.documents("eval", "a") == [Document("eval", "a", "task", {"acc": 0.75})]
-        assert writer.documents(model="a") == [Document("eval", "a", "task", {"acc": 0.75}), Document("profile", "a", "task", 3)]
-        assert writer.documents("eval") == [Document("eval", "a", "task", {"acc": 0.75}), Document("eval", "b", "task", [1])]
+        assert writer.documents(model="a") == [
+            Document("eval", "a", "task", {"acc": 0.75}),
+            Document("profile", "a", "task", 3),
+        ]
+        assert writer.documents("eval") == [
+            Document("eval", "a", "task", {"acc": 0.75}),
+            Document("eval", "b", "task", [1]),
+        ]
 
 
 def test_findings_go_with_their_models_and_need_them(catalog: Catalog) -> None:

@@ -1,4 +1,6 @@
-"""Migrations: an empty database and an older one come to the newest version, which is what the schema says; newer ones are refused."""
+"""Migrations: an empty database and an older one come to the newest version, which is what the schema says; newer ones
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_an_empty_database_gets_the_tables_of_the_schema(database_url: str) -> N
     with engine.connect() as connection:
         options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
-        assert connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD  # noqa: S608
+        assert (
+            connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD
+        )  # noqa: S608
     engine.dispose()
 
 
@@ -48,7 +52,9 @@ def test_an_existing_database_keeps_what_it_holds(database_url: str) -> None:
 
 
 def test_a_half_made_database_is_made_whole(database_url: str) -> None:
-    """A version table without a row is what an interrupted first opening may leave on databases without transactional DDL."""
+    """A version table without a row is what an interrupted first opening may leave on databases without transactional
+    DDL.
+    """
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE {migrations.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"))

@@ -1,4 +1,6 @@
-"""Headers: what is made is parsed, what the safetensors library writes and reads is ours too, and everything else is refused."""
+"""Headers: what is made is parsed, what the safetensors library writes and reads is ours too, and everything else is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ from zoo.errors import MalformedCheckpoint
 from zoo.manifest import DTYPE_BYTES
 from zoo.objects.headers import make_header, parse_header, read_header
 
-KEYS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20).filter(lambda key: key != "__metadata__")
+KEYS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20).filter(
+    lambda key: key != "__metadata__"
+)
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-ENTRIES = st.lists(st.tuples(KEYS, st.sampled_from(sorted(DTYPE_BYTES)), SHAPES), max_size=6, unique_by=lambda entry: entry[0])
-METADATA = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])), max_size=3)
+ENTRIES = st.lists(
+    st.tuples(KEYS, st.sampled_from(sorted(DTYPE_BYTES)), SHAPES), max_size=6, unique_by=lambda entry: entry[0]
+)
+METADATA = st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"])), st.text(st.characters(exclude_categories=["Cs"])), max_size=3
+)
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -29,7 +37,9 @@ def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 @given(ENTRIES, METADATA, st.sampled_from([1, 8, 64]))
-def test_what_is_made_is_parsed(entries: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str], align: int) -> None:
+def test_what_is_made_is_parsed(
+    entries: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str], align: int
+) -> None:
     raw = make_header(entries, metadata, align)
     total = sum(nbytes(dtype, shape) for _, dtype, shape in entries)
     header = parse_header(raw, len(raw) + total, "file")
@@ -64,7 +74,9 @@ ARRAYS: dict[str, Any] = {"a": np.float32, "b": np.float16, "c": np.int64, "d": 
 @given(st.dictionaries(st.sampled_from(sorted(ARRAYS)), SHAPES, min_size=1), st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_files_of_the_library_are_parsed(tmp_path: Path, shapes: dict[str, tuple[int, ...]], described: bool) -> None:
-    arrays = {key: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(ARRAYS[key]) for key, shape in shapes.items()}
+    arrays = {
+        key: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(ARRAYS[key]) for key, shape in shapes.items()
+    }
     path = tmp_path / "file.safetensors"
     save_file(arrays, path, metadata={"format": "pt", "other": "x"} if described else None)
     header = read_header(path)

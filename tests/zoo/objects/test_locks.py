@@ -29,7 +29,12 @@ def lock(tmp_path: Path) -> Path:
 
 
 def test_shared_together_exclusive_alone(lock: Path) -> None:
-    with locks.shared(lock, 0), locks.shared(lock, 0), pytest.raises(StoreBusy, match="held by another"), locks.exclusive(lock, 0.05):
+    with (
+        locks.shared(lock, 0),
+        locks.shared(lock, 0),
+        pytest.raises(StoreBusy, match="held by another"),
+        locks.exclusive(lock, 0.05),
+    ):
         pass
     with locks.exclusive(lock, 0):
         for kind in (locks.shared, locks.exclusive):

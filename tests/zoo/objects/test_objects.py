@@ -1,4 +1,6 @@
-"""Objects: equal tensors are one file, bytes come back as they were, damage is found, and a full disk leaves nothing behind."""
+"""Objects: equal tensors are one file, bytes come back as they were, damage is found, and a full disk leaves nothing
+behind.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_a_stock_reader_reads_an_object(objects: ObjectStore) -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=40), st.sampled_from(["U8", "I8"])), max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
-def test_puts_are_in_order_and_new_exactly_once(tmp_path_factory: pytest.TempPathFactory, offered: list[tuple[bytes, str]]) -> None:
+def test_puts_are_in_order_and_new_exactly_once(
+    tmp_path_factory: pytest.TempPathFactory, offered: list[tuple[bytes, str]]
+) -> None:
     objects = ObjectStore(tmp_path_factory.mktemp("objects"))
     puts = list(objects.put_many(Bytes(data, dtype) for data, dtype in offered))
     assert [(read(objects, put.tensor.digest), put.tensor.dtype) for put in puts] == offered
@@ -159,7 +163,9 @@ def test_a_source_of_another_length_is_refused(
     assert files_under(objects.shelf.root.parent) == []
 
 
-def test_a_source_that_changes_between_two_readings_is_refused(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_between_two_readings_is_refused(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(objects_module, "BUFFER_BYTES", 50)
     with pytest.raises(MalformedCheckpoint, match="changed while it was read"):
         objects.put(Wrong([b"a" * 200, b"b" * 200]))
@@ -238,7 +244,9 @@ def test_only_digests_become_paths(objects: ObjectStore, digest: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_leaves_nothing_of_the_batch(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_full_disk_leaves_nothing_of_the_batch(
+    objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     real = os.write
 
     def write(descriptor: int, data: memoryview) -> int:

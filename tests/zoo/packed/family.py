@@ -21,7 +21,9 @@ def matrix(seed: int, moved: int = 0, shape: tuple[int, ...] = SHAPE) -> Bytes:
     return Bytes((values.view(np.uint32) >> 16).astype("<u2").tobytes(), "BF16", shape)
 
 
-def put(store: Store, name: str, sources: Sequence[Bytes], kind: ModelKind = "foundation", base: str | None = None) -> ModelManifest:
+def put(
+    store: Store, name: str, sources: Sequence[Bytes], kind: ModelKind = "foundation", base: str | None = None
+) -> ModelManifest:
     with store.ingesting():
         tensors = [one.tensor for one in store.objects.put_many(sources)]
         header, side = store.blobs.put(f"header of {name}".encode()), store.blobs.put(b"{}")

@@ -1,4 +1,6 @@
-"""Packed files that were made to do harm, or are not whole: each is one clear error, whoever reads, and costs no memory to speak of."""
+"""Packed files that were made to do harm, or are not whole: each is one clear error, whoever reads, and costs no memory
+to speak of.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ CHUNK = 1 << 18
 BOMB = 1 << 28  # in 8 KiB
 
 
-def forge(store: Store, tensor: TensorMeta, base: str | None, planes: Sequence[bytes], delta: str = "difference") -> None:
+def forge(
+    store: Store, tensor: TensorMeta, base: str | None, planes: Sequence[bytes], delta: str = "difference"
+) -> None:
     """Put a packed file of one's own making in place of an object."""
     table = PackedTable(tensor, base, delta if base else "none", CHUNK, (tuple(map(len, planes)),))
     replace_packed(store, tensor.digest, MAGIC + b"".join(planes) + make_table(table))
@@ -88,7 +92,9 @@ def test_a_plane_that_is_not_its_chunks(store: Store, tensors: tuple[TensorMeta,
         tracemalloc.stop()
 
 
-def test_a_tensor_that_no_memory_holds(store: Store, tensors: tuple[TensorMeta, TensorMeta], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_no_memory_holds(
+    store: Store, tensors: tuple[TensorMeta, TensorMeta], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(nbytes: int) -> memoryview:
         raise MemoryError
 
@@ -126,7 +132,9 @@ def test_bases_in_a_circle(store: Store, tensors: tuple[TensorMeta, TensorMeta])
     assert audit(store).damaged == ()
 
 
-def test_an_object_packed_against_itself_does_not_take_the_plain_one_with_it(store: Store, tensors: tuple[TensorMeta, TensorMeta]) -> None:
+def test_an_object_packed_against_itself_does_not_take_the_plain_one_with_it(
+    store: Store, tensors: tuple[TensorMeta, TensorMeta]
+) -> None:
     _, mine = tensors
     table = PackedTable(mine, mine.digest, "difference", CHUNK, ((0, 0),))
     data = MAGIC + make_table(table)

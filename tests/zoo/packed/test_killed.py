@@ -1,4 +1,6 @@
-"""`kill -9` before every single step on disk of packing and of unpacking: nothing is lost, a rerun completes, a collection tidies up."""
+"""`kill -9` before every single step on disk of packing and of unpacking: nothing is lost, a rerun completes, a
+collection tidies up.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def _count_down(step: int) -> None:
 
 
 @pytest.mark.parametrize(("change", "back"), [(pack, unpack), (unpack, pack)])
-def test_kill_before_every_step(tmp_path: Path, change: Callable[[Store], PackReport], back: Callable[[Store], PackReport]) -> None:
+def test_kill_before_every_step(
+    tmp_path: Path, change: Callable[[Store], PackReport], back: Callable[[Store], PackReport]
+) -> None:
     with Store.open(tmp_path / "prepared") as store:
         put_family(store, layers=2)
         pack(store)
@@ -101,7 +105,9 @@ def test_kill_before_every_step(tmp_path: Path, change: Callable[[Store], PackRe
 
 
 def test_two_packers_an_ingest_a_collection_and_a_reader_at_once(tmp_path: Path) -> None:
-    """Other processes pack and unpack, put and remove fine-tunes and collect, while this one reads; nobody sees anything amiss."""
+    """Other processes pack and unpack, put and remove fine-tunes and collect, while this one reads; nobody sees
+    anything amiss.
+    """
     with Store.open(tmp_path) as store:
         put_family(store)
         before = contents(store)

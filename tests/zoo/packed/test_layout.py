@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from zoo.manifest import TensorMeta, canonical_json
-from zoo.packed.layout import LENGTH_BYTES, MAGIC, MAX_CHUNK_BYTES, PackedTable, Unreadable, make_table, parse_table, table_bytes
+from zoo.packed.layout import (
+    LENGTH_BYTES,
+    MAGIC,
+    MAX_CHUNK_BYTES,
+    PackedTable,
+    Unreadable,
+    make_table,
+    parse_table,
+    table_bytes,
+)
 
 DIGEST, BASE = "a" * 64, "b" * 64
 TABLE = PackedTable(TensorMeta(DIGEST, "BF16", (5, 100)), BASE, "difference", 400, ((10, 0), (200, 3), (100, 1)))
@@ -20,7 +29,11 @@ def size_of(table: PackedTable, text: bytes) -> int:
 
 
 def test_what_is_written_is_read() -> None:
-    for table in (TABLE, replace(TABLE, base=None, delta="none"), PackedTable(TensorMeta(DIGEST, "F32", (0, 3)), BASE, "xor", 400, ())):
+    for table in (
+        TABLE,
+        replace(TABLE, base=None, delta="none"),
+        PackedTable(TensorMeta(DIGEST, "F32", (0, 3)), BASE, "xor", 400, ()),
+    ):
         end = make_table(table)
         size = size_of(table, end[:-LENGTH_BYTES])
         assert table_bytes(end[-LENGTH_BYTES:], size) == len(end) - LENGTH_BYTES

@@ -1,4 +1,6 @@
-"""Packing changes what is on disk and nothing that is read: bytes, reports, plans, collections, repairs, and the way back."""
+"""Packing changes what is on disk and nothing that is read: bytes, reports, plans, collections, repairs, and the way
+back.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,19 @@ def test_a_fine_tune_takes_less_and_reads_the_same(store: Store) -> None:
     after = store.usage()
     assert used.bytes_stored - after.bytes_stored == report.bytes_before - report.bytes_after
     assert (after.objects, after.bytes_logical) == (used.objects, used.bytes_logical)
-    assert after.bytes_stored == sum(path.stat().st_size for part in ("objects", "packed") for path in (store.root / part).rglob("??*/*"))
+    assert after.bytes_stored == sum(
+        path.stat().st_size for part in ("objects", "packed") for path in (store.root / part).rglob("??*/*")
+    )
     found = audit(store)
     assert found.damaged == ()
     assert found.objects == len(logical)
     assert pack(store) == replace(
-        report, packed=0, skipped=4, bytes_before=report.bytes_after, bytes_after=report.bytes_after, seconds=pytest.approx(0, abs=60)
+        report,
+        packed=0,
+        skipped=4,
+        bytes_before=report.bytes_after,
+        bytes_after=report.bytes_after,
+        seconds=pytest.approx(0, abs=60),
     )
     undone = unpack(store)
     assert (undone.packed, undone.bytes_before, undone.bytes_after) == (4, report.bytes_after, report.bytes_before)
@@ -92,7 +101,9 @@ def test_every_dtype_bit_for_bit(store: Store, dtype: str, shape: tuple[int, ...
 
 @pytest.mark.parametrize("delta", ["difference", "xor"])
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (7,), (1023,), (1024,), (1025,), (10, 321)])
-def test_odd_sizes_in_many_chunks(store: Store, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], delta: str) -> None:
+def test_odd_sizes_in_many_chunks(
+    store: Store, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], delta: str
+) -> None:
     """The format by itself: what would not pay is packed here too."""
     monkeypatch.setattr(writer, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(pack_module, "_pays", lambda packed, plain: True)
@@ -109,7 +120,9 @@ def test_odd_sizes_in_many_chunks(store: Store, monkeypatch: pytest.MonkeyPatch,
 def test_a_dry_run_measures_and_changes_nothing(store: Store) -> None:
     put_family(store)
     before = {
-        path: path.stat().st_ino for path in store.root.rglob("*") if path.is_file() and path.name not in ("pack.lock", "catalog.sqlite")
+        path: path.stat().st_ino
+        for path in store.root.rglob("*")
+        if path.is_file() and path.name not in ("pack.lock", "catalog.sqlite")
     }
     measured = pack(store, dry_run=True)
     assert {path: path.stat().st_ino for path in before} == before
@@ -143,7 +156,11 @@ def test_a_coding_that_there_is_not(wrong: dict[str, Any]) -> None:
 def test_what_does_not_pay_or_has_no_counterpart_stays(store: Store) -> None:
     draw = np.random.default_rng(1)
     put(store, "base", [matrix(0), Bytes(draw.bytes(24_000), "BF16", (120, 100)), matrix(2), matrix(3, shape=(4, 4))])
-    others = [Bytes(draw.bytes(24_000), "BF16", (120, 100)), Bytes(draw.bytes(24_000), "F16", (120, 100)), matrix(3, 1, shape=(4, 4))]
+    others = [
+        Bytes(draw.bytes(24_000), "BF16", (120, 100)),
+        Bytes(draw.bytes(24_000), "F16", (120, 100)),
+        matrix(3, 1, shape=(4, 4)),
+    ]
     put(store, "tuned", [matrix(0, 1), *others, matrix(9)], "full", "base")
     report = pack(store)
     assert (report.packed, report.skipped) == (1, 4)  # noise, another dtype, too small, a layer that the base lacks
@@ -152,7 +169,9 @@ def test_what_does_not_pay_or_has_no_counterpart_stays(store: Store) -> None:
 def test_alone(store: Store) -> None:
     put_family(store)
     before = contents(store)
-    assert pack(store, alone=True).packed == 3  # two of the fine-tune, and the one of the base's that nothing is packed against
+    assert (
+        pack(store, alone=True).packed == 3
+    )  # two of the fine-tune, and the one of the base's that nothing is packed against
     assert {store.objects.packed.table(digest).base is None for digest in packed(store)} == {True, False}
     assert contents(store) == before
     assert audit(store).damaged == ()
@@ -161,7 +180,9 @@ def test_alone(store: Store) -> None:
 
 
 def test_bases_stay_plain_whatever_the_order(store: Store) -> None:
-    """A fine-tune of a fine-tune stands on the foundation; where that lacks a counterpart, on its parent, which then stays plain."""
+    """A fine-tune of a fine-tune stands on the foundation; where that lacks a counterpart, on its parent, which then
+    stays plain.
+    """
     put(store, "base", [matrix(0)])
     put(store, "tuned", [matrix(0, 1), matrix(5)], "full", "base")
     put(store, "further", [matrix(0, 2), matrix(5, 1)], "full", "tuned")
@@ -226,7 +247,9 @@ def test_a_collection_stops_at_a_lost_base_or_an_unreadable_table(store: Store) 
     with store.catalog.writing() as catalog:  # as if a later version let a base go
         catalog.remove_model("tuned-1")
         catalog.remove_model("base")
-        catalog.put_model(manifest_of("heir", [store.objects.packed.table(one).tensor for one in sorted(packed(store))]))
+        catalog.put_model(
+            manifest_of("heir", [store.objects.packed.table(one).tensor for one in sorted(packed(store))])
+        )
     for side in ("0", "1"):  # the heir's blobs, or the collection would stop for their sake
         store.blobs.shelf.publish(store.blobs.shelf.stage([b"x"]), side * 64)
     store.objects.path(base).unlink()
@@ -415,7 +438,9 @@ def test_memory_does_not_grow_with_the_tensor(store: Store, monkeypatch: pytest.
         base, mine = (one.tensor for one in store.objects.put_many([Constant(size, 1), Constant(size, 2)]))
     tracemalloc.start()
     try:
-        staged = store.objects.packed.shelf.stage(packed_bytes(store.objects.shelf, PackCandidate(mine, base.digest), Coding()))
+        staged = store.objects.packed.shelf.stage(
+            packed_bytes(store.objects.shelf, PackCandidate(mine, base.digest), Coding())
+        )
         store.objects.packed.shelf.publish(staged, mine.digest)
         store.objects.shelf.remove(mine.digest)
         for _ in store.objects.read(mine.digest):

@@ -54,7 +54,9 @@ def test_extremes() -> None:
     mine, base = (grid.astype(np.uint8).tobytes() for grid in np.meshgrid(np.arange(256), np.arange(256)))
     assert back(encode(mine, base, 1, "difference", 1), base, 1, "difference", 1 << 16) == mine
     for width in (2, 4, 8):
-        ends = np.array([0, 1, 2 ** (8 * width - 1) - 1, 2 ** (8 * width - 1), 2 ** (8 * width) - 1], dtype=f"<u{width}")
+        ends = np.array(
+            [0, 1, 2 ** (8 * width - 1) - 1, 2 ** (8 * width - 1), 2 ** (8 * width) - 1], dtype=f"<u{width}"
+        )
         mine, base = np.repeat(ends, 5).tobytes(), np.tile(ends, 5).tobytes()
         assert back(encode(mine, base, width, "difference", 1), base, width, "difference", 25) == mine
 

@@ -27,7 +27,12 @@ def test_damage_and_loss_name_their_models(store: Store) -> None:
         flip_byte(store.objects.path(digest), -1)
     store.objects.path(lost).unlink()
     flip_byte(store.blobs.path(side), 0)
-    expected = [Damaged(flipped, ("one", "two")), Damaged(lost, ("two",)), Damaged(orphan, ()), Damaged(side, ("one", "two"))]
+    expected = [
+        Damaged(flipped, ("one", "two")),
+        Damaged(lost, ("two",)),
+        Damaged(orphan, ()),
+        Damaged(side, ("one", "two")),
+    ]
     assert audit(store).damaged == tuple(sorted(expected, key=lambda damaged: damaged.digest))
 
 

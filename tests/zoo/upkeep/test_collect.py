@@ -108,7 +108,16 @@ def aged(path: Path, seconds: float) -> None:
 def test_what_abandoned_runs_left_goes(store: Store) -> None:
     """Files by age; a folder not while its run holds it, nor while one file of it is young."""
     work = store.root / "work"
-    for name in ("old.json", "young.json", "old/part", "young/part", "mixed/part", "mixed/lock", "held/part", "held/lock"):
+    for name in (
+        "old.json",
+        "young.json",
+        "old/part",
+        "young/part",
+        "mixed/part",
+        "mixed/lock",
+        "held/part",
+        "held/lock",
+    ):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_bytes(b"12345")
     for name in ("old.json", "old", "held", "mixed"):

@@ -1,4 +1,6 @@
-"""Model cards: facts of the catalogue and nothing else, in front matter that hubs read, beside files that stay as they were."""
+"""Model cards: facts of the catalogue and nothing else, in front matter that hubs read, beside files that stay as they
+were.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,18 @@ def test_a_card_says_what_the_catalogue_knows(zoo: Zoo, folders: Path, tmp_path:
     about = dict(rows(text, "# tuned"))
     assert about["fingerprint"] == zoo.model("tuned").manifest.fingerprint
     assert (about["kind"], about["base"], about["source"]) == ("full", "org/base-7b", "local folder tuned")
-    assert about["bytes"] == f"{summary.bytes:,}: {summary.bytes_own:,} its own, {summary.bytes - summary.bytes_own:,} shared"
+    assert (
+        about["bytes"]
+        == f"{summary.bytes:,}: {summary.bytes_own:,} its own, {summary.bytes - summary.bytes_own:,} shared"
+    )
     assert about["tensors"] == "25: 8 its own, 17 shared"  # nine tensors moved; its two norms are one, as they were
     assert str(folders) not in text
     chain = zoo.model("tuned").chain
     assert [row[0] for row in rows(text, "## Blocks")] == [block.digest for block in chain]
     assert [row[3] for row in rows(text, "## Blocks")] == ["lora, org/base-7b", "", "lora, org/base-7b"]
-    assert rows(text, "## Files") == [[name, f"{len(data):,}", blake3(data).hexdigest()] for name, data in exported.items()]
+    assert rows(text, "## Files") == [
+        [name, f"{len(data):,}", blake3(data).hexdigest()] for name, data in exported.items()
+    ]
     assert "## Scores" not in text
 
 
@@ -84,7 +91,11 @@ def test_an_adapters_card(zoo: Zoo, tmp_path: Path) -> None:
     """peft writes a README.md of its own."""
     zoo.model("lora").export(tmp_path / "out", card=True)
     matter = front((tmp_path / "out" / "ZOO_CARD.md").read_text())
-    assert (matter["library_name"], matter["base_model_relation"], matter["tags"]) == ("peft", "adapter", ["block-zoo", "llama", "lora"])
+    assert (matter["library_name"], matter["base_model_relation"], matter["tags"]) == (
+        "peft",
+        "adapter",
+        ["block-zoo", "llama", "lora"],
+    )
 
 
 def test_a_foundations_card_names_no_base(zoo: Zoo, tmp_path: Path) -> None:
@@ -115,10 +126,19 @@ def test_without_being_asked_there_is_no_card(zoo: Zoo, folders: Path, tmp_path:
 def test_scores_that_are_stored_are_shown(zoo: Zoo, tmp_path: Path) -> None:
     with zoo.store.catalog.writing() as writer:
         writer.put_equivalences(
-            [Equivalence("equivalent", ScoredRun("org/base-7b", 0, 2), ScoredRun("tuned", 1, 3), "ab" * 32, 0.98765, 0.25)]
+            [
+                Equivalence(
+                    "equivalent", ScoredRun("org/base-7b", 0, 2), ScoredRun("tuned", 1, 3), "ab" * 32, 0.98765, 0.25
+                )
+            ]
         )
         writer.put_document(
-            Document("eval", "tuned", "k", {"results": {"copy|task": {"acc,none": 0.5, "alias": "copy", "per": [1, 2]}}, "seconds": 9})
+            Document(
+                "eval",
+                "tuned",
+                "k",
+                {"results": {"copy|task": {"acc,none": 0.5, "alias": "copy", "per": [1, 2]}}, "seconds": 9},
+            )
         )
         writer.put_document(Document("eval", "lora", "k", {"results": {"copy": {"acc": 0.125}}}))
         writer.put_document(Document("note", "tuned", "k", "no figures"))
@@ -152,7 +172,15 @@ def test_damage_leaves_no_folder(zoo: Zoo, tmp_path: Path) -> None:
 
 
 def test_small_parts() -> None:
-    assert [hub_id(text) for text in ("org/name", "org/name@main", "/home/me/name", "name", "", "a/b/c", "https://x/y")] == [
-        "org/name", "org/name", None, None, None, None, None,
-    ]  # fmt: skip
+    assert [
+        hub_id(text) for text in ("org/name", "org/name@main", "/home/me/name", "name", "", "a/b/c", "https://x/y")
+    ] == [
+        "org/name",
+        "org/name",
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]
     assert list(figures({"a": {"b": 1, "c": [2], "d": "3"}, "e": 0.5, "f": True})) == [("a · b", 1), ("e", 0.5)]

@@ -1,7 +1,7 @@
 """The versions of the catalogue's tables, run by `zoo.catalog.engine.migrate` when a store is opened.
 
-A new version is a file `versions/NNNN_what.py` and a new HEAD; tests check that both, and `schema.py`, agree. A version that was
-released is never edited.
+A new version is a file `versions/NNNN_what.py` and a new HEAD; tests check that both, and `schema.py`, agree. A version
+that was released is never edited.
 """
 
 #: The newest version.

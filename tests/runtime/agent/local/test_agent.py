@@ -67,7 +67,11 @@ def test_virtual_tokens_take_pages_and_positions_but_are_nobodys_tokens() -> Non
     agent = LocalAgent([model], 7, BatchingConfig(token_budget=6))
     agent.add(request("b", (8, 9)), 0)
     plan = agent.next_step(0)
-    assert plan is not None and (plan.rows[0].tokens, plan.rows[0].start, plan.rows[0].sample) == ((0, 0, 0, 0, 0, 8), 0, False)
+    assert plan is not None and (plan.rows[0].tokens, plan.rows[0].start, plan.rows[0].sample) == (
+        (0, 0, 0, 0, 0, 8),
+        0,
+        False,
+    )
 
 
 def test_a_device_too_small_for_virtual_tokens_and_one_more_refuses_the_model() -> None:
@@ -134,9 +138,12 @@ def test_a_name_in_use_is_the_callers_mistake() -> None:
 
 def test_lower_priority_numbers_go_first_then_arrival_then_order_of_coming() -> None:
     agent = agent_with(
-        request("late", arrival=9), request("early", arrival=1), request("same", arrival=1), request("urgent", priority=-1, arrival=99),
+        request("late", arrival=9),
+        request("early", arrival=1),
+        request("same", arrival=1),
+        request("urgent", priority=-1, arrival=99),
         max_sequences=4,
-    )  # fmt: skip
+    )
     plan = agent.next_step(0)
     assert plan is not None
     assert [row.seq for row in plan.rows] == ["urgent", "early", "same", "late"]
@@ -240,4 +247,7 @@ def test_the_trace_tells_the_whole_life_of_a_sequence() -> None:
     assert {event.req for event in virtual.trace.events if event.seq == "a"} == {"r-a"}
     assert next(event.ev for event in virtual.trace.events) == "model.load"
     runs = virtual.trace.named("segment.run")
-    assert [(run.n, run.extra["components"], run.extra["seqs"]) for run in runs[:2]] == [(4, ("b0",), 1), (4, ("b1",), 1)]
+    assert [(run.n, run.extra["components"], run.extra["seqs"]) for run in runs[:2]] == [
+        (4, ("b0",), 1),
+        (4, ("b1",), 1),
+    ]

@@ -139,7 +139,11 @@ def test_a_result_that_does_not_answer_the_plan_changes_nothing() -> None:
     plan = agent.next_step(0)
     assert plan is not None
     both = (Sampled("a", 1), Sampled("b", 1))
-    for wrong in (StepResult(plan.step + 1, both), StepResult(plan.step, both[:1]), StepResult(plan.step, (*both, both[0]))):
+    for wrong in (
+        StepResult(plan.step + 1, both),
+        StepResult(plan.step, both[:1]),
+        StepResult(plan.step, (*both, both[0])),
+    ):
         with pytest.raises(ValueError, match="the engine"):
             agent.finish_step(wrong, 0)
     assert len(agent.finish_step(StepResult(plan.step, both), 0)) == 2
@@ -150,7 +154,10 @@ def test_the_end_of_the_engine_ends_everything() -> None:
     agent.next_step(0)
     agent.abort("a", 0)
     events = agent.end_all("gone", 0)
-    assert [(event.seq, event.finish, event.error) for event in events] == [("b", "error", "gone"), ("c", "error", "gone")]
+    assert [(event.seq, event.finish, event.error) for event in events] == [
+        ("b", "error", "gone"),
+        ("c", "error", "gone"),
+    ]
     assert not agent.busy
     assert agent.state().pages.free == 200
     agent.check()

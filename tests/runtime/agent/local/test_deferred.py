@@ -1,4 +1,6 @@
-"""An engine that puts rows off: nobody loses a token or a page by waiting, and a result that puts off too much is refused."""
+"""An engine that puts rows off: nobody loses a token or a page by waiting, and a result that puts off too much is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.runtime.virtual import Virtual, request
 
 
 class Choosy(FakeEngine):
-    """Runs some of the rows, at least one. Pages that a row got while it waited are its own, and taken as far as it runs then."""
+    """Runs some of the rows, at least one. Pages that a row got while it waited are its own, and taken as far as it
+    runs then.
+    """
 
     def __init__(self, pages: int, seed: int) -> None:
         super().__init__(MODELS, pages, alpha=100, beta=10)

@@ -1,4 +1,6 @@
-"""Hidden states that are kept: bounded, oldest first out, rewritten like the pages that rows write again, gone with their sequence."""
+"""Hidden states that are kept: bounded, oldest first out, rewritten like the pages that rows write again, gone with
+their sequence.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_what_came_in_pieces_is_given_in_any_cut() -> None:
     kept.keep("a", 2, 4, array(4))
     kept.keep("a", 2, 5, array(5, 6))
     assert kept.spans("a", 2) == ((0, 7),) and read(kept, "a", 2, 0, 7) == list(range(7))
-    assert read(kept, "a", 2, 3, 6) == [3, 4, 5] and read(kept, "a", 2, 6, 8) is None and read(kept, "a", 2, 3, 3) is None
+    assert (
+        read(kept, "a", 2, 3, 6) == [3, 4, 5] and read(kept, "a", 2, 6, 8) is None and read(kept, "a", 2, 3, 3) is None
+    )
     assert kept.spans("a", 1) == kept.spans("b", 2) == () and kept.pieces("b", 2, 0, 1) is None
 
 
@@ -103,7 +107,9 @@ def test_any_order_of_rows_and_ends_against_a_picture_of_them(seed: int) -> None
             start = rng.randrange(max(0, len(tokens) - 3), len(tokens) + 1)
             values = [rng.randrange(256) for _ in range(rng.randrange(1, 5))]
             kept.keep(seq, before, start, array(*values))
-            picture[seq, before] = {at: value for at, value in tokens.items() if at < start} | dict(enumerate(values, start))
+            picture[seq, before] = {at: value for at, value in tokens.items() if at < start} | dict(
+                enumerate(values, start)
+            )
         kept.check(set("abc"))
         for (name, at), known in picture.items():
             for lo, hi in kept.spans(name, at):

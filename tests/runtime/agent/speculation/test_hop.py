@@ -1,4 +1,5 @@
-"""Steps planned before the one under way is over: every sequence still gets its own tokens, once, and every page comes back.
+"""Steps planned before the one under way is over: every sequence still gets its own tokens, once, and every page comes
+back.
 
 The fake engine refuses a row that awaits what it cannot, and any plan that is not consistent with what it holds.
 """
@@ -122,8 +123,12 @@ def test_aborts_and_faults_cost_nobody_else_a_token(made: type[FakeEngine]) -> N
 @given(loads(disturbed=False))
 def test_nobody_hears_other_tokens_than_without(load: Load) -> None:
     one, other = load.play(ahead=False), load.play(ahead=True)
-    assert {seq: heard.tokens for seq, heard in one.told.items()} == {seq: heard.tokens for seq, heard in other.told.items()}
-    assert {seq: heard.last.finish for seq, heard in one.told.items()} == {seq: heard.last.finish for seq, heard in other.told.items()}
+    assert {seq: heard.tokens for seq, heard in one.told.items()} == {
+        seq: heard.tokens for seq, heard in other.told.items()
+    }
+    assert {seq: heard.last.finish for seq, heard in one.told.items()} == {
+        seq: heard.last.finish for seq, heard in other.told.items()
+    }
 
 
 def test_a_crowd_on_a_tiny_device_is_preempted_again_and_again_and_still_right() -> None:
@@ -167,7 +172,9 @@ def test_who_ends_by_number_gets_no_row_too_many() -> None:
 
 
 def test_a_full_context_and_a_prompt_that_is_only_scored_are_known_in_time_too() -> None:
-    agent = ahead_agent(request("a", (1, 2, 3), max_tokens=9), request("b", (1, 2), max_tokens=0), models=(spec(max_model_len=4),))
+    agent = ahead_agent(
+        request("a", (1, 2, 3), max_tokens=9), request("b", (1, 2), max_tokens=0), models=(spec(max_model_len=4),)
+    )
     assert [row.seq for row in planned(agent)] == ["a", "b"]
     assert agent.next_step(0) is None
     assert told(agent, 1, a=1) == [("a", 1, "length"), ("b", None, "length")]
@@ -225,7 +232,9 @@ def test_chunks_of_a_prompt_follow_each_other_without_waiting() -> None:
 
 
 def test_whoever_is_to_be_preempted_must_be_at_rest() -> None:
-    agent = ahead_agent(request("a", (1, 2, 3), max_tokens=9), request("b", (1, 2, 3), max_tokens=9), pages=6, watermark=0)
+    agent = ahead_agent(
+        request("a", (1, 2, 3), max_tokens=9), request("b", (1, 2, 3), max_tokens=9), pages=6, watermark=0
+    )
     planned(agent)
     assert len(planned(agent)) == 2
     told(agent, 1, a=1, b=1)
@@ -263,7 +272,9 @@ def test_nothing_is_planned_behind_a_failed_step_until_what_was_under_way_is_bac
     agent.add(request("new", (4, 5), max_tokens=9), 0)
     assert [row.seq for row in planned(agent)] == ["a", "new"]
     agent.fail_step("broken", 0)
-    assert agent.next_step(0) is None, "the step under way may not run: the engine would not know whom the next row is of"
+    assert agent.next_step(0) is None, (
+        "the step under way may not run: the engine would not know whom the next row is of"
+    )
     agent.skip_step(0)
     plan = agent.next_step(0)
     assert plan is not None and [one.request.seq for one in plan.opened] == ["new"]
@@ -290,7 +301,10 @@ def test_who_joined_behind_a_step_that_fails_has_all_its_tokens() -> None:
     virtual.run()
     assert [[row.seq for row in plan.rows] for plan in virtual.plans[:3]] == [["a"], ["a"], ["a", "new"]]
     assert virtual.told["a"].last.finish == "error"
-    assert (virtual.told["new"].tokens, virtual.told["new"].last.finish) == (answer(M, new.prompt, new.sampling), "length")
+    assert (virtual.told["new"].tokens, virtual.told["new"].last.finish) == (
+        answer(M, new.prompt, new.sampling),
+        "length",
+    )
     check_quiet(virtual)
 
 

@@ -49,7 +49,10 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
     )  # fmt: skip
     for number in range(rng.randrange(2, 7)):
         prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
-        cluster.ask(request(f"r{number}", prompt, "m", max_tokens=rng.randrange(2, 24)), at=rng.choice((0, 0, rng.randrange(40 * MS))))
+        cluster.ask(
+            request(f"r{number}", prompt, "m", max_tokens=rng.randrange(2, 24)),
+            at=rng.choice((0, 0, rng.randrange(40 * MS))),
+        )
     if rng.random() < 0.3:
         cluster.abort("r0", at=rng.randrange(30 * MS))
     for _ in range(rng.choice((0, 0, 2))):
@@ -63,7 +66,9 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
 def test_steps_are_the_same_as_without(seed: int) -> None:
     (with_, steps), (without, expected) = logged(seed, True), logged(seed, False)
     assert steps == expected
-    assert {seq: told.tokens for seq, told in with_.told.items()} == {seq: told.tokens for seq, told in without.told.items()}
+    assert {seq: told.tokens for seq, told in with_.told.items()} == {
+        seq: told.tokens for seq, told in without.told.items()
+    }
     assert not any(node.relay.foreseen for node in without.living())
 
 
@@ -97,12 +102,18 @@ def heard(relay: Agent) -> Any:
     """The message that it expects; tokens, which it does not know, are 7, 8 and so on."""
     (expected,) = relay._foreseen._made.values()
     brings = expected.brings
-    return msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs)))) if isinstance(brings, RunRows) else brings
+    return (
+        msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs))))
+        if isinstance(brings, RunRows)
+        else brings
+    )
 
 
 def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
     """A message with every column changed."""
-    return msgspec.structs.replace(message, **{name: change(getattr(message, name)) for name in message.__struct_fields__})
+    return msgspec.structs.replace(
+        message, **{name: change(getattr(message, name)) for name in message.__struct_fields__}
+    )
 
 
 def hidden(count: int) -> Array:
@@ -157,7 +168,10 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
     middle = None
     while middle is None:
         cluster.run_one()
-        middle = next((node for node in cluster.living() if node.relay.foreseen > 3 and node.relay._foreseen._runs is not None), None)
+        middle = next(
+            (node for node in cluster.living() if node.relay.foreseen > 3 and node.relay._foreseen._runs is not None),
+            None,
+        )
         if middle is not None and middle.relay._foreseen._runs.onward is None:
             middle = None
     relay = middle.relay

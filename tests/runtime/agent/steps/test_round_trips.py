@@ -13,7 +13,9 @@ LIMIT = 2_000
 
 def row(name: str, hops: tuple[str, ...] = ("d",), at: int | None = None, turn: int = 0) -> Any:
     path = tuple(Hop(device, place, place + 1) for place, device in enumerate(hops))
-    return SimpleNamespace(name=name, guest=SimpleNamespace(path=path, keys={}), hop=len(hops) - 1 if at is None else at, turn=turn)
+    return SimpleNamespace(
+        name=name, guest=SimpleNamespace(path=path, keys={}), hop=len(hops) - 1 if at is None else at, turn=turn
+    )
 
 
 def test_nobody_is_expected_before_one_has_come_back() -> None:

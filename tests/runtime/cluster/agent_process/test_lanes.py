@@ -1,4 +1,6 @@
-"""Lanes of an agent's steps: what predicts runs beside the others, nobody waits for it, and it is told from one thread."""
+"""Lanes of an agent's steps: what predicts runs beside the others, nobody waits for it, and it is told from one
+thread.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def test_where_nothing_is_beside_there_is_one_lane() -> None:
 def test_what_another_device_waits_for_is_sent_before_the_step_is_taken() -> None:
     said: list[object] = []
     steps = Steps({"all": 1}, ahead=Send("d", PeerDown("x")))
-    lanes = lanes_for(Runner(), None, steps, time.monotonic_ns, lambda: None, lambda send: said.append((send, list(steps.told))))
+    lanes = lanes_for(
+        Runner(), None, steps, time.monotonic_ns, lambda: None, lambda send: said.append((send, list(steps.told)))
+    )
     turns(lanes, lambda: steps.told)
     assert said == [(steps.ahead, [])]
 
@@ -162,7 +166,9 @@ class Under:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
-    """Real agents with engines that count, a hop of which is predicted: with a lane of its own a stand-in runs while its hop does."""
+    """Real agents with engines that count, a hop of which is predicted: with a lane of its own a stand-in runs while
+    its hop does.
+    """
     stand_in, under = surrogate_of(MODELS[0], "org/m~", 4, 3), {device: Under() for device in DEVICES}
 
     def engine(device: str) -> IntegerEngine:
@@ -172,11 +178,15 @@ def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
     engines = ThreadLauncher(lambda device: lambda: engine(device), settings=settings, beat_seconds=0.1)
     config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
-    with ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config, surrogates=known) as driver:
+    with ClusterDriver(
+        [model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config, surrogates=known
+    ) as driver:
         with driver._changed:
             driver._scheduler.speculation.pin([(MODELS[0].chain(*CUTS).uses[1].block, device) for device in DEVICES])
         with Load(driver, clients=5, max_tokens=10) as load:
-            assert eventually(lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0)
+            assert eventually(
+                lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0
+            )
         assert not load.wrong and load.done
         assert any(each.together for each in under.values()) == own
         assert eventually(lambda: at_rest(driver))

@@ -1,4 +1,6 @@
-"""One agent's loop with the real relay: sequences over one and two agents, pages that travel, faults, forgeries, ends of all kinds."""
+"""One agent's loop with the real relay: sequences over one and two agents, pages that travel, faults, forgeries, ends
+of all kinds.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +75,23 @@ def provide(end: End, path: Hops) -> None:
 
 
 def opened(
-    end: End, one: SequenceRequest, path: Hops, epoch: int = 1, output: tuple[int, ...] = (), keep: bool = False, computed: int = 0
+    end: End,
+    one: SequenceRequest,
+    path: Hops,
+    epoch: int = 1,
+    output: tuple[int, ...] = (),
+    keep: bool = False,
+    computed: int = 0,
 ) -> None:
     for device in {hop.device for hop in path}:
-        end.post.send(device, OpenSequences((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,)))
+        end.post.send(
+            device, OpenSequences((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,))
+        )
 
 
-def go(end: End, one: SequenceRequest, path: Hops, start: int, tokens: tuple[int, ...], generated: int, epoch: int = 1) -> int:
+def go(
+    end: End, one: SequenceRequest, path: Hops, start: int, tokens: tuple[int, ...], generated: int, epoch: int = 1
+) -> int:
     end.post.send(
         path[0].device, RunRows((one.seq,), (epoch,), (start,), (len(tokens),), tokens, (True,), (generated,), (1,))
     )  # fmt: skip
@@ -136,7 +148,20 @@ def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
         upto = len(tokens) - 1
         first = () if copy else tuple(tokens[:upto])
         end.post.send(
-            "b", StartMigration(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, first, copy, one)
+            "b",
+            StartMigration(
+                1,
+                "s",
+                1,
+                Stage(MODEL.spec.name, 0, LENGTH),
+                (0, 2),
+                MODEL.spec.page_tokens,
+                "a",
+                upto,
+                first,
+                copy,
+                one,
+            ),
         )
         moved = end.next(MigrationReady)
         assert sum(hi - lo for lo, hi in moved.copied + moved.recomputed) >= upto - MODEL.spec.page_tokens
@@ -291,7 +316,7 @@ def test_an_agent_that_nobody_answers_ends() -> None:
         assert ended.code is AgentExit.UNANSWERED and "did not answer" in ended.reason
 
 
-# -- as processes --------------------------------------------------------------------------------------------------------
+# -- as processes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -383,7 +408,9 @@ def alive(pid: int) -> bool:
 def test_no_agent_outlives_its_parent(end: End, tmp_path: Path) -> None:
     lines = [msgspec.json.encode(line).decode() for line in (counting(), identity("a", end.post.address, tmp_path))]
     parent = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, *lines], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(Path.cwd())}
+        [sys.executable, "-c", _PARENT, *lines],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
@@ -402,7 +429,10 @@ def test_moves_that_cannot_go_on_are_told(end: End) -> None:
         inside.welcome("b")
         provide(inside, (hop("b", 0, LENGTH),))
         inside.post.send(
-            "b", StartMigration(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one)
+            "b",
+            StartMigration(
+                1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one
+            ),
         )
         inside.post.send("b", PeerDown("a"))
         assert inside.next(MigrationFailed).move == 1

@@ -1,4 +1,6 @@
-"""A cluster of one device on the scheduler's own thread: the same driver, the same answers, and the ends that a driver owes its clients."""
+"""A cluster of one device on the scheduler's own thread: the same driver, the same answers, and the ends that a driver
+owes its clients.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,9 @@ def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to
     """The store has lost it meanwhile: whoever asked hears both, and it is listed no more."""
     engine = FakeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
     with inline(engine) as driver:
-        events = driver.run([SequenceRequest("one", "one", "m", (5, 6), SamplingParams(max_tokens=100, ignore_eos=True))])
+        events = driver.run(
+            [SequenceRequest("one", "one", "m", (5, 6), SamplingParams(max_tokens=100, ignore_eos=True))]
+        )
         first = next(events)
 
         def lost(name: str) -> ServeModel:
@@ -181,7 +185,9 @@ def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to
 
 
 def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -> None:
-    """Budget 16: a prompt of 100 tokens beside three that decode runs in parts, none of which keeps a decode waiting."""
+    """Budget 16: a prompt of 100 tokens beside three that decode runs in parts, none of which keeps a decode
+    waiting.
+    """
     steps: list[list[tuple[str, int]]] = []
 
     class Watched(FakeEngine):
@@ -194,7 +200,10 @@ def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -
     engine = Watched([spec], 200, pace=lambda _: time.sleep(0.002))
     prompt = tuple(number % 90 for number in range(100))
     with inline(engine, token_budget=16) as driver:
-        short = [SequenceRequest(f"s{number}", "s", "m", (number,), SamplingParams(80, ignore_eos=True)) for number in range(3)]
+        short = [
+            SequenceRequest(f"s{number}", "s", "m", (number,), SamplingParams(80, ignore_eos=True))
+            for number in range(3)
+        ]
         running = driver.run(short)
         seen = [next(running) for _ in range(6)]
         long = SequenceRequest("long", "l", "m", prompt, SamplingParams(4, ignore_eos=True, prompt_logprobs=2))

@@ -1,4 +1,6 @@
-"""One device of stored models, by the scheduler over one agent and by the driver of one device: everything that is told is the same."""
+"""One device of stored models, by the scheduler over one agent and by the driver of one device: everything that is told
+is the same.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def family(bench: Bench) -> Iterator[Zoo]:  # noqa: F811
     bench.peft(
         "base",
         "ia3",
-        IA3Config(task_type="CAUSAL_LM", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]),
+        IA3Config(
+            task_type="CAUSAL_LM", target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
+        ),
         seed=4,
     )
     bench.peft("base", "prompt", PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5), seed=5)
@@ -55,7 +59,9 @@ def requests() -> list[SequenceRequest]:
     return made
 
 
-def told(zoo: Zoo, asked: list[SequenceRequest], options: ServeOptions = TIGHT, **changes: Any) -> tuple[Told, AgentCounters]:
+def told(
+    zoo: Zoo, asked: list[SequenceRequest], options: ServeOptions = TIGHT, **changes: Any
+) -> tuple[Told, AgentCounters]:
     got: Told = {one.seq: [] for one in asked}
     with start_driver(zoo, replace(options, **changes), Chosen(NAMES, ())) as driver:
         for event in driver.run(asked):
@@ -77,7 +83,9 @@ def words(got: Told) -> dict[str, list[Any]]:
 
 def numbers(got: Told) -> list[float]:
     events = [event for seq in sorted(got) for event in got[seq]]
-    own = [value for event in events for value in (event.logprob, *(one.logprob for one in event.top)) if value is not None]
+    own = [
+        value for event in events for value in (event.logprob, *(one.logprob for one in event.top)) if value is not None
+    ]
     return own + [one.logprob for event in events for part in event.prompt_logprobs for one in part.chosen]
 
 
@@ -97,14 +105,18 @@ def test_tenants_share_with_themselves_only(family: Zoo) -> None:
     prompt = tuple(range(40))
     first = SequenceRequest("first", "r", "lora", prompt, SamplingParams(80, ignore_eos=True), tenant="a")
     later = [
-        SequenceRequest(f"{tenant}{number}", "r", "lora", (*prompt, number), SamplingParams(9, ignore_eos=True), tenant=tenant)
+        SequenceRequest(
+            f"{tenant}{number}", "r", "lora", (*prompt, number), SamplingParams(9, ignore_eos=True), tenant=tenant
+        )
         for number in range(2)
         for tenant in "ab"
     ]
 
     def run(**changes: Any) -> tuple[dict[str, list[int | None]], AgentCounters]:
         got: dict[str, list[int | None]] = {one.seq: [] for one in (first, *later)}
-        with start_driver(family, replace(TIGHT, kv_bytes="4MiB", max_sequences=4, **changes), Chosen(NAMES, ())) as driver:
+        with start_driver(
+            family, replace(TIGHT, kv_bytes="4MiB", max_sequences=4, **changes), Chosen(NAMES, ())
+        ) as driver:
             events = driver.run([first])
             got["first"].append(next(events).token)
             for event in (*driver.run(later), *events):

@@ -9,7 +9,15 @@ from runtime.cluster.driver.unavailable_models import UnavailableModels, strande
 from runtime.engine.fakes.integer_model import counting_model
 
 SECOND = 1_000_000_000
-CONFIG = LifeConfig(starts=4, steady_seconds=10, backoff_seconds=1, backoff_most=3, silent_seconds=5, stalled_seconds=60, ready_seconds=20)
+CONFIG = LifeConfig(
+    starts=4,
+    steady_seconds=10,
+    backoff_seconds=1,
+    backoff_most=3,
+    silent_seconds=5,
+    stalled_seconds=60,
+    ready_seconds=20,
+)
 
 
 def started() -> AgentLifecycles:

@@ -72,7 +72,9 @@ def ready(agent: Messenger) -> dict[str, Any]:
         ({"page_capacity": 0}, "no room"),
     ],
 )
-def test_what_an_agent_says_of_itself_is_checked(context: zmq.Context[Any], changed: dict[str, Any], why: str | None) -> None:
+def test_what_an_agent_says_of_itself_is_checked(
+    context: zmq.Context[Any], changed: dict[str, Any], why: str | None
+) -> None:
     scheduler, agent, company = met(context)
     agent.send("scheduler", AgentHello(**(ready(agent) | changed)))
     told = company.receive(5.0)

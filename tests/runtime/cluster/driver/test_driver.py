@@ -1,4 +1,6 @@
-"""The driver of a cluster as a server uses it: tokens over real processes, deaths, hangs, refusals, ends; nothing lost, nothing twice."""
+"""The driver of a cluster as a server uses it: tokens over real processes, deaths, hangs, refusals, ends; nothing lost,
+nothing twice.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def pid(driver: ClusterDriver, fleet: ProcessLauncher, device: str) -> int:
 
 
 def requests(prefix: str, count: int = 8, max_tokens: int = 12) -> list[Any]:
-    return [request(f"{prefix}{at}", range(at + 1, at + 20), MODELS[at % 2].spec.name, max_tokens) for at in range(count)]
+    return [
+        request(f"{prefix}{at}", range(at + 1, at + 20), MODELS[at % 2].spec.name, max_tokens) for at in range(count)
+    ]
 
 
 def test_tokens_are_the_models_own_over_three_processes(driver: ClusterDriver) -> None:
@@ -83,9 +87,12 @@ def test_tokens_are_the_models_own_over_three_processes(driver: ClusterDriver) -
     got = answered(driver, ones)
     for one in ones:
         verify(one, got[one.seq])
-    assert {hop for model in MODELS for use in model.chain(*CUTS).uses for hop in driver._scheduler.provision.instances[use.block]} == {
-        *DEVICES
-    }
+    assert {
+        hop
+        for model in MODELS
+        for use in model.chain(*CUTS).uses
+        for hop in driver._scheduler.provision.instances[use.block]
+    } == {*DEVICES}
 
 
 def test_agents_say_on_which_machine_they_are(driver: ClusterDriver) -> None:
@@ -137,18 +144,27 @@ def test_what_cannot_be_served_is_refused_with_the_reason(driver: ClusterDriver)
 
 
 def test_models_come_and_go_and_are_replaced_under_load() -> None:
-    """Through processes: whoever runs finishes on what it began with, and what nobody uses any more is gone from agents."""
+    """Through processes: whoever runs finishes on what it began with, and what nobody uses any more is gone from
+    agents.
+    """
     newer = counting_model("org/m-2", "1 2* 3 4* 5 6* 7 11", max_model_len=512)
 
     def described(model: IntegerModel, name: str) -> ServeModel:
         chain = model.chain(*CUTS)
-        return ServeModel(replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS))
+        return ServeModel(
+            replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS)
+        )
 
     fleet = processes(pace=0.3, models=(*MODELS, newer))
     chains = [MODELS[0].chain(*CUTS)]
     driver = ClusterDriver(
-        chains, blocks(MODELS[:1]), DEVICES, fleet, ClusterConfig(placing="split"), describe=lambda name: described(MODELS[1], name)
-    )  # fmt: skip
+        chains,
+        blocks(MODELS[:1]),
+        DEVICES,
+        fleet,
+        ClusterConfig(placing="split"),
+        describe=lambda name: described(MODELS[1], name),
+    )
     try:
         assert driver.load("org/n").name == "org/n"
         one = request("n", range(9), "org/n")
@@ -190,7 +206,9 @@ def test_memory_counts_what_is_on_all_devices(driver: ClusterDriver) -> None:
     assert memory.kv_pool == 3 * 400 * 64
 
 
-def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
+def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(
+    driver: ClusterDriver, fleet: ProcessLauncher
+) -> None:
     with Load(driver) as load:
         for device in DEVICES:
             before = load.done
@@ -238,7 +256,7 @@ def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, 
     verify(one, answered(driver, [one])["i"])
 
 
-# -- clusters of their own -------------------------------------------------------------------------------------------------
+# -- clusters of their own -------------------------------------------------------------------------------------------
 
 
 def test_an_agent_of_another_version_is_refused_on_both_sides() -> None:
@@ -250,7 +268,9 @@ def test_an_agent_of_another_version_is_refused_on_both_sides() -> None:
 def test_an_engine_that_cannot_be_made_is_the_reason_why_there_is_no_cluster() -> None:
     broken = ProcessConfig(counting(MODELS, -1), warm=False)
     with pytest.raises(Unavailable, match="cannot be brought up"):
-        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], ProcessLauncher(broken), ClusterConfig(), LifeConfig(starts=1))
+        ClusterDriver(
+            [MODELS[0].chain(*CUTS)], blocks(), ["a"], ProcessLauncher(broken), ClusterConfig(), LifeConfig(starts=1)
+        )
 
 
 class NeverUp:
@@ -324,7 +344,9 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
         stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])
         next(stream)
         (own,) = driver._scheduler.provision.instances[MODELS[1].chain(*CUTS).uses[-1].block]
-        others = {name for use in MODELS[0].chain(*CUTS).uses for name in driver._scheduler.provision.instances[use.block]}
+        others = {
+            name for use in MODELS[0].chain(*CUTS).uses for name in driver._scheduler.provision.instances[use.block]
+        }
         assert own not in others
         chain = replace(NEXT.chain(*CUTS), spec=MODELS[1].spec, source=NEXT.spec.name)
         with driver._changed:  # where the block before it is, there is no room

@@ -1,4 +1,6 @@
-"""What starts agents as processes, where starting goes wrong: told as an end with the reason; nothing waits for a child under a lock."""
+"""What starts agents as processes, where starting goes wrong: told as an end with the reason; nothing waits for a child
+under a lock.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,13 @@ Deaths = queue.SimpleQueue[AgentDied]
 def made() -> Iterator[Callable[..., tuple[ProcessLauncher, Deaths]]]:
     with ExitStack() as stack:
 
-        def make(program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False) -> tuple[ProcessLauncher, Deaths]:
-            fleet, deaths = ProcessLauncher(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)), Deaths()
+        def make(
+            program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False
+        ) -> tuple[ProcessLauncher, Deaths]:
+            fleet, deaths = (
+                ProcessLauncher(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)),
+                Deaths(),
+            )
             fleet.attach(deaths.put, "ipc:///nowhere")
             stack.callback(fleet.shutdown, LIMIT)
             return fleet, deaths
@@ -46,7 +53,9 @@ def test_what_cannot_be_started_is_told_and_the_next_one_starts(
     with monkeypatch.context() as patch:
         patch.setattr(processes._Child, "begin", fail)
         fleet.start("a", 1)
-        assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its process cannot be started: can't start new thread")
+        assert deaths.get(timeout=LIMIT) == AgentDied(
+            "a", 1, None, "its process cannot be started: can't start new thread"
+        )
     fleet.start("a", 2)
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 3, "its process ended with code 3")
 
@@ -72,7 +81,9 @@ def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[
     assert time.monotonic() - began < LIMIT / 2 and not fleet._all
 
 
-def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
+def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(
+    made: Callable[..., tuple[ProcessLauncher, Deaths]],
+) -> None:
     fleet, deaths = made((sys.executable, "-c", "import sys; sys.exit(4)"), warm=True)
     made_so_far: list[int] = []
     spawn = fleet._spawn
@@ -93,7 +104,11 @@ def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made
 
 
 #: Says that it is warm when it is told to, and lives on.
-WARMS = (sys.executable, "-c", "import sys\nsys.stdin.readline()\nprint('{\"warm\": true}', flush=True)\nsys.stdin.read()")
+WARMS = (
+    sys.executable,
+    "-c",
+    "import sys\nsys.stdin.readline()\nprint('{\"warm\": true}', flush=True)\nsys.stdin.read()",
+)
 
 
 def test_one_stands_by_once_those_that_are_waited_for_are_warm(

@@ -1,4 +1,6 @@
-"""Agents as Ray actors: the same tokens, the same recovery. Needs the extra `ray`, and says loudly when it is not there."""
+"""Agents as Ray actors: the same tokens, the same recovery. Needs the extra `ray`, and says loudly when it is not
+there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.runtime.cluster.clusters import MODELS, Load, answered, at_rest, clus
 from zoo.errors import InputError
 
 if find_spec("ray") is None:  # (not importorskip: Ray reads its environment when it is imported)
-    pytest.skip("RAY IS NOT INSTALLED: agents as actors are not tested (pip install 'blockzoo[ray]')", allow_module_level=True)
+    pytest.skip(
+        "RAY IS NOT INSTALLED: agents as actors are not tested (pip install 'blockzoo[ray]')", allow_module_level=True
+    )
 
 
 @pytest.fixture(scope="module")

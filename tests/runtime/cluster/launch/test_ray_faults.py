@@ -1,4 +1,6 @@
-"""Ray that fails: whatever it raises ends the agent that it concerns, and neither who asked nor who watches. Ray's place is taken."""
+"""Ray that fails: whatever it raises ends the agent that it concerns, and neither who asked nor who watches. Ray's
+place is taken.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RayLauncher, Ray, qu
     assert not fleet._thread.is_alive()
 
 
-@pytest.mark.parametrize(("address", "where"), [(None, "cannot be started"), ("10.0.0.1:6379", "at 10.0.0.1:6379 cannot be joined")])
-def test_a_cluster_that_does_not_let_it_in_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, address: str | None, where: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "where"), [(None, "cannot be started"), ("10.0.0.1:6379", "at 10.0.0.1:6379 cannot be joined")]
+)
+def test_a_cluster_that_does_not_let_it_in_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, where: str
+) -> None:
     ray = Ray()
     ray.is_initialized = lambda: False  # type: ignore[method-assign]
     monkeypatch.setattr(rays, "_ray", lambda: ray)

@@ -1,4 +1,6 @@
-"""Answers of real agents that are lost on their way: by their reports the driver notices, and clients get their tokens all the same."""
+"""Answers of real agents that are lost on their way: by their reports the driver notices, and clients get their tokens
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,8 @@ def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(driver._company, "receive", losing)
         with Load(driver, clients=3, max_tokens=10) as load:
-            assert eventually(lambda: len(lost) == 3 and driver.state().counters.preemptions >= 1 and load.done > 3, 30.0)
+            assert eventually(
+                lambda: len(lost) == 3 and driver.state().counters.preemptions >= 1 and load.done > 3, 30.0
+            )
         assert not load.wrong
         assert eventually(lambda: at_rest(driver))

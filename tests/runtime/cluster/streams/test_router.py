@@ -1,4 +1,6 @@
-"""Events reach who asked; sequences whose event loop is closed are named once each, whatever else a step brings of them."""
+"""Events reach who asked; sequences whose event loop is closed are named once each, whatever else a step brings of
+them.
+"""
 
 from __future__ import annotations
 

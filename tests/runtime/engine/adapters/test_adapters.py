@@ -23,7 +23,9 @@ from zoo.errors import NotServable
 
 
 def peft_reference(bench, base: str, name: str):
-    """The base with the adapter in it, by peft; a bottleneck by what the adapters library does, written down in the tests."""
+    """The base with the adapter in it, by peft; a bottleneck by what the adapters library does, written down in the
+    tests.
+    """
     if (bench.folders[name] / "adapter.safetensors").exists():
         return with_bottleneck(reference(bench.folders[base]), bench.folders[name])
     return PeftModel.from_pretrained(reference(bench.folders[base]), bench.folders[name]).eval()
@@ -38,7 +40,9 @@ def ask(model: str, prompt: tuple[int, ...], seq: str) -> SequenceRequest:
 
 
 def answers(bench, base: str, name: str) -> Answers:
-    return bench.answers(name, lambda: reference(bench.folders[base]) if name == base else peft_reference(bench, base, name))
+    return bench.answers(
+        name, lambda: reference(bench.folders[base]) if name == base else peft_reference(bench, base, name)
+    )
 
 
 def check(bench, base: str, name: str, wanted, out) -> None:
@@ -50,9 +54,13 @@ FAMILIES = [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), ("llama", "stock"), ("qwen3", "stock")])
+@pytest.mark.parametrize(
+    ("family", "layers"), [*((f, "fused") for f in FAMILIES), ("llama", "stock"), ("qwen3", "stock")]
+)
 def test_all_kinds_beside_their_base(bench, family, layers):
-    """Every kind (two each for llama) and the base in one batch, prompts in chunks, rows arriving late, pages for half of them."""
+    """Every kind (two each for llama) and the base in one batch, prompts in chunks, rows arriving late, pages for half
+    of them.
+    """
     base = f"{family}-base"
     numbers, lengths = ((1, 2), (5, 11)) if family == "llama" else ((1,), (11,))
     bottlenecks = ("seq_bn", "double_seq_bn", "par_bn") if family in ("llama", "mistral", "gpt2") else ()
@@ -65,7 +73,12 @@ def test_all_kinds_beside_their_base(bench, family, layers):
         bench.lora(base, f"{family}-dora", use_dora=True)
         for config in bottlenecks:
             bench.bottleneck(base, f"{family}-{config}", **CONFIGS[config])
-    names = [base, f"{family}-lora", f"{family}-dora", *(f"{family}-{kind}{number}" for kind in KINDS for number in numbers)]
+    names = [
+        base,
+        f"{family}-lora",
+        f"{family}-dora",
+        *(f"{family}-{kind}{number}" for kind in KINDS for number in numbers),
+    ]
     names += [f"{family}-{config}" for config in bottlenecks]
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, lengths))] for n, name in enumerate(names)}
     requests = [ask(name, *wanted[name][i]) for i in range(len(lengths)) for name in names]
@@ -81,11 +94,15 @@ def test_bitfit_beside_its_base(bench):
     base = bench.family("llama", "bitfit-base", seed=6)
     name = bench.add("bitfit", checkpoints.make_bitfit(bench.folders[base], bench.root / "hf" / "bitfit"))
     made = engine(bench, base, name)
-    wanted = {each: [(p, f"{each}.{i}") for i, p in enumerate(prompts(n, (4, 13)))] for n, each in enumerate((base, name))}
+    wanted = {
+        each: [(p, f"{each}.{i}") for i, p in enumerate(prompts(n, (4, 13)))] for n, each in enumerate((base, name))
+    }
     out = drive(made, {0: [ask(each, *one) for each in wanted for one in wanted[each]]}, BatchingConfig(token_budget=7))
     for each in wanted:
         check(bench, each, each, wanted[each], out)
-    biases = [tensor for key, tensor in load_file(bench.folders[name] / "model.safetensors").items() if key.endswith(".bias")]
+    biases = [
+        tensor for key, tensor in load_file(bench.folders[name] / "model.safetensors").items() if key.endswith(".bias")
+    ]
     added = made.memory().weights - engine(bench, base).memory().weights
     assert added == sum(tensor.numel() * tensor.element_size() for tensor in biases)
 
@@ -116,7 +133,11 @@ def test_half_precision(bench, family, kind):
     save_file({key: tensor.bfloat16() for key, tensor in load_file(file).items()}, file)
     names = (base, full, bench.add(path.name, path, base=base))
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate(names)}
-    out = drive(engine(bench, *names), {0: [ask(name, *each) for name in names for each in wanted[name]]}, BatchingConfig(token_budget=9))
+    out = drive(
+        engine(bench, *names),
+        {0: [ask(name, *each) for name in names for each in wanted[name]]},
+        BatchingConfig(token_budget=9),
+    )
     agreed = 0
     for name in names[1:]:
         known = answers(bench, base, name)
@@ -147,12 +168,16 @@ def test_bottlenecks_run_in_their_bases_precision(bench):
     names = [bench.bottleneck(base, f"half-{config}", **CONFIGS[config]) for config in ("seq_bn", "norms")]
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate(names)}
     out = drive(engine(bench, base, *names), {0: [ask(name, *each) for name in names for each in wanted[name]]})
-    agreed = sum(answers(bench, base, name).agreeing(p, out.tokens(seq), COUNT) for name in names for p, seq in wanted[name])
+    agreed = sum(
+        answers(bench, base, name).agreeing(p, out.tokens(seq), COUNT) for name in names for p, seq in wanted[name]
+    )
     assert agreed >= 2 * COUNT, "hardly a token agrees"
 
 
 def test_rows_of_every_adapter_share_their_bases_products(bench):
-    """Kinds that leave the base's tensors alone: each step is one segment over the rows of all models, and their weights lie once."""
+    """Kinds that leave the base's tensors alone: each step is one segment over the rows of all models, and their
+    weights lie once.
+    """
     base = bench.family("llama", "share-base", seed=5)
     names = [bench.peft(base, f"share-{kind}", KINDS[kind]("llama")) for kind in ("ia3", "prompt", "prefix")]
     names = [base, *names, bench.lora(base, "share-lora"), bench.bottleneck(base, "share-adapter")]
@@ -168,7 +193,9 @@ def test_rows_of_every_adapter_share_their_bases_products(bench):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_are_nobodys_affair_but_the_engines(bench, kind):
-    """Prompt log-probabilities are of the prompt alone and equal peft's; the context shrinks by the virtual tokens; KV stays apart."""
+    """Prompt log-probabilities are of the prompt alone and equal peft's; the context shrinks by the virtual tokens; KV
+    stays apart.
+    """
     base = "virtual-base"
     if base not in bench.folders:
         bench.family("llama", base, max_position_embeddings=48)
@@ -216,7 +243,10 @@ def test_an_adapter_gone_wild_is_felt_by_nobody_else(bench, kind):
     base = "wild-base" if "wild-base" in bench.folders else bench.family("llama", "wild-base")
     tame = getattr(bench, kind)(base, f"tame-{kind}")
     wild = _with_values(bench, base, tame, 3e38)
-    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (5, 9)))] for n, name in enumerate((base, tame, wild))}
+    wanted = {
+        name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (5, 9)))]
+        for n, name in enumerate((base, tame, wild))
+    }
     out = drive(engine(bench, base, tame, wild), {0: [ask(name, *each) for name in wanted for each in wanted[name]]})
     for name in (base, tame):
         check(bench, base, name, wanted[name], out)

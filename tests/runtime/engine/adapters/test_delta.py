@@ -1,4 +1,6 @@
-"""Low-rank rewritings of full fine-tunes are served beside their base: tokens as `load()` generates them, in the base's own runs."""
+"""Low-rank rewritings of full fine-tunes are served beside their base: tokens as `load()` generates them, in the base's
+own runs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def test_tokens_of_variant_exact_and_base_in_one_batch(bench, norms):
     options = DeltaOptions(6, embeddings="lowrank", norms=norms)
     variant = delta(bench.store, exact, windows(), options).variant
     made = engine(bench, base, exact, variant)
-    wanted = {name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate((base, exact, variant))}
+    wanted = {
+        name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))]
+        for n, name in enumerate((base, exact, variant))
+    }
     out = drive(made, {0: [ask(name, p, seq) for name, each in wanted.items() for p, seq in each]})
     for name, each in wanted.items():
         with bench.store.catalog.reading() as reader:
@@ -34,5 +39,7 @@ def test_folded_norms_make_the_variants_rows_run_in_the_bases_units(bench):
     variant = delta(bench.store, exact, windows(), DeltaOptions(6, embeddings="lowrank", norms="fold")).variant
     alone, both = (engine(bench, *names, kernels="stock").memory() for names in ((base,), (base, variant)))
     with bench.store.catalog.reading() as reader:
-        own = sum(tensor.nbytes for tensor in reader.model(variant).tensors) - sum(tensor.nbytes for tensor in reader.model(base).tensors)
+        own = sum(tensor.nbytes for tensor in reader.model(variant).tensors) - sum(
+            tensor.nbytes for tensor in reader.model(base).tensors
+        )
     assert both.weights - alone.weights == own

@@ -32,7 +32,9 @@ def test_lora_beside_its_base(bench, family):
     base = bench.family(family, f"{family}-base")
     loras = [bench.lora(base, f"{family}-a", seed=1, r=4), bench.lora(base, f"{family}-b", seed=2, r=7, lora_alpha=9)]
     made = engine(bench, base, *loras)
-    wanted = {name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate((base, *loras))}
+    wanted = {
+        name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate((base, *loras))
+    }
     requests = [ask(name, p, seq) for i in range(2) for name in wanted for p, seq in [wanted[name][i]]]
     out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(token_budget=8))
     check(reference(bench.folders[base]), base, wanted[base], out)
@@ -40,7 +42,9 @@ def test_lora_beside_its_base(bench, family):
         check(peft_reference(bench, base, name), name, wanted[name], out)
 
 
-@pytest.mark.parametrize(("family", "dora"), [("llama", False), ("gpt2", False), ("gpt_neox", False), ("llama", True), ("gpt2", True)])
+@pytest.mark.parametrize(
+    ("family", "dora"), [("llama", False), ("gpt2", False), ("gpt_neox", False), ("llama", True), ("gpt2", True)]
+)
 def test_half_precision_base_with_adapters_in_either(bench, family, dora):
     """peft computes adapters in float32 on a half-precision base, whichever dtype they were saved in."""
     base = f"{family}-half"
@@ -57,7 +61,10 @@ def test_half_precision_base_with_adapters_in_either(bench, family, dora):
     agreed = 0
     for name in names[1:]:
         model = peft_reference(bench, base, name)
-        agreed += sum(same_tokens(model, p, greedy(model, p, 20), out.tokens(seq), ROUNDING[torch.bfloat16]) for p, seq in wanted[name])
+        agreed += sum(
+            same_tokens(model, p, greedy(model, p, 20), out.tokens(seq), ROUNDING[torch.bfloat16])
+            for p, seq in wanted[name]
+        )
     assert agreed >= 40, "hardly a token agrees"
 
 
@@ -90,7 +97,9 @@ def test_variants(bench, variant):
     check(peft_reference(bench, base, name), name, wanted, out)
 
 
-@pytest.mark.parametrize("variant", [{"target_modules": ["q_proj", "embed_tokens"]}, {"modules_to_save": ["embed_tokens"]}])
+@pytest.mark.parametrize(
+    "variant", [{"target_modules": ["q_proj", "embed_tokens"]}, {"modules_to_save": ["embed_tokens"]}]
+)
 def test_tied_embeddings(bench, variant):
     base = "tied-base"
     if base not in bench.folders:
@@ -102,10 +111,14 @@ def test_tied_embeddings(bench, variant):
 
 
 def test_rows_of_adapters_share_the_base_product(bench):
-    """A LoRA on attention of a model: every unit runs once per step over rows of all three models (trace of segments)."""
+    """A LoRA on attention of a model: every unit runs once per step over rows of all three models (trace of
+    segments).
+    """
     base = bench.family("llama", "share-base", seed=5)
     names = (base, bench.lora(base, "share-a"), bench.lora(base, "share-b", seed=4))
-    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True, kernels="stock"), names)
+    made = PagedEngine(
+        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True, kernels="stock"), names
+    )
     out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names

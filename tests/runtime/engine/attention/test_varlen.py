@@ -1,4 +1,6 @@
-"""Attention by one call over all rows, with plain torch as the kernel: the same as gathering, and transformers' tokens."""
+"""Attention by one call over all rows, with plain torch as the kernel: the same as gathering, and transformers'
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.runtime.engine.test_equality import COUNT, ask, engine, prompts
 HEADS, LAYERS = 4, 3
 
 
-def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool) -> PagedMetadata:
+def paging(
+    rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool
+) -> PagedMetadata:
     """`rows`: tokens before this step, and in it. `strangers`: every second token of the frame belongs to no row."""
     half = -(-page_tokens * kv_heads * head_dim * 4 // 64) * 64 + 64  # pages hold more than is used of them
     groups = [-(-(start + count) // page_tokens) for start, count in rows]
@@ -55,7 +59,11 @@ def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_head
         for row, (start, _) in enumerate(rows):
             before = torch.arange(start)
             view = made.view(like)
-            view.write(tables[row, layer, before // page_tokens], before % page_tokens, *torch.randn(2, start, kv_heads, head_dim))
+            view.write(
+                tables[row, layer, before // page_tokens],
+                before % page_tokens,
+                *torch.randn(2, start, kv_heads, head_dim),
+            )
     return made
 
 
@@ -117,12 +125,18 @@ def with_kernel(made, plain: PlainVarlen):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt_neox", "opt"])
 def test_tokens_of_mixed_batches(bench, family):
-    """A pool too small for all, chunks of at most six tokens, arrivals in mid-flight; Gemma 2's soft caps are gathered."""
+    """A pool too small for all, chunks of at most six tokens, arrivals in mid-flight; Gemma 2's soft caps are
+    gathered.
+    """
     name = bench.family(family, seed=3)
     model, plain = reference(bench.folders[name]), PlainVarlen(ends=True)
     wanted = prompts(2, (9, 2, 21, 13, 1, 17))
     made = with_kernel(engine(bench, name, pages=3 * 15), plain)
-    out = drive(made, {3 * i: [ask(name, p, f"{i}")] for i, p in enumerate(wanted)}, BatchingConfig(token_budget=6, max_sequences=6))
+    out = drive(
+        made,
+        {3 * i: [ask(name, p, f"{i}")] for i, p in enumerate(wanted)},
+        BatchingConfig(token_budget=6, max_sequences=6),
+    )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
     assert (plain.calls > 0) == (family != "gemma2")
@@ -136,7 +150,9 @@ def test_tokens_of_layers_at_other_depths_and_pages_of_other_sizes(bench):
     assert len({spec.page_tokens for spec in made.models()}) > 1
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(names)}
     requests = [ask(name, p, seq, ignore_eos=True) for i in range(2) for name in names for seq, p in [wanted[name][i]]]
-    out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14))
+    out = drive(
+        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14)
+    )
     for name in names:
         out.events.update({seq: out.events[seq][:CHAIN_COUNT] for seq, _ in wanted[name]})
         assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * CHAIN_COUNT, name

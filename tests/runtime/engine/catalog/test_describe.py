@@ -1,4 +1,6 @@
-"""Chains of several models served together with their parents: exact tokens, shared blocks once, whatever their layers' shapes."""
+"""Chains of several models served together with their parents: exact tokens, shared blocks once, whatever their layers'
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ def test_all_with_their_parents_in_one_engine(bench, family, layers):
     made = engine(bench, *family, pages=170, layers=layers)
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(family)}
     requests = [ask(name, p, seq) for i in range(2) for name in family for seq, p in [wanted[name][i]]]
-    out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14))
+    out = drive(
+        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14)
+    )
     assert out.preemptions > 0, "the pool was to be too small"
     for name in family:
         assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * COUNT, name
 
 
 def test_two_components_at_one_place_of_one_source(bench, family):
-    """Layers of two fine-tunes of one config, whose chain names that config once: the modules of a place are needed twice."""
+    """Layers of two fine-tunes of one config, whose chain names that config once: the modules of a place are needed
+    twice.
+    """
     bench.family("llama", "tuned", num_hidden_layers=4, seed=11)
     put_chain(bench.store, "of tunes", ("narrow", 0, 2), ("tuned", 1, 3), ("thin", 0, 1))
 
@@ -67,10 +73,14 @@ def test_two_components_at_one_place_of_one_source(bench, family):
 
 
 def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(bench, family):
-    """A parent, its adapters and chains of it whose pages hold fewer tokens: the trace tells which rows each unit ran over."""
+    """A parent, its adapters and chains of it whose pages hold fewer tokens: the trace tells which rows each unit ran
+    over.
+    """
     names = ["narrow", "lora", "stitched", "pruned", "shifted", "with an adapter"]
     made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True), names)
-    assert len({spec.page_tokens for spec in made.models()}) > 1, "these were to put different numbers of tokens into a page"
+    assert len({spec.page_tokens for spec in made.models()}) > 1, (
+        "these were to put different numbers of tokens into a page"
+    )
     requests = [ask(name, p, f"{name}.{i}") for name in names for i, p in enumerate(prompts(5, (3, 8)))]
     out = drive(made, {0: requests}, BatchingConfig(200))
     for step in out.steps:
@@ -81,10 +91,16 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
     units = {unit: run for run in last.segments for unit in run.components}
     chain = [placed.component.base_digest for placed in manifest_of(bench.store, "narrow").components]
     assert all(set(units[unit].models) == set(names) - {"shifted"} for unit in chain[1:3])
-    assert all(units[unit].models == tuple(names) and units[unit].seqs == len(requests) for unit in (chain[0], *chain[3:5]))
-    assert set(units[chain[7]].models) == {"narrow", "lora", "pruned", "shifted"}, "the last layer, at another depth in one of the chains"
+    assert all(
+        units[unit].models == tuple(names) and units[unit].seqs == len(requests) for unit in (chain[0], *chain[3:5])
+    )
+    assert set(units[chain[7]].models) == {"narrow", "lora", "pruned", "shifted"}, (
+        "the last layer, at another depth in one of the chains"
+    )
     stitches = [run for run in last.segments if run.kind == "stitch"]
-    assert [(run.models, run.layers, len(run.components)) for run in stitches] == [(("stitched", "with an adapter"), (None,), 1)]
+    assert [(run.models, run.layers, len(run.components)) for run in stitches] == [
+        (("stitched", "with an adapter"), (None,), 1)
+    ]
 
 
 def test_weights_that_a_chain_shares_are_resident_once(bench, family):

@@ -1,4 +1,6 @@
-"""Which composed models are another one but for scored runs: pure, on digests; with a store see tests/runtime/scheduler."""
+"""Which composed models are another one but for scored runs: pure, on digests; with a store see
+tests/runtime/scheduler.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,13 @@ MASKED = [*checkpoints.MASKED, *checkpoints.MASKED_VARIANTS]
 
 
 def dense(
-    bench, *names: str, mode: str = "baton-pd", slots: int = 4, pages: int | None = None, padding: str = "skipped", **options
+    bench,
+    *names: str,
+    mode: str = "baton-pd",
+    slots: int = 4,
+    pages: int | None = None,
+    padding: str = "skipped",
+    **options,
 ) -> DenseEngine:
     config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options)
     made = DenseEngine(bench.store, config, names)
@@ -92,7 +98,12 @@ def test_families_of_the_paged_executor(bench, family):
     name = known(bench, family)
     for seed, mode in enumerate(("baton", "baton-pd")):
         arrivals = schedule(seed, name, 6)
-        check(bench, name, by_seq(arrivals), drive(dense(bench, name, mode=mode, slots=3), arrivals, BatchingConfig(token_budget=16)))
+        check(
+            bench,
+            name,
+            by_seq(arrivals),
+            drive(dense(bench, name, mode=mode, slots=3), arrivals, BatchingConfig(token_budget=16)),
+        )
 
 
 @pytest.mark.parametrize("mode", ["baton", "baton-pd"])
@@ -106,9 +117,15 @@ def test_paged_and_dense_say_the_same_of_everything(bench, mode):
         SamplingParams(max_tokens=0, prompt_logprobs=2),
         SamplingParams(max_tokens=8, min_tokens=4, logit_bias=((2, 50.0),)),
     ]
-    requests = {i: [SequenceRequest(f"{i}", f"{i}", name, p, params[i])] for i, p in enumerate(prompts(6, (4, 19, 7, 12, 3)))}
+    requests = {
+        i: [SequenceRequest(f"{i}", f"{i}", name, p, params[i])] for i, p in enumerate(prompts(6, (4, 19, 7, 12, 3)))
+    }
     config = BatchingConfig(token_budget=9)
-    paged = drive(PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers="stock"), [name]), requests, config)
+    paged = drive(
+        PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers="stock"), [name]),
+        requests,
+        config,
+    )
     out = drive(dense(bench, name, mode=mode, slots=2), requests, config)
     for seq, events in paged.events.items():
         assert [event.token for event in events] == [event.token for event in out.events[seq]]
@@ -116,23 +133,31 @@ def test_paged_and_dense_say_the_same_of_everything(bench, mode):
         for one, other in zip(events, out.events[seq], strict=True):
             assert (one.logprob is None) == (other.logprob is None)
             assert one.logprob is None or one.logprob == pytest.approx(other.logprob, abs=1e-4)
-            mine, theirs = ([score.logprob for part in each.prompt_logprobs for score in part.chosen] for each in (one, other))
+            mine, theirs = (
+                [score.logprob for part in each.prompt_logprobs for score in part.chosen] for each in (one, other)
+            )
             assert mine == pytest.approx(theirs, abs=1e-4)
 
 
 def test_positions_are_the_rows_own(bench):
-    """A row that starts beside long ones has the logits it has alone: with the columns' numbers it would not (BA-02)."""
+    """A row that starts beside long ones has the logits it has alone: with the columns' numbers it would not
+    (BA-02).
+    """
     for family in ("llama", "gptj", "mpt", "bloom", "falcon-alibi"):
         name = known(bench, family)
         long, short = prompts(3, (40, 3))
         alone = drive(dense(bench, name), {0: [ask(name, short, "s", logprobs=3)]})
-        both = drive(dense(bench, name, mode="baton"), {0: [ask(name, long, "l")], 4: [ask(name, short, "s", logprobs=3)]})
+        both = drive(
+            dense(bench, name, mode="baton"), {0: [ask(name, long, "l")], 4: [ask(name, short, "s", logprobs=3)]}
+        )
         for one, other in zip(alone.events["s"], both.events["s"], strict=True):
             assert one.token == other.token and one.logprob == pytest.approx(other.logprob, abs=2e-4)
 
 
 def test_existing_rows_pay_for_newcomers_with_shaping_and_not_with_embedding(bench):
-    """BA-11: three rows decode, a prompt of 9 tokens comes: with shaping each of the others computes 8 tokens of padding, else none."""
+    """BA-11: three rows decode, a prompt of 9 tokens comes: with shaping each of the others computes 8 tokens of
+    padding, else none.
+    """
     name = known(bench, "llama")
     arrivals = {0: [ask(name, p, f"{i}", ignore_eos=True) for i, p in enumerate(prompts(1, (5, 5, 5)))]}
     arrivals[4] = [ask(name, prompts(2, (9,))[0], "new", ignore_eos=True)]
@@ -151,7 +176,9 @@ def test_existing_rows_pay_for_newcomers_with_shaping_and_not_with_embedding(ben
 
 
 def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
-    """Two rows, one of 3 tokens and one of 10: seven times the finished row is computed for nothing, and a third waits for all of it."""
+    """Two rows, one of 3 tokens and one of 10: seven times the finished row is computed for nothing, and a third waits
+    for all of it.
+    """
     name = known(bench, "llama")
     lengths = {"a": 3, "b": 10, "c": 2}
     requests = [
@@ -161,14 +188,19 @@ def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
     made = dense(bench, name, mode="run-to-completion", slots=2)
     out = drive(made, {0: requests})
     assert made.idle.finished == made.idle.wasted == 7 and made.idle.shaping == 0
-    ends = {seq: next(i for i, step in enumerate(out.steps) if [one.seq for one in step.sampled].count(seq)) for seq in lengths}
+    ends = {
+        seq: next(i for i, step in enumerate(out.steps) if [one.seq for one in step.sampled].count(seq))
+        for seq in lengths
+    }
     assert ends["c"] == 10, "the third has its first token in the step after the last of the batch"
     quick = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
     assert len(quick.steps) < len(out.steps)
 
 
 def test_an_endless_stream_keeps_the_cache_short(bench):
-    """Sixty sequences through three slots: the cache is never longer than the longest that lives, and a page's width of room."""
+    """Sixty sequences through three slots: the cache is never longer than the longest that lives, and a page's width of
+    room.
+    """
     name = known(bench, "llama")
     for mode, bound in (("baton-pd", 12 + 8), ("baton", 12 + 8 * 12)):
         made = dense(bench, name, mode=mode, slots=3)
@@ -192,10 +224,15 @@ def test_an_endless_stream_keeps_the_cache_short(bench):
 
 
 def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
-    """BA-14: an urgent prompt takes the seat of the least; its K and V are kept, nothing is computed twice, and it gets the next seat."""
+    """BA-14: an urgent prompt takes the seat of the least; its K and V are kept, nothing is computed twice, and it gets
+    the next seat.
+    """
     for family in ("llama", "bloom"):
         name = known(bench, family)
-        first = [replace(ask(name, p, f"{i}", ignore_eos=True), priority=5, arrival=i) for i, p in enumerate(prompts(9, (6, 11)))]
+        first = [
+            replace(ask(name, p, f"{i}", ignore_eos=True), priority=5, arrival=i)
+            for i, p in enumerate(prompts(9, (6, 11)))
+        ]
         urgent = replace(ask(name, prompts(10, (4,))[0], "urgent", ignore_eos=True), priority=0)
         arrivals = {0: first, 5: [urgent]}
         made = dense(bench, name, slots=2)
@@ -205,13 +242,17 @@ def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
         sampled = [{one.seq for one in step.sampled} for step in out.steps]
         begun = next(i for i, seqs in enumerate(sampled) if "urgent" in seqs)
         assert begun <= 6 and "urgent" in sampled[begun + 1], "it waits for one iteration at most"
-        assert not any("1" in seqs for seqs in sampled[begun + 1 : begun + 10]) and out.steps[begun + 1].deferred == ("1",)
+        assert not any("1" in seqs for seqs in sampled[begun + 1 : begun + 10]) and out.steps[begun + 1].deferred == (
+            "1",
+        )
 
 
 def test_who_is_pushed_out_leaves_its_holes_behind(bench):
     """With shaping, a row that has been padded to a newcomer's prompt is saved without the padding, and goes on."""
     name = known(bench, "llama")
-    first, second, urgent = (ask(name, p, seq, ignore_eos=True) for seq, p in zip("abc", prompts(9, (6, 11, 4)), strict=True))
+    first, second, urgent = (
+        ask(name, p, seq, ignore_eos=True) for seq, p in zip("abc", prompts(9, (6, 11, 4)), strict=True)
+    )
     arrivals = {0: [replace(first, priority=6)], 3: [replace(second, priority=5)], 7: [urgent]}
     made = dense(bench, name, mode="baton", slots=2)
     out = drive(made, arrivals)
@@ -222,7 +263,9 @@ def test_who_is_pushed_out_leaves_its_holes_behind(bench):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_trace_exceeds_the_memory(bench, mode):
-    """Long and short ones in the worst order, a pool for a fifth of them: never more pages than there are, and each its own tokens."""
+    """Long and short ones in the worst order, a pool for a fifth of them: never more pages than there are, and each its
+    own tokens.
+    """
     name, other = known(bench, "llama"), known(bench, "falcon")
     for seed in range(2):
         rng = random.Random(seed)
@@ -230,7 +273,14 @@ def test_no_trace_exceeds_the_memory(bench, mode):
         for number in range(11):
             model = (name, other)[number % 2]
             prompt = tuple(rng.randrange(3, checkpoints.VOCAB) for _ in range(rng.choice((1, 2, 25, 40))))
-            one = SequenceRequest(f"{number}", f"{number}", model, prompt, SamplingParams(max_tokens=rng.choice((2, 20))), rng.randrange(3))
+            one = SequenceRequest(
+                f"{number}",
+                f"{number}",
+                model,
+                prompt,
+                SamplingParams(max_tokens=rng.choice((2, 20))),
+                rng.randrange(3),
+            )
             arrivals.setdefault(rng.randrange(12), []).append(one)
         made = dense(bench, name, other, mode=mode, slots=5, pages=3 * (17 + seed))
         out = drive(made, arrivals, BatchingConfig(token_budget=30))
@@ -287,7 +337,10 @@ def test_shared_layers_run_once_over_all_models(bench):
     base = known(bench, "llama")
     lora = "llama-lora1" if "llama-lora1" in bench.folders else bench.lora(base, "llama-lora1", seed=1, r=4)
     made = dense(bench, base, lora, trace_segments=True)
-    out = drive(made, {0: [ask(name, p, name, ignore_eos=True) for name, p in zip((base, lora), prompts(1, (4, 6)), strict=True)]})
+    out = drive(
+        made,
+        {0: [ask(name, p, name, ignore_eos=True) for name, p in zip((base, lora), prompts(1, (4, 6)), strict=True)]},
+    )
     last = out.steps[-2]
     assert len(last.segments) == 1 and set(last.segments[0].models) == {base, lora} and last.segments[0].tokens == 2
 
@@ -297,7 +350,9 @@ def test_half_precision(bench):
         name = known(bench, family, f"{family}-bf16", dtype="bfloat16")
         model = reference(bench.folders[name])
         wanted = prompts(4, (1, 8, 19, 30))
-        out = drive(dense(bench, name, mode="baton"), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)})
+        out = drive(
+            dense(bench, name, mode="baton"), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}
+        )
         agreed = [same_tokens(model, p, greedy(model, p, 20), out.tokens(f"{i}")) for i, p in enumerate(wanted)]
         assert sum(agreed) >= 20, "hardly a token agrees"
 
@@ -326,7 +381,9 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
 
 
 def test_what_is_no_number_stays_where_it_is():
-    """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who sits there (BA-04)."""
+    """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who
+    sits there (BA-04).
+    """
     slab = DenseKV(1, torch.device("cpu"))
     slab.shape(2, 8)
     for left_behind in (True, False):

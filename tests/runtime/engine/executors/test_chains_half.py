@@ -15,6 +15,8 @@ def test_bfloat16_with_their_parents_in_one_engine(bench):
     names = add_family(bench, "bfloat16")
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(names)}
     requests = [ask(name, p, seq) for i in range(2) for name in names for seq, p in [wanted[name][i]]]
-    out = drive(engine(bench, *names), {i // 5: requests[i : i + 5] for i in range(0, len(requests), 5)}, BatchingConfig(40))
+    out = drive(
+        engine(bench, *names), {i // 5: requests[i : i + 5] for i in range(0, len(requests), 5)}, BatchingConfig(40)
+    )
     agreed = sum(agreeing(bench, name, wanted[name], out, torch.bfloat16) for name in names)
     assert agreed > COUNT * len(names), "hardly a token agrees"

@@ -1,4 +1,6 @@
-"""A staged engine's two lanes: steps of both at once, on one pool and one set of weights, give what each gives alone."""
+"""A staged engine's two lanes: steps of both at once, on one pool and one set of weights, give what each gives
+alone.
+"""
 
 from __future__ import annotations
 
@@ -93,10 +95,12 @@ class Failing(threading.Thread):
             raise self.error
 
 
-@pytest.mark.parametrize(("device", "kernels"), [("cpu", "stock"), pytest.param("cpu", "native", marks=needs_kernels), CUDA])
+@pytest.mark.parametrize(
+    ("device", "kernels"), [("cpu", "stock"), pytest.param("cpu", "native", marks=needs_kernels), CUDA]
+)
 def test_both_lanes_at_once_give_what_each_gives_alone(family, device, kernels):
-    """Models with adapters of every kind in both, the same stages among them, other mixes in each step; a third thread loads, unloads,
-    reads and writes."""
+    """Models with adapters of every kind in both, the same stages among them, other mixes in each step; a third thread
+    loads, unloads, reads and writes."""
     changes = {"device": device, "kernels": kernels}
     engine = engine_of(family, **changes)
     wanted = {}
@@ -111,7 +115,9 @@ def test_both_lanes_at_once_give_what_each_gives_alone(family, device, kernels):
         for turn in range(TURNS):
             for name in order:
                 for at in (0, 1):
-                    carrier.add(f"{name}-{at}-{turn}-{who}", name, wanted[name, at][0], SAMPLING, [(0, 0, length(family, name))])
+                    carrier.add(
+                        f"{name}-{at}-{turn}-{who}", name, wanted[name, at][0], SAMPLING, [(0, 0, length(family, name))]
+                    )
                 carrier.step(5)
             carrier.run(5)
             for seq in list(carrier.seqs):

@@ -1,4 +1,6 @@
-"""Parts of chains on several engines give the tokens of the whole chain, wherever it is cut, whoever else is in the step, moved or not."""
+"""Parts of chains on several engines give the tokens of the whole chain, wherever it is cut, whoever else is in the
+step, moved or not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from zoo.errors import NotFound, NotServable
 #: Tokens of an answer.
 COUNT = 6
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
-#: One with grouped heads, one with parallel residuals, a fine-tune, a chain of two widths, and adapters of every other kind.
+#: One with grouped heads, one with parallel residuals, a fine-tune, a chain of two widths, and adapters of every other
+#: kind.
 PLAIN = ["llama", "neox"]
 ADAPTED = ["lora", "ia3", "prefix", "prompt", "bottleneck"]
 MODELS = [*PLAIN, *ADAPTED, "stitched"]
@@ -84,7 +87,9 @@ def cut_at(bench, name: str, *cuts: int) -> list[tuple[int, int, int]]:
     ],
 )
 def test_every_cut_into_two_and_three(family, name, kernels):
-    """All cuts at once: stages of one model that overlap, beside each other, in one step; the prompt comes in chunks."""
+    """All cuts at once: stages of one model that overlap, beside each other, in one step; the prompt comes in
+    chunks.
+    """
     prompt = prompts(3, (9,))[0]
     carrier = Carrier(*engines(family, 3, kernels=kernels))
     inner = range(1, length(family, name))
@@ -99,10 +104,13 @@ def test_every_cut_into_two_and_three(family, name, kernels):
 
 
 @pytest.mark.parametrize(
-    ("layers", "kernels"), [("fused", "stock"), pytest.param("fused", "native", marks=needs_kernels), ("stock", "stock")]
+    ("layers", "kernels"),
+    [("fused", "stock"), pytest.param("fused", "native", marks=needs_kernels), ("stock", "stock")],
 )
 def test_all_models_together(family, layers, kernels):
-    """Every model cut elsewhere, two prompts each, chains that come back to a device and whole ones, arriving one by one."""
+    """Every model cut elsewhere, two prompts each, chains that come back to a device and whole ones, arriving one by
+    one.
+    """
     carrier = Carrier(*engines(family, 2, layers=layers, kernels=kernels, trace_segments=True))
     wanted = {}
     for number, name in enumerate(MODELS):
@@ -117,11 +125,15 @@ def test_all_models_together(family, layers, kernels):
 
 
 def test_what_stages_have_in_common_is_held_and_run_once(family):
-    """A base's first part, a fine-tune's longer one and a chain's: the units of the base run over the rows of all three."""
+    """A base's first part, a fine-tune's longer one and a chain's: the units of the base run over the rows of all
+    three.
+    """
     (engine,) = engines(family, 1, trace_segments=True)
     stages = [Stage("llama", 1, 3), Stage("lora", 1, 5), Stage("stitched", 2, 4)]
     specs = [engine.load(stage) for stage in stages]
-    opened = tuple(Opened(SequenceRequest(f"s@{stage.lo}#{n}", "r", stage.id, (1, 2), SAMPLING)) for n, stage in enumerate(stages))
+    opened = tuple(
+        Opened(SequenceRequest(f"s@{stage.lo}#{n}", "r", stage.id, (1, 2), SAMPLING)) for n, stage in enumerate(stages)
+    )
     width = width_of(family.store, "llama")
     rows = tuple(
         Row(one.request.seq, one.request.model, (0, 0), 0, (tuple(range(10 * n, 10 * n + specs[n].kv_layers)),), False)
@@ -139,7 +151,9 @@ def test_what_stages_have_in_common_is_held_and_run_once(family):
 
 @needs_kernels
 def test_stages_run_their_layers_in_one_call(family):
-    """Decodes of a headless stage, and of one that has neither embedding nor head, pass no module, as the whole model's do not."""
+    """Decodes of a headless stage, and of one that has neither embedding nor head, pass no module, as the whole model's
+    do not.
+    """
     (engine,) = engines(family, 1, kernels="native", weights="packed")
     carrier = Carrier(engine)
     one = carrier.add("a", "llama", prompts(3, (9,))[0], SAMPLING, [(0, 0, 3), (0, 3, 7), (0, 7, 8)])
@@ -174,9 +188,13 @@ def test_log_probabilities_of_prompts(family, name, chunk):
 
 
 def test_penalties_and_seeds_go_by_the_sequence(family):
-    """What the head's stage samples depends on the prompt and on what came before, which it knows of its own rows, or is told."""
+    """What the head's stage samples depends on the prompt and on what came before, which it knows of its own rows, or
+    is told.
+    """
     prompt = prompts(8, (7,))[0]
-    sampling = SamplingParams(10, temperature=1.5, seed=7, repetition_penalty=1.3, presence_penalty=0.4, ignore_eos=True)
+    sampling = SamplingParams(
+        10, temperature=1.5, seed=7, repetition_penalty=1.3, presence_penalty=0.4, ignore_eos=True
+    )
     carrier = Carrier(*engines(family, 3))
     one = carrier.add("a", "llama", prompt, sampling, cut_at(family, "llama", 3)[:2])
     for at in range(5):
@@ -227,7 +245,11 @@ def test_bfloat16(bench_half):
         carrier.run(8)
         for one in carrier.seqs.values():
             agreed += same_tokens(
-                model, one.request.prompt, greedy(model, one.request.prompt, COUNT), one.produced, ROUNDING[torch.bfloat16]
+                model,
+                one.request.prompt,
+                greedy(model, one.request.prompt, COUNT),
+                one.produced,
+                ROUNDING[torch.bfloat16],
             )
     assert agreed >= 4 * COUNT, "hardly a token agrees"
 
@@ -270,10 +292,20 @@ def test_specs(family):
         (of_whole,) = PagedEngine(family.store, CONFIG, [name]).models()
         end = length(family, name)
         parts = [engine.load(Stage(name, lo, hi)) for lo, hi in [(0, 1), (1, 3), (3, end - 1), (end - 1, end)]]
-        assert [part.name for part in parts] == [f"{name}[0:1]", f"{name}[1:3]", f"{name}[3:{end - 1}]", f"{name}[{end - 1}:{end}]"]
-        assert parts[0].kv_layers == parts[-1].kv_layers == 0 and sum(part.kv_layers for part in parts) == of_whole.kv_layers
+        assert [part.name for part in parts] == [
+            f"{name}[0:1]",
+            f"{name}[1:3]",
+            f"{name}[3:{end - 1}]",
+            f"{name}[{end - 1}:{end}]",
+        ]
+        assert (
+            parts[0].kv_layers == parts[-1].kv_layers == 0
+            and sum(part.kv_layers for part in parts) == of_whole.kv_layers
+        )
         tokens = engine.load(Stage(name, 0, end)).page_tokens
-        assert all(part == replace(of_whole, name=part.name, kv_layers=part.kv_layers, page_tokens=tokens) for part in parts)
+        assert all(
+            part == replace(of_whole, name=part.name, kv_layers=part.kv_layers, page_tokens=tokens) for part in parts
+        )
         assert parts[1] == engine.load(Stage(name, 1, 3)), "loaded already"
 
 
@@ -285,7 +317,9 @@ def started(family) -> tuple[StagedEngine, Row]:
     return engine, Row("a@1", stage.id, (0, 0), 0, (tuple(range(layers)),), False)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"shape": (1, 64)}, {"shape": (2, 60)}, {"dtype": "bfloat16"}, {"data": bytes(8)}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"shape": (1, 64)}, {"shape": (2, 60)}, {"dtype": "bfloat16"}, {"data": bytes(8)}]
+)
 def test_hidden_states_that_do_not_fit(family, wrong):
     engine, row = started(family)
     right = Array("float32", (2, width_of(family.store, "llama")), bytes(2 * 4 * width_of(family.store, "llama")))
@@ -333,9 +367,13 @@ def test_prompts_that_share_full_pages(family):
     width, layers = spec.page_tokens, spec.kv_layers
     prompt = tuple(range(3, 3 + width + 2))
     groups = [tuple(range(n * layers, (n + 1) * layers)) for n in range(3)]
-    opened = [Opened(SequenceRequest(seq, "r", stage.id, prompt, replace(SAMPLING, logprobs=0))) for seq in ("a@0", "b@0")]
+    opened = [
+        Opened(SequenceRequest(seq, "r", stage.id, prompt, replace(SAMPLING, logprobs=0))) for seq in ("a@0", "b@0")
+    ]
     first = engine.run(StepPlan(1, (Row("a@0", stage.id, prompt, 0, (groups[0], groups[1])),), (opened[0],)), {})
-    second = engine.run(StepPlan(2, (Row("b@0", stage.id, prompt[width:], width, (groups[0], groups[2])),), (opened[1],)), {})
+    second = engine.run(
+        StepPlan(2, (Row("b@0", stage.id, prompt[width:], width, (groups[0], groups[2])),), (opened[1],)), {}
+    )
     (a,), (b,) = first.result.sampled, second.result.sampled
     assert a.token == b.token and a.logprob == pytest.approx(b.logprob, abs=1e-5)
 

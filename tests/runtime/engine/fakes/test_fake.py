@@ -33,7 +33,9 @@ def started() -> FakeEngine:
 def test_tokens_can_be_worked_out_by_hand() -> None:
     one = engine()
     assert one.execute(StepPlan(1, (FIRST,), (Opened(A),))).sampled == (Sampled("a", FIRST_TOKEN),)
-    assert one.execute(StepPlan(2, (Row("a", "m", (FIRST_TOKEN,), 3, (), generated=1),))).sampled == (Sampled("a", SECOND_TOKEN),)
+    assert one.execute(StepPlan(2, (Row("a", "m", (FIRST_TOKEN,), 3, (), generated=1),))).sampled == (
+        Sampled("a", SECOND_TOKEN),
+    )
     assert next_token(M, (1, 2, 3, FIRST_TOKEN)) == SECOND_TOKEN
     assert answer(M, (1, 2, 3), A.sampling)[:2] == [FIRST_TOKEN, SECOND_TOKEN]
 

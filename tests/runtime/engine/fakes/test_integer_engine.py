@@ -1,4 +1,6 @@
-"""The counting engine: figures worked out by hand, tokens that depend on all state, and every kind of wrong plan caught."""
+"""The counting engine: figures worked out by hand, tokens that depend on all state, and every kind of wrong plan
+caught.
+"""
 
 from __future__ import annotations
 
@@ -208,13 +210,17 @@ def started() -> IntegerEngine:
         (StepPlan(2, (Row("e@0", "m[0:1]", (97,), 5, (), sample=False),)), {}, "vocabulary"),
         (StepPlan(2, (Row("e@0", "m[0:1]", (7,), 64, (), sample=False),)), {}, "too many"),
         (StepPlan(2, (HEAD,)), {"h@4": HIDDEN}, "not its prompt"),
-        (StepPlan(2, (structs.replace(HEAD, sample=False, new_pages=((1,),)),)), {"h@4": HIDDEN}, "writes page 1, which is a@1's"),
+        (
+            StepPlan(2, (structs.replace(HEAD, sample=False, new_pages=((1,),)),)),
+            {"h@4": HIDDEN},
+            "writes page 1, which is a@1's",
+        ),
         (StepPlan(2, (), (Opened(replace(request("a@1"), model=STAGE.id)),)), {}, "opened twice"),
         (StepPlan(2, (), (Opened(replace(request("b@2"), model=STAGE.id)),)), {}, "not named"),
         (StepPlan(2, (), (Opened(replace(request("b@1"), model="m[1:3]")),)), {}, "not loaded"),
         (StepPlan(2, (), (), ("b@1",)), {}, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_wrong_plans_are_caught(plan: StepPlan, inputs: dict[str, Array], what: str) -> None:
     with pytest.raises(PlanViolation, match=what):
         started().run(plan, inputs)
@@ -248,7 +254,9 @@ def test_rows_go_on_behind_what_was_brought() -> None:
     row = Row("b@1", STAGE.id, (0,) * 4, 0, ((8, 9),), sample=False)
     last = Row("b@1", STAGE.id, (0,), 4, ((6, 7),), sample=False)
     source.run(StepPlan(2, (row,), opened), {"b@1": four})
-    target.run(StepPlan(2, (structs.replace(row, tokens=(0, 0)),), opened), {"b@1": Array("int64", (2, 1), four.data[:16])})
+    target.run(
+        StepPlan(2, (structs.replace(row, tokens=(0, 0)),), opened), {"b@1": Array("int64", (2, 1), four.data[:16])}
+    )
     with pytest.raises(PlanViolation, match="starts at 4, 2 tokens"):
         target.run(StepPlan(3, (last,)), fifth)
     target.write_pages([8, 9], source.read_pages([8, 9]))

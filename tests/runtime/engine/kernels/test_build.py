@@ -1,4 +1,6 @@
-"""Compiling: once, into a place that is this user's alone; without a compiler everything runs as stock, unless kernels are insisted on."""
+"""Compiling: once, into a place that is this user's alone; without a compiler everything runs as stock, unless kernels
+are insisted on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention over a dense batch's store: the kernels' is torch's over the padded rectangle, whatever rows and columns do."""
+"""Attention over a dense batch's store: the kernels' is torch's over the padded rectangle, whatever rows and columns
+do.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,12 @@ def attended(slab: DenseKV, now: Tokens, by: Kernels | None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "how", [AttentionSettings(), AttentionSettings(scaling=0.3), AttentionSettings(window=5), AttentionSettings(softcap=2.0)]
+    "how",
+    [AttentionSettings(), AttentionSettings(scaling=0.3), AttentionSettings(window=5), AttentionSettings(softcap=2.0)],
 )
 def test_as_over_the_rectangle(how):
-    """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a window is computed, or
-    its tokens and some empty rows, with the kernels and without.
+    """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a
+    window is computed, or its tokens and some empty rows, with the kernels and without.
     """
     chance, rng = torch.Generator().manual_seed(0), random.Random(0)
     slabs = [DenseKV(1, torch.device("cpu")) for _ in range(4)]
@@ -79,10 +82,14 @@ def test_as_over_the_rectangle(how):
         now = tokens(sum(counts), chance, how)
         whole, *others = (attended(slab, now, kernels() if number > 1 else None) for number, slab in enumerate(slabs))
         for other in others:
-            torch.testing.assert_close(other, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}")
+            torch.testing.assert_close(
+                other, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}"
+            )
     for first, *rest in zip(*(slab.drain() for slab in slabs), strict=True):
         for other in rest:
-            assert other.tokens == first.tokens and all(torch.equal(a, b) for a, b in zip(first.k, other.k, strict=True))
+            assert other.tokens == first.tokens and all(
+                torch.equal(a, b) for a, b in zip(first.k, other.k, strict=True)
+            )
 
 
 def test_a_rows_result_does_not_depend_on_the_window():

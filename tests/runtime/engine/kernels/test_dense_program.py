@@ -1,4 +1,6 @@
-"""Layers in one call over a dense batch: steps one place wide take it in every mode, finished rows too; it gives what layers give alone."""
+"""Layers in one call over a dense batch: steps one place wide take it in every mode, finished rows too; it gives what
+layers give alone.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseEngine, Drive]:
     config = DenseConfig(mode, 3, padding=padding)  # type: ignore[arg-type]
-    engine = DenseEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names)
+    engine = DenseEngine(
+        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
+    )
     engine._residents.units.programs._wanted = programs
     requests = []
     for name in names:
         for number, (prompt, count) in enumerate(zip(prompts(len(name), (3, 17, 1, 9)), (12, 4, 9, 7), strict=True)):
             params = SamplingParams(max_tokens=count, ignore_eos=True)
             requests.append(SequenceRequest(f"{name}-{number}", f"{name}-{number}", name, prompt, params))
-    return engine, drive(engine, {at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=64))
+    return engine, drive(
+        engine, {at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=64)
+    )
 
 
 def told(out: Drive) -> list[list[tuple[str, int]]]:
@@ -60,7 +66,9 @@ def test_a_decode_step_is_one_program(bench, runs, mode, padding):
 
 
 def test_adapters_and_several_models(bench, runs):
-    """A model alone takes the call, with its adapter; where two meet, each with a store of its own, the layers run one by one."""
+    """A model alone takes the call, with its adapter; where two meet, each with a store of its own, the layers run one
+    by one.
+    """
     base = bench.family("llama", "cells-base", num_hidden_layers=2, seed=9)
     lora = bench.lora(base, "cells-lora")
     for names in ([lora], [base, lora]):

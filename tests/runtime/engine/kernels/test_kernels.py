@@ -1,4 +1,6 @@
-"""The kernels against torch: every function, at sizes that fill their tiles and that do not, with one thread and with two."""
+"""The kernels against torch: every function, at sizes that fill their tiles and that do not, with one thread and with
+two.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_products(kernels: Kernels, out: int, inputs: int) -> None:
 
 @THREADS
 def test_rows_are_laid_out_piece_by_piece(kernels: Kernels) -> None:
-    """Inputs so wide that few blocks of rows fit into a piece: several pieces, the last of them not full. Each row as alone, bit by bit."""
+    """Inputs so wide that few blocks of rows fit into a piece: several pieces, the last of them not full. Each row as
+    alone, bit by bit.
+    """
     torch.manual_seed(3)
     weight, x, add = torch.randn(70, 2001) / 45, torch.randn(1, 211, 2001), torch.randn(1, 211, 70)
     parts = Parts([kernels.pack(weight)], [70], [None])
@@ -58,7 +62,9 @@ def test_products_with_weights_as_they_are_stored(kernels: Kernels, out: int, in
     whole = kernels.stored(x, weight, bias)
     for rows in (1, 2, 5, 6, 7, 37):
         close(kernels.stored(x[:, :rows], weight, None), F.linear(x[:, :rows], weight))
-        assert torch.equal(kernels.stored(x[:, :rows], weight, bias), whole[:, :rows]), "a row does not depend on who is beside it"
+        assert torch.equal(kernels.stored(x[:, :rows], weight, bias), whole[:, :rows]), (
+            "a row does not depend on who is beside it"
+        )
     for wrong in (weight.repeat(1, 2)[:, :inputs], weight.double()) if out > 1 else ():
         with pytest.raises(ValueError, match=r"where it lies|float32"):
             kernels.stored(x, wrong, None)
@@ -79,10 +85,14 @@ def test_gated_products(kernels: Kernels) -> None:
 
 
 def test_silu_at_its_ends() -> None:
-    """Through a product with one: what is far below zero gives nothing, what is far above itself, what is no number none."""
+    """Through a product with one: what is far below zero gives nothing, what is far above itself, what is no number
+    none.
+    """
     kernels = KERNELS[1]
     one = kernels.pack(torch.ones(1, 1))
-    x = torch.tensor([0.0, -0.0, 1e-20, -1e-20, 3.0, -3.0, 60.0, -60.0, -86.9, -87.1, 200.0, -200.0, 3e38, float("nan")]).view(1, -1, 1)
+    x = torch.tensor(
+        [0.0, -0.0, 1e-20, -1e-20, 3.0, -3.0, 60.0, -60.0, -86.9, -87.1, 200.0, -200.0, 3e38, float("nan")]
+    ).view(1, -1, 1)
     got = kernels.gated(x, Parts([one, kernels.pack(torch.zeros(1, 1))], [1, 1], [None, torch.ones(1)]))
     torch.testing.assert_close(got, F.silu(x), rtol=1e-6, atol=1e-30, equal_nan=True)
 
@@ -99,14 +109,18 @@ def test_a_row_does_not_depend_on_who_is_beside_it() -> None:
 
 @THREADS
 def test_adapters(kernels: Kernels) -> None:
-    """Each row meets its own adapter only, of any rank, with and without bias, on some of the weights; a stranger's infinity stays out."""
+    """Each row meets its own adapter only, of any rank, with and without bias, on some of the weights; a stranger's
+    infinity stays out.
+    """
     torch.manual_seed(3)
     sizes, inputs = (40, 33, 7), 50
     parts = Parts([kernels.pack(torch.randn(size, inputs)) for size in sizes], sizes, [None] * 3)
 
     def adapter(*ranks: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None]:
         return [
-            (torch.randn(rank, inputs), torch.randn(size, rank), torch.randn(size) if rank == 3 else None) if rank else None
+            (torch.randn(rank, inputs), torch.randn(size, rank), torch.randn(size) if rank == 3 else None)
+            if rank
+            else None
             for rank, size in zip(ranks, sizes, strict=True)
         ]
 
@@ -115,7 +129,9 @@ def test_adapters(kernels: Kernels) -> None:
     packed = [Low(kernels, each) for each in adapters]
     for low, each in zip(packed, adapters, strict=True):
         for at, (part, size) in enumerate(zip(each, sizes, strict=True)):
-            assert part is None or (torch.equal(low.a(at), part[0]) and torch.equal(low.b(at, size), part[1])), "unpacked it is another one"
+            assert part is None or (torch.equal(low.a(at), part[0]) and torch.equal(low.b(at, size), part[1])), (
+                "unpacked it is another one"
+            )
     lows = Lows(packed)
     bounds = [0, 5, 5, 9, 11, 40, 40, 41]
     x = torch.randn(1, 41, inputs)
@@ -157,7 +173,9 @@ def test_rotary_positions(kernels: Kernels) -> None:
     both = torch.randn(40, 9, 24)
     angles = torch.randn(40, 12).repeat(1, 2)
     cos, sin = angles.cos(), angles.sin()
-    query, _ = apply_rotary_pos_emb(both[None, :, :6].transpose(1, 2), both[None, :, 6:].transpose(1, 2), cos[None], sin[None])
+    query, _ = apply_rotary_pos_emb(
+        both[None, :, :6].transpose(1, 2), both[None, :, 6:].transpose(1, 2), cos[None], sin[None]
+    )
     wanted = both.clone()
     wanted[:, :6] = query[0].transpose(0, 1)
     kernels.rotate_(both[:, :6], cos, sin)
@@ -189,12 +207,20 @@ def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.integers(1, 1100), min_size=1, max_size=6), st.sampled_from([(1, 1), (4, 4), (8, 2), (6, 3), (5, 1)]),
-    st.sampled_from([4, 16, 20, 64, 128]), st.sampled_from([1, 7, 16]), st.sampled_from([0, 1, 5, 600]), st.sampled_from([0.0, 2.0]),
-    st.sampled_from([1, 2]), st.booleans(), st.integers(0, 999),
-)  # fmt: skip
+    st.lists(st.integers(1, 1100), min_size=1, max_size=6),
+    st.sampled_from([(1, 1), (4, 4), (8, 2), (6, 3), (5, 1)]),
+    st.sampled_from([4, 16, 20, 64, 128]),
+    st.sampled_from([1, 7, 16]),
+    st.sampled_from([0, 1, 5, 600]),
+    st.sampled_from([0.0, 2.0]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+    st.integers(0, 999),
+)
 def test_decoding_over_pages(lengths, heads, dim, page_tokens, window, cap, threads, some, seed) -> None:
-    """Rows of any length, alone or among others of a frame, grouped heads, windows, soft caps; unused pages hold what is no number."""
+    """Rows of any length, alone or among others of a frame, grouped heads, windows, soft caps; unused pages hold what
+    is no number.
+    """
     torch.manual_seed(seed)
     count, kv = heads
     groups = -(-max(lengths) // page_tokens)
@@ -209,7 +235,10 @@ def test_decoding_over_pages(lengths, heads, dim, page_tokens, window, cap, thre
         length = lengths[at]
         key, value = torch.randn(length, kv, dim), torch.randn(length, kv, dim)
         for t in range(length):
-            k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = key[t], value[t]
+            k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = (
+                key[t],
+                value[t],
+            )
         token = at if tokens is None else int(tokens[at])
         wanted[token] = attended(query[token], key, value, window, cap)
     KERNELS[threads].decode(query, Pool(k, v, tables), torch.tensor(lengths), out, 0.3, window, cap, tokens, rows)
@@ -241,9 +270,14 @@ def test_the_largest(kernels: Kernels, width: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.sampled_from([0, 1, 31, 70])), min_size=1, max_size=4),
-    st.sampled_from([(1, 1), (4, 4), (6, 3)]), st.sampled_from([4, 20, 64]), st.sampled_from([7, 16]), st.sampled_from([0, 1, 5, 40]),
-    st.sampled_from([0.0, 2.0]), st.sampled_from([1, 2]), st.integers(0, 999),
-)  # fmt: skip
+    st.sampled_from([(1, 1), (4, 4), (6, 3)]),
+    st.sampled_from([4, 20, 64]),
+    st.sampled_from([7, 16]),
+    st.sampled_from([0, 1, 5, 40]),
+    st.sampled_from([0.0, 2.0]),
+    st.sampled_from([1, 2]),
+    st.integers(0, 999),
+)
 def test_chunks_over_pages(chunks, heads, dim, page_tokens, window, cap, threads, seed) -> None:
     """Every token of a chunk sees what its row had before and the chunk up to itself, and nothing else."""
     torch.manual_seed(seed)
@@ -257,7 +291,10 @@ def test_chunks_over_pages(chunks, heads, dim, page_tokens, window, cap, threads
     for row, (n, start) in enumerate(chunks):
         key, value = torch.randn(n + start, kv, dim), torch.randn(n + start, kv, dim)
         for t in range(n + start):
-            k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = key[t], value[t]
+            k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = (
+                key[t],
+                value[t],
+            )
         for i in range(n):
             wanted[token + i] = attended(query[token + i], key[: start + i + 1], value[: start + i + 1], window, cap)
         made.append(PromptChunk(token, n, start, row))

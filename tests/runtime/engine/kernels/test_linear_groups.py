@@ -1,4 +1,6 @@
-"""Adapters packed for the kernels: once per adapter and group, when they are attached, counted, and gone when they are detached."""
+"""Adapters packed for the kernels: once per adapter and group, when they are attached, counted, and gone when they are
+detached.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def added_in(engine: PagedEngine) -> list[groups.Added]:
 
 
 def run(engine: PagedEngine, *names: str) -> dict[str, list[int]]:
-    out = drive(engine, {0: [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(4, (3, 9)))]})
+    out = drive(
+        engine, {0: [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(4, (3, 9)))]}
+    )
     return {f"{name}-{i}": out.tokens(f"{name}-{i}") for name in names for i in range(2)}
 
 
@@ -67,14 +71,20 @@ def packed_of(engine: PagedEngine, adapter: str) -> Iterator[int]:
     for unit in engine._residents.units.units.values():
         for paths in TOGETHER:
             layers = [unit.targets[path] for path in paths if path in unit.targets]
-            parts = [layer.adapters[adapter] for layer in layers if isinstance(layer, SharedLinear) and adapter in layer.adapters]
+            parts = [
+                layer.adapters[adapter]
+                for layer in layers
+                if isinstance(layer, SharedLinear) and adapter in layer.adapters
+            ]
             if parts:
                 b = sum(panels(*part.b.shape) for part in parts)
                 yield panels(sum(part.a.shape[0] for part in parts), parts[0].a.shape[1]) + b
 
 
 def test_one_copy_whatever_segments_it_runs_in(bench, made):
-    """Beside its base, beside a fine-tune that parts from it in the middle, and alone: packed when it is loaded, and never again."""
+    """Beside its base, beside a fine-tune that parts from it in the middle, and alone: packed when it is loaded, and
+    never again.
+    """
     base = bench.family("llama", "groups-base", num_hidden_layers=3, seed=9)
     every = ["q_proj", "v_proj", "gate_proj", "down_proj"]
     lora, other = bench.lora(base, "groups-a", target_modules=every), bench.lora(base, "groups-b", seed=5, r=7)
@@ -93,7 +103,9 @@ def test_packed_adapters_are_counted(bench):
     lora = bench.lora(base, "groups-counted-a", target_modules=["q_proj", "o_proj", "gate_proj", "down_proj"])
     alone, both = engine(bench, base), engine(bench, base, lora)
     packed = sum(packed_of(both, lora))
-    assert packed and both.memory().weights == alone.memory().weights + packed, "a second copy, or one that nobody counts"
+    assert packed and both.memory().weights == alone.memory().weights + packed, (
+        "a second copy, or one that nobody counts"
+    )
 
 
 def test_a_detached_adapter_is_gone_and_the_others_stay_as_they_are(bench, made):
@@ -116,7 +128,9 @@ def test_a_detached_adapter_is_gone_and_the_others_stay_as_they_are(bench, made)
 
 
 def test_an_adapter_that_does_more_than_add_runs_as_stock_and_back(bench):
-    """While a DoRA is on a group its layers run one by one; the packed copies of the others serve again when it is gone."""
+    """While a DoRA is on a group its layers run one by one; the packed copies of the others serve again when it is
+    gone.
+    """
     base = bench.family("llama", "groups-dora", num_hidden_layers=2, seed=9)
     lora, dora = bench.lora(base, "groups-dora-a"), bench.lora(base, "groups-dora-b", seed=5, use_dora=True)
     served = engine(bench, base, lora)

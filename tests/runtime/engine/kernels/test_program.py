@@ -1,4 +1,6 @@
-"""Layers in one call: decode steps take it, with adapters too, and give what the layers give one by one; what it cannot do, it leaves."""
+"""Layers in one call: decode steps take it, with adapters too, and give what the layers give one by one; what it cannot
+do, it leaves.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
     """Answers of one engine with programs and of one without, from models in one batch."""
     answers = []
     for wanted in (True, False):
-        engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels="native", **config), names)  # type: ignore[arg-type]
+        engine = PagedEngine(
+            bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels="native", **config), names
+        )  # type: ignore[arg-type]
         engine._residents.units.programs._wanted = wanted
-        requests = [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))]
+        requests = [
+            ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))
+        ]
         out = drive(engine, {2 * at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=24))
         answers.append({request.seq: out.tokens(request.seq) for request in requests})
     return answers
@@ -57,7 +63,12 @@ def test_a_decode_step_is_one_call(bench, runs, family):
 
 def test_models_that_share_layers_and_adapters(bench, runs):
     base = bench.family("llama", "program-base", num_hidden_layers=3, seed=9)
-    names = [base, fine_tune(bench, base, "program-tune", 1), bench.lora(base, "program-lora"), bench.lora(base, "program-other", seed=5)]
+    names = [
+        base,
+        fine_tune(bench, base, "program-tune", 1),
+        bench.lora(base, "program-lora"),
+        bench.lora(base, "program-other", seed=5),
+    ]
     ahead, one_by_one = both(bench, names)
     assert ahead == one_by_one
     assert set(runs) >= {2}, "a shared layer, a private one, and shared ones behind it"
@@ -79,18 +90,28 @@ def test_adapters_on_gate_and_up(bench, runs, targets):
 
 @pytest.mark.parametrize("targets", [MLP, ["down_proj"], ["up_proj"]], ids="+".join)
 def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench, targets):
-    """As stock within rounding; bit by bit the same alone and among others, in a program and without one. The width fills no panel."""
+    """As stock within rounding; bit by bit the same alone and among others, in a program and without one. The width
+    fills no panel.
+    """
     base = bench.family("llama", f"program-ffn-{'-'.join(targets)}", num_hidden_layers=1, seed=9, intermediate_size=100)
-    a, b = bench.lora(base, f"{base}-a", target_modules=targets), bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets)
+    a, b = (
+        bench.lora(base, f"{base}-a", target_modules=targets),
+        bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets),
+    )
     native, stock = (
         next(unit.module for unit in engine._residents.units.units.values() if unit.kind == "ffn")
-        for engine in (PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, kernels=k), [base, a, b]) for k in ("native", "stock"))  # type: ignore[arg-type]
+        for engine in (
+            PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, kernels=k), [base, a, b])
+            for k in ("native", "stock")
+        )  # type: ignore[arg-type]
     )
     users = [None, a, a, None, b, None, a]
     hidden = torch.randn(1, len(users), 64, generator=torch.Generator().manual_seed(1)) * 3
 
     def frame(rows: range) -> ForwardContext:
-        return ForwardContext(torch.zeros(1, len(rows)), (), adapter_spans([users[row] for row in rows], [1] * len(rows)))
+        return ForwardContext(
+            torch.zeros(1, len(rows)), (), adapter_spans([users[row] for row in rows], [1] * len(rows))
+        )
 
     def run(module: nn.Module, rows: range) -> torch.Tensor:
         with torch.inference_mode(), running(given := frame(rows)):
@@ -106,7 +127,9 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
     for row in everybody:
         alone = range(row, row + 1)
         assert torch.equal(run(native, alone), together[:, row : row + 1])
-        assert torch.equal(program.run(hidden[:, row : row + 1], frame(alone), None, [None], None), together[:, row : row + 1])
+        assert torch.equal(
+            program.run(hidden[:, row : row + 1], frame(alone), None, [None], None), together[:, row : row + 1]
+        )
         assert torch.equal(plain[:, row], together[:, row]) == (users[row] is None)
 
 

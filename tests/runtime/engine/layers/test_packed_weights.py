@@ -1,5 +1,5 @@
-"""Packed weights, in oneDNN's layout and in the kernels': the same tokens, one copy of each, given back with the last model; what cannot be
-packed stays plain.
+"""Packed weights, in oneDNN's layout and in the kernels': the same tokens, one copy of each, given back with the last
+model; what cannot be packed stays plain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ KERNELS = ("stock", pytest.param("native", marks=needs_kernels))
 
 
 def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -> PagedEngine:
-    return PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names)
+    return PagedEngine(
+        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names
+    )
 
 
 def units(made: PagedEngine):
@@ -41,12 +43,16 @@ def units(made: PagedEngine):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "opt", "mixtral", "phi3"])
 def test_tokens_are_those_of_transformers(bench, family, kernels):
-    """Fused and stock layers, biases, Conv1D's turned weights, tied heads, experts; prompts in chunks beside rows that decode."""
+    """Fused and stock layers, biases, Conv1D's turned weights, tied heads, experts; prompts in chunks beside rows that
+    decode.
+    """
     name = bench.family(family, f"{family}-packed", seed=5)
     model, made = reference(bench.folders[name]), engine(bench, name, kernels=kernels)
     assert units(made).packs.nbytes > 0
     wanted = prompts(6, (1, 7, 33, 12))
-    out = drive(made, {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=9))
+    out = drive(
+        made, {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=9)
+    )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
 
@@ -56,7 +62,9 @@ def test_half_precision(bench):
     model, made = reference(bench.folders[name]), engine(bench, name)
     wanted = prompts(7, (4, 9, 17))
     out = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(wanted)]})
-    agreed = [same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)]
+    agreed = [
+        same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)
+    ]
     assert sum(agreed) >= COUNT, "hardly a token agrees"
 
 
@@ -126,7 +134,9 @@ def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
         assert PackedWeights(wanted, torch.device("cpu")).acquire("a", torch.ones(1024, 512)) is None
 
 
-@pytest.mark.parametrize("layout", [OneDnn, pytest.param(lambda: Panels(Kernels()), marks=needs_kernels)], ids=["oneDNN", "panels"])
+@pytest.mark.parametrize(
+    "layout", [OneDnn, pytest.param(lambda: Panels(Kernels()), marks=needs_kernels)], ids=["oneDNN", "panels"]
+)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (130, 70)])
 def test_a_product_is_that_of_the_plain_weight(shape, layout):
     weight, bias = torch.randn(shape), torch.randn(shape[0])
@@ -167,7 +177,9 @@ def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(
     assert (ours.pool.users(table), ours.nbytes) == (theirs.pool.users(table), theirs.nbytes)
     assert table not in ours.packs._counted
     opened = Opened(SequenceRequest("s@1", "r", head.id, (1, 2), SamplingParams(4, logprobs=2)))
-    hidden = Array("float32", (2, width_of(bench.store, name)), bytes(torch.randn(2, width_of(bench.store, name)).numpy()))
+    hidden = Array(
+        "float32", (2, width_of(bench.store, name)), bytes(torch.randn(2, width_of(bench.store, name)).numpy())
+    )
     plan = StepPlan(1, (Row("s@1", head.id, (0, 0), 0, ((),)),), (opened,))
     results = [each.run(plan, {"s@1": hidden}).result.sampled[0] for each in (one, other, alone)]
     assert results[0] == results[1]

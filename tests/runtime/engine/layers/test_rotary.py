@@ -10,7 +10,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from runtime.engine.layers.rotary import RotaryTables, looked_up
 
 SMALL = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def stock(**rope: object) -> LlamaRotaryEmbedding:
@@ -18,7 +24,9 @@ def stock(**rope: object) -> LlamaRotaryEmbedding:
 
 
 @pytest.mark.parametrize(
-    "rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3], ids=lambda rope: rope["rope_type"]
+    "rope",
+    [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3],
+    ids=lambda rope: rope["rope_type"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_angles(rope, dtype):

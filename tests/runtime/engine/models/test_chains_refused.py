@@ -93,7 +93,11 @@ def test_a_stitch_whose_tensors_are_not_of_its_widths(bench, made):
     def wider(placed):
         old = placed[5].component
         spec, tensors = replace(stitch_spec(old), width_in=64, width_out=96), dict(old.tensors)
-        return [*placed[:5], replace(placed[5], component=stitch_component(spec, tensors["bias"], tensors["weight"])), *placed[6:]]
+        return [
+            *placed[:5],
+            replace(placed[5], component=stitch_component(spec, tensors["bias"], tensors["weight"])),
+            *placed[6:],
+        ]
 
     refused(bench, made, MalformedCheckpoint, "cannot have tensors of shapes", components=wider)
 
@@ -119,7 +123,9 @@ def test_a_chain_wider_than_the_pages(bench):
 
 
 def test_several_dtypes_need_one_to_be_chosen(bench, made):
-    """Neither a checkpoint nor the stack says what float32 hidden states are to a bfloat16 layer; cast to one dtype they are served."""
+    """Neither a checkpoint nor the stack says what float32 hidden states are to a bfloat16 layer; cast to one dtype
+    they are served.
+    """
     bench.family("llama", "half", dtype="bfloat16", seed=3)
     put_chain(bench.store, "mixed", ("narrow", 0, 2), ("half", 1, 3))
     with pytest.raises(NotServable, match=r"several dtypes \(embedding F32, attention of layer 2 BF16\).*--dtype"):
@@ -136,4 +142,6 @@ def test_the_context_is_that_of_the_source_with_the_least(bench):
     put_changed(bench.store, "chain", "lies", config=lambda config: config.update(max_position_embeddings=9999))
     specs = {spec.name: spec for spec in engine(bench, "short-chain", "lies").models()}
     assert specs["short-chain"].max_model_len == 48 and specs["lies"].max_model_len == 256
-    assert specs["lies"].kv_layers == sum(p.component.kind == "attention" for p in manifest_of(bench.store, "chain").components)
+    assert specs["lies"].kv_layers == sum(
+        p.component.kind == "attention" for p in manifest_of(bench.store, "chain").components
+    )

@@ -1,4 +1,6 @@
-"""A model's profile: every block, its surrogates, pairs and links are measured, kept, and read back as tables. No figure is judged."""
+"""A model's profile: every block, its surrogates, pairs and links are measured, kept, and read back as tables. No
+figure is judged.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_all_blocks_of_a_chain_are_measured_and_kept(bench):
         assert all(seconds > 0 for seconds in figures)
     metas = {tensor.digest: tensor.nbytes for tensor in manifest.tensors}
     held = [tensors_of(manifest, block.lo, block.hi) for block in chain]
-    assert [block["bytes"] for block in document["blocks"]] == [sum(metas[digest] for digest in digests) for digests in held]
+    assert [block["bytes"] for block in document["blocks"]] == [
+        sum(metas[digest] for digest in digests) for digests in held
+    ]
     assert {digest for digests in held for digest in digests} == set(metas)  # the adapter's among them
     assert {(link["a"], link["b"]) for link in document["links"]} == {("host", "host"), ("host", "process")}
     assert len(document["pairs"]) == len(chain) - 1 and all(pair["together"] > 0 for pair in document["pairs"])
@@ -58,7 +62,9 @@ def test_surrogates_stand_beside_what_they_stand_for(bench):
     name = bench.family("llama", "parent")
     other = bench.add("stand-in", tune("llama", bench.root / "hf" / "stand-in"), base=name)
     with bench.store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("surrogate", ScoredRun(name, 3, 5), ScoredRun(other, 3, 5), "e" * 64, 0.9)])
+        writer.put_equivalences(
+            [Equivalence("surrogate", ScoredRun(name, 3, 5), ScoredRun(other, 3, 5), "e" * 64, 0.9)]
+        )
     document = profile_model(bench.store, name, CONFIG, EXTENT)
     surrogate = document["blocks"][-1]
     assert (surrogate["model"], surrogate["components"], surrogate["layers"]) == (other, [3, 5], [1, 2])
@@ -66,10 +72,18 @@ def test_surrogates_stand_beside_what_they_stand_for(bench):
 
 
 def test_composed_chains_are_measured_whatever_their_widths(bench):
-    """Blocks of two models of different width with a stitch between: all of them, in the chain's order, and read back as one chain."""
-    narrow, wide = bench.family("llama", "narrow"), bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, head_dim=16)
+    """Blocks of two models of different width with a stitch between: all of them, in the chain's order, and read back
+    as one chain.
+    """
+    narrow, wide = (
+        bench.family("llama", "narrow"),
+        bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, head_dim=16),
+    )
     put_stitch(bench.store, narrow, wide)
-    for name, parts in {"stitched": ((narrow, 0, 2), (wide, 1, 3)), "repeated": ((narrow, 0, 2), (narrow, 1, 3))}.items():
+    for name, parts in {
+        "stitched": ((narrow, 0, 2), (wide, 1, 3)),
+        "repeated": ((narrow, 0, 2), (narrow, 1, 3)),
+    }.items():
         put_chain(bench.store, name, *parts)
         document = profile_model(bench.store, name, CONFIG, EXTENT)
         with bench.store.catalog.reading() as reader:
@@ -79,11 +93,16 @@ def test_composed_chains_are_measured_whatever_their_widths(bench):
         whole = stored_chain(bench.store, name, "cpu")
         assert whole.nbytes == sum(block["bytes"] for block in document["blocks"])
         cost = {block["block"]: block["decode"]["seconds"][1][1] for block in reversed(document["blocks"])}
-        assert whole.decode.seconds[1][1] == pytest.approx(sum(cost[block.digest] for block in chain))  # one that stands twice: once
+        assert whole.decode.seconds[1][1] == pytest.approx(
+            sum(cost[block.digest] for block in chain)
+        )  # one that stands twice: once
 
 
 def test_a_stitch_alone_is_refused_in_words(bench):
-    a, b = bench.family("llama", "one"), bench.family("llama", "two", hidden_size=96, num_attention_heads=6, head_dim=16)
+    a, b = (
+        bench.family("llama", "one"),
+        bench.family("llama", "two", hidden_size=96, num_attention_heads=6, head_dim=16),
+    )
     with pytest.raises(NotServable, match="is a stitch, not a model"):
         profile_model(bench.store, put_stitch(bench.store, a, b), CONFIG, EXTENT)
 
@@ -94,7 +113,11 @@ def test_a_stored_profile_is_of_this_device_and_these_blocks(bench, monkeypatch)
     document = profile_model(bench.store, name, CONFIG, EXTENT)
     assert stored_chain(bench.store, name, "cpu") is not None
     with bench.store.catalog.writing() as writer:
-        writer.put_document(Document(KIND, name, document["key"], {**document, "blocks": [{**document["blocks"][0], "block": "0" * 64}]}))
+        writer.put_document(
+            Document(
+                KIND, name, document["key"], {**document, "blocks": [{**document["blocks"][0], "block": "0" * 64}]}
+            )
+        )
     assert stored_chain(bench.store, name, "cpu") is None, "its chain was cut anew"
     with bench.store.catalog.writing() as writer:
         writer.put_document(Document(KIND, name, document["key"], {"blocks": "none"}))
@@ -121,8 +144,12 @@ def test_parts_run_as_the_whole_does(bench):
 
 
 def test_contexts_end_where_the_models_does(bench):
-    document = profile_model(bench.store, bench.family("llama", "short"), CONFIG, MeasuredExtent((1,), (16, 5000), (9999,)))
-    assert document["blocks"][0]["decode"]["contexts"] == [16, 256] and list(document["blocks"][0]["prefill"]) == ["256"]
+    document = profile_model(
+        bench.store, bench.family("llama", "short"), CONFIG, MeasuredExtent((1,), (16, 5000), (9999,))
+    )
+    assert document["blocks"][0]["decode"]["contexts"] == [16, 256] and list(document["blocks"][0]["prefill"]) == [
+        "256"
+    ]
 
 
 def test_refusals(bench):
@@ -130,6 +157,8 @@ def test_refusals(bench):
     with pytest.raises(InputError, match="more than"):
         profile_model(bench.store, name, EngineConfig(kv_bytes=1 << 16), MeasuredExtent((64,), (256,), (8,)))
     with pytest.raises(NotServable):
-        profile_model(bench.store, bench.add("falcon", checkpoints.make("falcon", bench.root / "hf" / "falcon")), CONFIG, EXTENT)
+        profile_model(
+            bench.store, bench.add("falcon", checkpoints.make("falcon", bench.root / "hf" / "falcon")), CONFIG, EXTENT
+        )
     with pytest.raises(InputError):
         MeasuredExtent((0,), (1,), (1,))

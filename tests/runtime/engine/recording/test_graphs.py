@@ -1,4 +1,6 @@
-"""Recorded decode steps give the tokens that steps run module by module give: filled up, replayed on new rows, dropped and made anew."""
+"""Recorded decode steps give the tokens that steps run module by module give: filled up, replayed on new rows, dropped
+and made anew.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def recorded(made: PagedEngine, recorder: StepRecorder, **options) -> Graphs:
     for half in (made._pool._k, made._pool._v):
         half[made._pool.spill] = HUGE
     rotaries = made._residents.units.rotaries
-    rotaries.update({key: getattr(each, "stock", each) for key, each in rotaries.items()})  # as on a GPU: a CPU's tables ask for the last
+    rotaries.update(
+        {key: getattr(each, "stock", each) for key, each in rotaries.items()}
+    )  # as on a GPU: a CPU's tables ask for the last
     made._graphs = Graphs(recorder, made._residents.units, made._pool, **options)
     return made._graphs
 
@@ -54,7 +58,9 @@ def recorded(made: PagedEngine, recorder: StepRecorder, **options) -> Graphs:
 def arrivals(names: list[str], count: int = 14, **params) -> dict[int, list[SequenceRequest]]:
     """Three answers of each model, in mid-flight and of different lengths, so that batches grow and shrink."""
     made: dict[int, list[SequenceRequest]] = {}
-    for i, (name, prompt) in enumerate((name, prompt) for n, name in enumerate(names) for prompt in prompts(n, (5, 11, 3))):
+    for i, (name, prompt) in enumerate(
+        (name, prompt) for n, name in enumerate(names) for prompt in prompts(n, (5, 11, 3))
+    ):
         sampling = SamplingParams(max_tokens=count + 5 * (i % 3), ignore_eos=True, **params)
         made.setdefault(2 * (i % 4), []).append(SequenceRequest(f"{name}.{i}", f"{name}.{i}", name, prompt, sampling))
     return made
@@ -101,7 +107,9 @@ def test_draws_and_penalties_are_the_same(bench, family):
     plain, made = (PagedEngine(bench.store, CONFIG, ["base", "tuned"]) for _ in range(2))
     graphs = recorded(made, Watched())
     params = dict(temperature=0.9, top_p=0.8, seed=5, frequency_penalty=0.4, logprobs=3)
-    expected, got = (drive(engine, arrivals(["base", "tuned"], **params), BatchingConfig(64)) for engine in (plain, made))
+    expected, got = (
+        drive(engine, arrivals(["base", "tuned"], **params), BatchingConfig(64)) for engine in (plain, made)
+    )
     assert tokens(got) == tokens(expected)
     assert graphs.replayed > graphs.recorded > 0
 

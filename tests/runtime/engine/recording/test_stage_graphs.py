@@ -1,4 +1,6 @@
-"""Recorded decode steps of parts of chains give what steps run module by module give: hidden states and tokens, wherever a chain is cut."""
+"""Recorded decode steps of parts of chains give what steps run module by module give: hidden states and tokens,
+wherever a chain is cut.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def cut(bench, name: str, at: int, first: int = 0) -> list[tuple[int, int, int]]
 
 
 def played(bench, made: list[StagedEngine], count: int = 14, **params) -> Carrier:
-    """Every model, cut in two ways and whole, some sequences from one engine to the other and some the other way, of several lengths."""
+    """Every model, cut in two ways and whole, some sequences from one engine to the other and some the other way, of
+    several lengths.
+    """
     carrier = Carrier(*made)
     for number, name in enumerate(NAMES):
         end = len(manifest_of(bench.store, name).components)

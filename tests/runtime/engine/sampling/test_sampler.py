@@ -38,12 +38,17 @@ def test_greedy_takes_the_largest():
 
 @needs_kernels
 def test_a_device_with_kernels_takes_the_same_tokens():
-    """Ties, infinities, rows that hold NaN, biases, rows that draw beside greedy ones, logits in half precision and out of order."""
+    """Ties, infinities, rows that hold NaN, biases, rows that draw beside greedy ones, logits in half precision and out
+    of order.
+    """
     from runtime.engine.kernels.bindings import Kernels
 
     rows = logits(rows=40).round(decimals=1)
     rows[1], rows[2], rows[3, -1], rows[4, 5], rows[5, [3, 9]] = 0.5, -math.inf, math.nan, math.inf, 99.0
-    draws = [draw(temperature=1.0 if at % 4 == 3 else 0.0, seed=at, logit_bias=((at % 7, 4.0),) if at % 5 == 0 else ()) for at in range(40)]
+    draws = [
+        draw(temperature=1.0 if at % 4 == 3 else 0.0, seed=at, logit_bias=((at % 7, 4.0),) if at % 5 == 0 else ())
+        for at in range(40)
+    ]
     for each in (rows, rows.bfloat16(), rows.t().contiguous().t(), rows[:, :7]):
         assert sample(each, draws, NativeOperations(Kernels()).largest) == sample(each, draws)
 
@@ -78,7 +83,10 @@ def test_min_p_drops_what_is_far_below_the_best():
 def test_draws_follow_the_distribution():
     row = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
     count = 20_000
-    tokens = Counter(s.token for s in sample(row.expand(count, -1), [draw(generated=i, temperature=1.0, seed=1) for i in range(count)]))
+    tokens = Counter(
+        s.token
+        for s in sample(row.expand(count, -1), [draw(generated=i, temperature=1.0, seed=1) for i in range(count)])
+    )
     for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
         assert abs(tokens[token] / count - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
 
@@ -102,7 +110,9 @@ def test_penalties_are_openais_and_transformers_arithmetic():
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), expected)
     expected[0, 3] -= 2 * 0.6 + 0.4
     expected[0, 5] -= 0.6 + 0.4
-    got = sample(row, [draw(prompt=prompt, output=output, repetition_penalty=1.7, frequency_penalty=0.6, presence_penalty=0.4)])
+    got = sample(
+        row, [draw(prompt=prompt, output=output, repetition_penalty=1.7, frequency_penalty=0.6, presence_penalty=0.4)]
+    )
     assert got[0].token == expected.argmax().item()
     assert torch.equal(row, logits(4)), "the input is not modified"
 

@@ -1,4 +1,6 @@
-"""Decode steps that go on from the one before give the very bits of steps that are made anew, whoever comes, goes, moves or turns back."""
+"""Decode steps that go on from the one before give the very bits of steps that are made anew, whoever comes, goes,
+moves or turns back.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def sampled(carrier: Carrier):
 
 
 def test_rows_that_go_on_over_pages_and_over_devices(family):
-    """Pages of four tokens: rows get new ones at different steps. The chain comes back to the first device, whose steps take turns."""
+    """Pages of four tokens: rows get new ones at different steps. The chain comes back to the first device, whose steps
+    take turns.
+    """
     mine, anew = carriers(family, 2)
     end = length(family, "llama")
     for carrier in (mine, anew):
@@ -48,7 +52,9 @@ def test_rows_that_go_on_over_pages_and_over_devices(family):
             carrier.add(f"s{number}", "llama", prompt, SAMPLING, [(0, 0, 3), (1, 3, 5), (0, 5, end)])
         carrier.run()
     assert sampled(mine) == sampled(anew)
-    assert followed(mine) == [2 * (SAMPLING.max_tokens - 2), SAMPLING.max_tokens - 2], "all but the prompts' step and the first decode"
+    assert followed(mine) == [2 * (SAMPLING.max_tokens - 2), SAMPLING.max_tokens - 2], (
+        "all but the prompts' step and the first decode"
+    )
 
 
 def test_models_that_run_the_same_units(family):
@@ -92,7 +98,9 @@ def test_sequences_that_come_and_go(family):
 
 
 def test_a_row_that_turns_back(family):
-    """What was computed last is forgotten and run again, as behind a wrong prediction; pages that came meanwhile are known."""
+    """What was computed last is forgotten and run again, as behind a wrong prediction; pages that came meanwhile are
+    known.
+    """
     mine, anew = carriers(family, 1)
     for carrier in (mine, anew):
         one = carrier.add("a", "llama", prompts(4, (6,))[0], SAMPLING, [(0, 0, length(family, "llama"))])

@@ -1,4 +1,6 @@
-"""Behind a model's last attention only the tokens whose logits are wanted are computed; the answers are what they were."""
+"""Behind a model's last attention only the tokens whose logits are wanted are computed; the answers are what they
+were.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def short(name: str, prompt: tuple[int, ...], seq: str, tokens: int) -> Sequence
 def widths(engine: PagedEngine | DenseEngine, name: str, unit: int) -> list[int]:
     """How many tokens a unit of a model's chain is given, call by call."""
     seen: list[int] = []
-    engine._residents.models[name].units[unit].module.register_forward_hook(lambda module, given, out: seen.append(given[0].shape[1]))
+    engine._residents.models[name].units[unit].module.register_forward_hook(
+        lambda module, given, out: seen.append(given[0].shape[1])
+    )
     return seen
 
 
@@ -34,15 +38,24 @@ def test_a_chunk_leaves_one_token_or_none(bench, kernels):
     (prompt,) = prompts(4, (30,))
     out = drive(engine, {0: [short(name, prompt, "a", 3)]}, BatchingConfig(token_budget=12))
     # Kernels run the layers of a decode step in one call, which passes no module.
-    assert before[:3] == [12, 12, 6] and last[0] == 1, "the last layer's FFN has nothing to do for a prompt's earlier chunks"
+    assert before[:3] == [12, 12, 6] and last[0] == 1, (
+        "the last layer's FFN has nothing to do for a prompt's earlier chunks"
+    )
     model = reference(bench.folders[name])
     assert same_tokens(model, prompt, greedy(model, prompt, 3), out.tokens("a")) == 3
 
 
 def test_models_that_part_and_meet_again(bench):
-    """A fine-tune of the first layer and one of the last beside their base and a LoRA: prompts and decodes of all of them in one step."""
+    """A fine-tune of the first layer and one of the last beside their base and a LoRA: prompts and decodes of all of
+    them in one step.
+    """
     base = bench.family("llama", "narrow-base", num_hidden_layers=3, seed=7)
-    names = [base, fine_tune(bench, base, "narrow-first", 0), fine_tune(bench, base, "narrow-last", 2), bench.lora(base, "narrow-lora")]
+    names = [
+        base,
+        fine_tune(bench, base, "narrow-first", 0),
+        fine_tune(bench, base, "narrow-last", 2),
+        bench.lora(base, "narrow-lora"),
+    ]
     engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4), names)
     wanted = {name: prompts(number, (3, 21, 40)) for number, name in enumerate(names)}
     requests = [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(wanted[name])]
@@ -72,10 +85,16 @@ def test_dense_batches_too(bench, mode):
     from runtime.config import DenseConfig
 
     name = bench.family("llama", "narrowed-dense", num_hidden_layers=2, seed=3)
-    engine = DenseEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode=mode)), [name])
+    engine = DenseEngine(
+        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode=mode)), [name]
+    )
     last = widths(engine, name, 4)
     wanted = prompts(4, (30, 9))
-    out = drive(engine, {2 * i: [short(name, prompt, f"{i}", 5)] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=64))
+    out = drive(
+        engine,
+        {2 * i: [short(name, prompt, f"{i}", 5)] for i, prompt in enumerate(wanted)},
+        BatchingConfig(token_budget=64),
+    )
     assert max(last) <= 2
     model = reference(bench.folders[name])
     for i, prompt in enumerate(wanted):

@@ -1,4 +1,6 @@
-"""The plan of a step: every chain's units once and in order, shared units once over all their models, neighbours fused."""
+"""The plan of a step: every chain's units once and in order, shared units once over all their models, neighbours
+fused.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_a_repeated_layer_runs_each_time():
 
 
 def test_a_model_that_comes_to_a_unit_again_holds_nobody_up():
-    """`c` stands at `y`, which `a` needs too: `a` runs its `x` twice first, whatever the order of the models, and `y` runs once."""
+    """`c` stands at `y`, which `a` needs too: `a` runs its `x` twice first, whatever the order of the models, and `y`
+    runs once.
+    """
     chains = {"c": ["y", "h"], "a": ["x", "x", "y", "h"], "b": ["x", "y", "h"]}
     done = runs(plan_segments(chains))
     assert [model for unit, model, _ in done if unit == "y"] == ["c", "a", "b"]
@@ -92,7 +96,10 @@ def test_a_model_that_comes_to_a_unit_again_holds_nobody_up():
 def test_repeated_units_run_as_often_as_the_chain_that_repeats_them_most_where_orders_agree(chains, random):
     """Chains that are subsequences of one order, some layers doubled in place: as few runs as there can be."""
     order = "abcdefgh"
-    made = {model: [unit for unit in order if unit in units for _ in range(random.choice((1, 1, 2)))] for model, units in chains.items()}
+    made = {
+        model: [unit for unit in order if unit in units for _ in range(random.choice((1, 1, 2)))]
+        for model, units in chains.items()
+    }
     count: dict[str, int] = {}
     for segment in plan_segments(made):
         for unit in segment.units:

@@ -49,6 +49,9 @@ def test_every_change_of_one_byte_is_found() -> None:
 
 def test_words_that_change_places_and_zeros_at_the_end_are_found() -> None:
     words = torch.tensor([5, 5 + (1 << 62), 9, 5 - (1 << 62), 0], dtype=torch.int64)
-    seen = {checksum(words[torch.tensor(order)].view(torch.uint8)) for order in ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [3, 1, 2, 0, 4])}
+    seen = {
+        checksum(words[torch.tensor(order)].view(torch.uint8))
+        for order in ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [3, 1, 2, 0, 4])
+    }
     assert len(seen) == 3
     assert len({checksum(torch.zeros(n, dtype=torch.uint8)) for n in range(20)}) == 20

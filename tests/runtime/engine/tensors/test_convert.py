@@ -22,7 +22,12 @@ def test_out_and_in_again(dtype):
     arrays = arrays_of(hidden, spans)
     assert [(each.dtype, each.shape) for each in arrays] == [(str(dtype)[6:], (hi - lo, 12)) for lo, hi in spans]
     assert torch.equal(joined(arrays, (7, 12), dtype), hidden[0])
-    for held in (bytes, bytearray, lambda data: np.frombuffer(data, np.uint8), lambda data: memoryview(bytes(data)).cast("H")):
+    for held in (
+        bytes,
+        bytearray,
+        lambda data: np.frombuffer(data, np.uint8),
+        lambda data: memoryview(bytes(data)).cast("H"),
+    ):
         sent = [type(each)(each.dtype, each.shape, held(each.data)) for each in arrays[::-1]]
         assert torch.equal(joined(sent, (7, 12), dtype), hidden[0, [4, 5, 6, 1, 2, 3, 0]])
 

@@ -175,7 +175,9 @@ def test_somebody_else_at_the_other_end_is_not_believed(made: Callable[..., Wire
 
 def test_a_token_that_is_none_is_refused(made: Callable[..., Wire]) -> None:
     wire = made(SHORT)
-    wire.changes = lambda who, said: type(said)(said.peer, said.outgoing, said.key, b"") if said.key == "token" else said
+    wire.changes = lambda who, said: (
+        type(said)(said.peer, said.outgoing, said.key, b"") if said.key == "token" else said
+    )
     wire.a.offer("b")
     wire.until(lambda: any("no token" in reason for _, _, reason in wire.over))
 
@@ -205,7 +207,8 @@ def test_kept_rows_are_joined_where_they_lie(made: Callable[..., Wire]) -> None:
     assert isinstance(hosted.data, memoryview) and bytes(hosted.data) == bytes(joined.data.tolist())
 
 
-#: One end of a link in a process of its own: lines of (outgoing, key, value) both ways; sends one large tensor, or does not take one.
+#: One end of a link in a process of its own: lines of (outgoing, key, value) both ways; sends one large tensor, or does
+#: not take one.
 _CHILD = """
 import sys, json, threading, time, torch
 from runtime.config import DirectConfig
@@ -234,15 +237,20 @@ while True:
 
 
 @pytest.mark.parametrize("what", ["sends", "takes"])
-def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(made: Callable[..., Wire], what: str) -> None:
-    """Long before any limit. Half a gigabyte is under way for some tenths of a second; gloo tells of who is in the middle of sending, and
-    of who has taken nothing yet. (Of who is in the middle of taking the cluster tells, and the link is forgotten.)"""
+def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
+    made: Callable[..., Wire], what: str
+) -> None:
+    """Long before any limit. Half a gigabyte is under way for some tenths of a second; gloo tells of who is in the
+    middle of sending, and of who has taken nothing yet. (Of who is in the middle of taking the cluster tells, and the
+    link is forgotten.)"""
     import json
     import threading
 
     nbytes = 512 << 20
     links, large = made().b, staying(torch.zeros(1, nbytes, dtype=torch.uint8))
-    child = subprocess.Popen([sys.executable, "-c", _CHILD, what, str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, what, str(nbytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert child.stdin is not None and child.stdout is not None
 

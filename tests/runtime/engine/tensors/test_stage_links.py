@@ -1,4 +1,6 @@
-"""Stages whose hidden states and pages stay on their device: the same tokens, however what comes is held (the path of GPUs, on a CPU)."""
+"""Stages whose hidden states and pages stay on their device: the same tokens, however what comes is held (the path of
+GPUs, on a CPU).
+"""
 
 from __future__ import annotations
 
@@ -90,9 +92,9 @@ def test_pages_stay_and_are_read_by_either_kind(family, to):  # noqa: F811
     assert is_tensor(read) and torch.equal(read.data.view(3, -1), data)
     other.write_pages([1, 2, 4], read)
     again = other.read_pages([1, 2, 4])
-    assert is_tensor(again) == (not to) and bytes(memoryview(joined([again], tuple(data.shape), torch.uint8).numpy())) == bytes(
-        data.numpy()
-    )
+    assert is_tensor(again) == (not to) and bytes(
+        memoryview(joined([again], tuple(data.shape), torch.uint8).numpy())
+    ) == bytes(data.numpy())
     with pytest.raises(ValueError, match="should be"):
         other.write_pages([1, 2], read)
 
@@ -115,7 +117,11 @@ def test_what_stays_is_a_view_and_what_comes_in_is_a_copy(dtype):
 
 def test_what_does_not_fit_is_refused_and_likeness_is_the_same():
     one = staying(torch.randn(2, 4))
-    for arrays, shape, dtype in (([one], (3, 4), torch.float32), ([one], (4, 2), torch.float32), ([one], (2, 4), torch.float16)):
+    for arrays, shape, dtype in (
+        ([one], (3, 4), torch.float32),
+        ([one], (4, 2), torch.float32),
+        ([one], (2, 4), torch.float16),
+    ):
         with pytest.raises(ValueError, match="should be"):
             joined(arrays, shape, dtype)
     with pytest.raises(ValueError, match="should be"):

@@ -28,7 +28,9 @@ def decoding(seq: str, tokens: int, model: ModelSpec = M) -> SequenceView:
     return view(seq, tokens, tokens - 1, "decode", model)
 
 
-def device(running: list[SequenceView] = [], waiting: list[SequenceView] = [], capacity: int = CAPACITY) -> DeviceSnapshot:  # noqa: B006
+def device(
+    running: list[SequenceView] = [], waiting: list[SequenceView] = [], capacity: int = CAPACITY
+) -> DeviceSnapshot:  # noqa: B006
     held = sum(one.groups * one.spec.kv_layers for one in running)
     return DeviceSnapshot(capacity, capacity - held, tuple(running), tuple(waiting))
 
@@ -81,8 +83,12 @@ def test_admission_is_in_order_and_nobody_overtakes_one_that_does_not_fit() -> N
 
 def test_admission_leaves_what_running_prompts_still_need() -> None:
     running = [view("a", 16, 4)]  # holds one group of 2 pages, will need three more
-    assert decide(device(running, [view("b", 4)], capacity=8), BatchingConfig(token_budget=13, watermark=0)).admitted == ()
-    assert decide(device(running, [view("b", 4)], capacity=10), BatchingConfig(token_budget=13, watermark=0)).admitted == ("b",)
+    assert (
+        decide(device(running, [view("b", 4)], capacity=8), BatchingConfig(token_budget=13, watermark=0)).admitted == ()
+    )
+    assert decide(
+        device(running, [view("b", 4)], capacity=10), BatchingConfig(token_budget=13, watermark=0)
+    ).admitted == ("b",)
 
 
 def test_the_watermark_holds_back_newcomers_but_not_on_an_empty_device() -> None:
@@ -106,7 +112,11 @@ def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
 
 
 def test_a_prompt_short_of_pages_lets_no_later_prompt_take_them() -> None:
-    running = [decoding("a", 3), view("b", 20, 2, model=N), view("c", 20, 3)]  # two pages are free: b needs three, c two
+    running = [
+        decoding("a", 3),
+        view("b", 20, 2, model=N),
+        view("c", 20, 3),
+    ]  # two pages are free: b needs three, c two
     shares = tokens_of(decide(device(running, capacity=9), CONFIG))
     assert shares == {"a": 1, "c": 1}
 
@@ -175,7 +185,9 @@ def test_no_decision_breaks_a_limit(snapshot: DeviceSnapshot, config: BatchingCo
     assert len(set(named)) == len(named)
     assert sum(share.tokens for share in decision.shares) <= config.token_budget
     given_back = sum(views[seq].groups * views[seq].spec.kv_layers for seq in decision.preempted)
-    assert sum(share.groups * views[share.seq].spec.kv_layers for share in decision.shares) <= snapshot.free + given_back
+    assert (
+        sum(share.groups * views[share.seq].spec.kv_layers for share in decision.shares) <= snapshot.free + given_back
+    )
     assert not set(decision.preempted) & set(named)
     assert set(decision.admitted) <= set(named)
     if decision.admitted:
@@ -209,10 +221,14 @@ def test_whoever_is_admitted_finds_room_for_a_whole_context(snapshot: DeviceSnap
         return
     assert not decision.preempted
     granted = {share.seq: share.groups for share in decision.shares}
-    present = [one for one in (*snapshot.running, *snapshot.waiting) if one in snapshot.running or one.seq in decision.admitted]
+    present = [
+        one for one in (*snapshot.running, *snapshot.waiting) if one in snapshot.running or one.seq in decision.admitted
+    ]
     free = snapshot.free - sum(granted.get(one.seq, 0) * one.spec.kv_layers for one in present)
     prompts = [one for one in present if one.phase != "decode"]
-    owed = sum(pages_for(one.spec, one.tokens) - (one.groups + granted.get(one.seq, 0)) * one.spec.kv_layers for one in prompts)
+    owed = sum(
+        pages_for(one.spec, one.tokens) - (one.groups + granted.get(one.seq, 0)) * one.spec.kv_layers for one in prompts
+    )
     assert free - owed >= (0 if len(present) == 1 else math.ceil(config.watermark * snapshot.capacity))
 
 

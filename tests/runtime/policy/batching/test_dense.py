@@ -15,7 +15,9 @@ MODES = get_args(DenseMode)
 PAGE, LAYERS = 4, 2
 
 
-def view(*rows: RowView, finished: tuple[int, ...] = (), others: int = 0, capacity: int = 10_000, must: bool = True) -> LaneView:
+def view(
+    *rows: RowView, finished: tuple[int, ...] = (), others: int = 0, capacity: int = 10_000, must: bool = True
+) -> LaneView:
     return LaneView(rows, finished, LAYERS, PAGE, others, capacity, must)
 
 
@@ -83,7 +85,9 @@ def test_free_slots_are_filled_at_once_or_only_once_the_batch_is_done(mode: Dens
     assert over.window == ("new",) and over.clear, "with its last sequence a batch is over"
 
 
-@pytest.mark.parametrize(("mode", "window"), [("baton", ("a", "p")), ("baton-pd", ("a",)), ("run-to-completion", ("a",)), ("pd", ("a",))])
+@pytest.mark.parametrize(
+    ("mode", "window"), [("baton", ("a", "p")), ("baton-pd", ("a",)), ("run-to-completion", ("a",)), ("pd", ("a",))]
+)
 def test_prompts_run_in_the_window_or_apart(mode: DenseMode, window: tuple[str, ...]) -> None:
     decision = decide_lane(view(decode("a", 5, seated=True), prompt("p", 9)), DenseConfig(mode, 4))
     assert decision.window == window and decision.apart == ((("p",),) if mode in ("pd", "baton-pd") else ())
@@ -116,7 +120,9 @@ def test_memory_moves_rows_out_above_high_and_takes_them_in_below_low() -> None:
     roomy = decide_lane(view(*seated, capacity=int(full / 0.9) + 1), config)
     assert not roomy.leaving and roomy.pages == full
     tight = decide_lane(view(*seated, others=12, capacity=int(full / 0.9) + 1), config)
-    assert tight.leaving and tight.leaving == tuple(f"{n}" for n in range(10 - len(tight.leaving), 10)), "the last in rank go first"
+    assert tight.leaving and tight.leaving == tuple(f"{n}" for n in range(10 - len(tight.leaving), 10)), (
+        "the last in rank go first"
+    )
     assert tight.pages <= 0.9 * (int(full / 0.9) + 1)
     waiting = [decode("w", 40)]
     between = decide_lane(view(*seated[:5], *waiting, capacity=full), config)
@@ -154,6 +160,13 @@ def test_rows_without_a_turn_give_way_when_nobody_there_has_one() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    for wrong in ({"slots": 0}, {"low": 0.9, "high": 0.8}, {"low": 0.0}, {"high": 1.1}, {"mode": "relay"}, {"padding": "half"}):
+    for wrong in (
+        {"slots": 0},
+        {"low": 0.9, "high": 0.8},
+        {"low": 0.0},
+        {"high": 1.1},
+        {"mode": "relay"},
+        {"padding": "half"},
+    ):
         with pytest.raises(ValueError, match=r"slots|mode|padding"):
             DenseConfig(**wrong)

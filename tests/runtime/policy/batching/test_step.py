@@ -66,7 +66,9 @@ def test_a_slot_is_kept_from_prompts_that_are_divided_too_but_not_from_those_tha
 
 
 def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
-    """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division the first waits."""
+    """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division
+    the first waits.
+    """
     rows = [
         WaitingRow("long@own", "own", 150, False, 0, True),
         WaitingRow("next@own", "own", 40, False, 0, True),
@@ -130,7 +132,14 @@ def test_a_stage_that_is_not_here_is_an_error() -> None:
 # -- properties --------------------------------------------------------------------------------------------------------
 
 _rows = st.lists(
-    st.builds(row, st.sampled_from("abcdefghij"), st.sampled_from(["m", "n", "own"]), st.integers(1, 9), st.booleans(), st.integers(0, 9)),
+    st.builds(
+        row,
+        st.sampled_from("abcdefghij"),
+        st.sampled_from(["m", "n", "own"]),
+        st.integers(1, 9),
+        st.booleans(),
+        st.integers(0, 9),
+    ),
     max_size=14,
 ).map(lambda rows: sorted(rows, key=lambda one: one.since))
 _returns = st.lists(st.builds(Return, st.sampled_from(["m", "n", "own"]), st.integers(0, 9)), max_size=6)
@@ -156,7 +165,13 @@ def test_limits_hold_and_whoever_waits_has_a_reason(
 
 
 def _has_reason(
-    one: WaitingRow, picked: list[WaitingRow], through: Counter[str], tokens: int, most: int, returning: list[Return], now: int
+    one: WaitingRow,
+    picked: list[WaitingRow],
+    through: Counter[str],
+    tokens: int,
+    most: int,
+    returning: list[Return],
+    now: int,
 ) -> bool:
     """Whether it would not fit beside what was picked; a block that nobody uses is never the reason."""
     if len(picked) == most or sum(other.tokens for other in picked) + one.tokens > tokens:
@@ -181,7 +196,10 @@ def test_holders_are_not_turned_away_for_others(rows: list[WaitingRow], now: int
 
 
 @given(
-    st.lists(st.builds(row, st.sampled_from("abcdefgh"), STAGES, st.integers(1, 40), st.booleans(), st.integers(0, 9)), max_size=8),
+    st.lists(
+        st.builds(row, st.sampled_from("abcdefgh"), STAGES, st.integers(1, 40), st.booleans(), st.integers(0, 9)),
+        max_size=8,
+    ),
     st.integers(1, 9),
     st.integers(1, 9),
     st.integers(20, 300),

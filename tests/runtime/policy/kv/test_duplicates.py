@@ -58,7 +58,9 @@ def test_nothing_computed_is_lost(copies: list[Copy], idle: int) -> None:
     kept = [copy for copy, _ in done.kept]
     for copy in done.dropped:
         assert any(
-            (other.seq, other.stage) == (copy.seq, copy.stage) and other.device != copy.device and other.epoch >= copy.epoch
+            (other.seq, other.stage) == (copy.seq, copy.stage)
+            and other.device != copy.device
+            and other.epoch >= copy.epoch
             for other in kept
         )
     assert sweep(kept, 100, idle).dropped == ()

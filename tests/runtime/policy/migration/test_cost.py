@@ -42,7 +42,8 @@ def test_the_formula_for_constant_rates() -> None:
 
 
 def test_chunks_get_slower_with_their_context() -> None:
-    # Groups cost 4, 4 + 16, 4 + 32, … s to recompute (a second per token and one per token of context for each of four); 20 s to copy.
+    # Groups cost 4, 4 + 16, 4 + 32, … s to recompute (a second per token and one per token of context for each of
+    # four); 20 s to copy.
     meeting = finish_time(4 * B, moves(linear(1.0, 1.0), 20.0))
     assert (meeting.seconds, meeting.groups) == (40.0, 2)  # 4 + 20 = 24 beside 2 * 20 = 40; three would be 60, one 60
 
@@ -141,12 +142,16 @@ def _next_front(move: TwoEnded, costs: Costs) -> range | None:
 
 
 @given(st.integers(0, 160), _costs)
-@example(100, Costs(4, 20, lambda before, tokens: 0.1 * tokens, 100.0))  # a copy takes longer than to recompute everything
+@example(
+    100, Costs(4, 20, lambda before, tokens: 0.1 * tokens, 100.0)
+)  # a copy takes longer than to recompute everything
 @settings(max_examples=300, deadline=None)
 def test_in_virtual_time_a_move_ends_within_a_page_of_the_formula(tokens: int, costs: Costs) -> None:
     assume(costs.copy_group > 0)
     took, move = simulate(tokens, costs)
-    page = max(costs.chunk(max(0, tokens - 1), costs.page_tokens), 0.0 if math.isinf(costs.copy_group) else costs.copy_group)
+    page = max(
+        costs.chunk(max(0, tokens - 1), costs.page_tokens), 0.0 if math.isinf(costs.copy_group) else costs.copy_group
+    )
     best = finish_time(tokens, costs).seconds
     assert best * (1 - 1e-9) <= took <= best + page * (1 + 1e-9)
     groups = -(-tokens // costs.page_tokens)
@@ -175,7 +180,9 @@ def test_costs_that_make_no_sense_are_refused() -> None:
         (2, 4, MigrationStage.FINAL),
     ],
 )
-def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(remaining: int, stages: int, then: MigrationStage) -> None:
+def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(
+    remaining: int, stages: int, then: MigrationStage
+) -> None:
     assert next_stage(remaining, stages, limit_groups=2, max_stages=4) == then
 
 

@@ -1,4 +1,6 @@
-"""The order of moves and what it doubles: by hand, and exactly as much as it is said to hold, against all choices (BL-18)."""
+"""The order of moves and what it doubles: by hand, and exactly as much as it is said to hold, against all choices
+(BL-18).
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ def test_fewer_shared_pages_first_and_of_equals_who_resumes_sooner() -> None:
 
 
 def test_pages_shared_with_those_that_stay_count() -> None:
-    assert [(one.mover.seq, one.shared) for one in order_moves([mover("a", 1), mover("b", 2)], [mover("s", 1)])] == [("b", 0), ("a", 1)]
+    assert [(one.mover.seq, one.shared) for one in order_moves([mover("a", 1), mover("b", 2)], [mover("s", 1)])] == [
+        ("b", 0),
+        ("a", 1),
+    ]
 
 
 def more(movers: list[Mover], chosen: list[Mover]) -> int:
-    """Pages that are there more than before, on both devices together, when these have gone with copies of all they had."""
+    """Pages that are there more than before, on both devices together, when these have gone with copies of all they
+    had.
+    """
     before = frozenset().union(*(each.pages for each in movers))
     stay = frozenset().union(*(each.pages for each in rest(movers, chosen)))
     return len(stay) + sum(len(each.pages) for each in chosen) - len(before)

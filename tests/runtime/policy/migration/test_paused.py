@@ -20,7 +20,9 @@ def test_a_pause_that_has_lasted_as_long_as_the_move_is_worth_it() -> None:
 def test_a_known_pause_is_used_at_once_if_it_is_long_enough() -> None:
     assert foresee(PausedSequence("s", 100, expected=80), 50, now=100) == Foresight(True, 80, 50, None)
     assert foresee(PausedSequence("s", 100, expected=80), 50, now=140) == Foresight(False, 40, 50, 180)
-    assert foresee(PausedSequence("s", 100, expected=40), 50, now=145) == Foresight(False, 45, 50, 151)  # longer than it was said to be
+    assert foresee(PausedSequence("s", 100, expected=40), 50, now=145) == Foresight(
+        False, 45, 50, 151
+    )  # longer than it was said to be
     assert foresee(PausedSequence("s", 100, expected=40), 50, now=151).migrate
 
 
@@ -41,7 +43,9 @@ def test_traffic_lies_inside_pauses_twice_as_long_as_the_move_and_short_ones_hav
             begins = now
         else:
             assert seen.again is not None and seen.again > now
-            assert not any(foresee(PausedSequence("s", 0, expected), migration, each).migrate for each in range(now, seen.again))
+            assert not any(
+                foresee(PausedSequence("s", 0, expected), migration, each).migrate for each in range(now, seen.again)
+            )
             now = seen.again
     if expected is None:
         assert (begins is not None) == (lasts > migration + 1)

@@ -1,4 +1,6 @@
-"""What the front of a move starts from, by bytes; and where both ends meet when inputs and pages share the link, by brute force."""
+"""What the front of a move starts from, by bytes; and where both ends meet when inputs and pages share the link, by
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ def test_both_ends_meet_where_the_shared_link_and_the_front_are_done_soonest(see
     rng = random.Random(seed)
     row, page, width = rng.choice((0.1, 1.0, 7.0)), rng.choice((0.3, 1.0, 5.0)), rng.choice((1, 4))
     costs = Costs(
-        width, width, lambda context, tokens: row * tokens / width, page, inputs_group=page * rng.choice((0.05, 0.5, 0.99, 1.0, 3.0))
+        width,
+        width,
+        lambda context, tokens: row * tokens / width,
+        page,
+        inputs_group=page * rng.choice((0.05, 0.5, 0.99, 1.0, 3.0)),
     )
     tokens = rng.randrange(1, 60) * width
     total = tokens // width

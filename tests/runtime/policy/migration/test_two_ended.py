@@ -1,4 +1,6 @@
-"""The two-ended move: each corner case of BL-16 by hand, and any order of answers, failures and ends by a state machine."""
+"""The two-ended move: each corner case of BL-16 by hand, and any order of answers, failures and ends by a state
+machine.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def covered(move: TwoEnded) -> bool:
 def test_both_ends_meet(tokens: int, recomputed: Spans, copied: Spans, met: int) -> None:
     move = TwoEnded(tokens, B)
     drain(move)
-    assert move.done and (move.recomputed_spans, move.copied_spans, met_at(move.recomputed_spans)) == (recomputed, copied, met)
+    assert move.done and (move.recomputed_spans, move.copied_spans, met_at(move.recomputed_spans)) == (
+        recomputed,
+        copied,
+        met,
+    )
 
 
 def test_nothing_to_move_is_done_at_once() -> None:
@@ -84,7 +90,11 @@ def test_the_last_group_has_one_winner() -> None:
     front_first, back_first = TwoEnded(B, B), TwoEnded(B, B)
     assert front_first.next_front(B) == range(B) and front_first.next_back(1) is None
     assert back_first.next_back(1) == range(B) and back_first.next_front(B) is None
-    assert not front_first.copied(range(B)) and front_first.recomputed(range(B)) and front_first.recomputed_spans == ((0, B),)
+    assert (
+        not front_first.copied(range(B))
+        and front_first.recomputed(range(B))
+        and front_first.recomputed_spans == ((0, B),)
+    )
     assert not back_first.recomputed(range(B)) and back_first.copied(range(B)) and back_first.copied_spans == ((0, B),)
 
 
@@ -186,7 +196,9 @@ def test_a_move_goes_on_only_from_where_it_is_done() -> None:
         move.extend(5)
 
 
-@pytest.mark.parametrize("span", [range(0), range(3), range(1, 4), range(4, 9), range(8, 12), range(-4, 4), range(8), range(0, 4, 2)])
+@pytest.mark.parametrize(
+    "span", [range(0), range(3), range(1, 4), range(4, 9), range(8, 12), range(-4, 4), range(8), range(0, 4, 2)]
+)
 def test_ranges_that_nobody_was_given_are_refused(span: range) -> None:
     move = TwoEnded(10, B)
     move.next_front(B)
@@ -201,7 +213,9 @@ def test_what_cannot_be_moved() -> None:
 
 
 class Moves(RuleBasedStateMachine):
-    """Any order of claims, answers, failures, growth and ends; the model is a winner per token and what has been given to whom."""
+    """Any order of claims, answers, failures, growth and ends; the model is a winner per token and what has been given
+    to whom.
+    """
 
     @initialize(tokens=st.integers(0, 40), recompute=st.booleans(), copy=st.booleans(), failures=st.integers(1, 5))
     def begin(self, tokens: int, recompute: bool, copy: bool, failures: int) -> None:
@@ -233,7 +247,9 @@ class Moves(RuleBasedStateMachine):
 
     @rule(chunk=st.integers(1, 20))
     def claim_ahead(self, chunk: int) -> None:
-        """What the front starts from is on its way: nothing before a span is missing but what is the front's already, or is on its way."""
+        """What the front starts from is on its way: nothing before a span is missing but what is the front's already,
+        or is on its way.
+        """
         span = self.move.next_front(chunk, ahead=True)
         if span is not None:
             assert self._is_new(span) and not any(self.blind(token) for token in span)
@@ -319,7 +335,9 @@ class Moves(RuleBasedStateMachine):
     def each_token_has_the_winner_that_brought_it(self) -> None:
         if not hasattr(self, "move"):
             return
-        assert tokens_in(self.move.recomputed_spans) == sorted(token for token, side in self.here.items() if side == "front")
+        assert tokens_in(self.move.recomputed_spans) == sorted(
+            token for token, side in self.here.items() if side == "front"
+        )
         assert tokens_in(self.move.copied_spans) == sorted(token for token, side in self.here.items() if side == "back")
         assert self.move.recomputing == sum(-(-len(span) // B) for span in self.front)
         assert self.move.copying == sum(-(-len(span) // B) for span in self.back)
@@ -339,7 +357,9 @@ def test_groups_without_inputs_that_the_front_stands_before_are_copied_first() -
     assert move.next_front(99) is None and move.front_rests
     assert move.next_back(1) == range(4) and move.next_back(9) == range(4, 8)
     assert move.next_back(1) == range(20, 24)  # nothing more stands before it
-    assert move.next_front(B) is None and move.copied(range(4)) and move.next_front(B) is None and move.copied(range(4, 8))
+    assert (
+        move.next_front(B) is None and move.copied(range(4)) and move.next_front(B) is None and move.copied(range(4, 8))
+    )
     assert move.next_front(2 * B) == range(8, 16) and not move.front_rests
     assert move.recomputed(range(8, 16)) and move.copied(range(20, 24))
     drain(move)

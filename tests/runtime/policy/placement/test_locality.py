@@ -29,7 +29,10 @@ COSTS = MoveCosts(crossing=1.0, nbyte=1.0, margin=1.5, period=100)
 
 
 def cluster(
-    pairs: dict[str, float], nbytes: dict[str, int] = EQUAL, instances: str = "", devices: tuple[DeviceRoom, ...] = DEVICES
+    pairs: dict[str, float],
+    nbytes: dict[str, int] = EQUAL,
+    instances: str = "",
+    devices: tuple[DeviceRoom, ...] = DEVICES,
 ) -> ClusterLayout:
     """`instances`: "a@x0 b@y1"; what they take comes off the devices."""
     there = tuple(Instance(*each.split("@")) for each in instances.split())
@@ -55,11 +58,16 @@ def moved(done: Rearrangement) -> list[str]:
 
 def test_traffic_by_hand() -> None:
     ledger = TrafficLedger(
-        {"x0": "x", "x1": "x", "y0": "y"}, dict.fromkeys(["x0", "x1", "y0"], 99), EQUAL, {("a", "b"): 12.0, ("b", "c"): 8.0}
+        {"x0": "x", "x1": "x", "y0": "y"},
+        dict.fromkeys(["x0", "x1", "y0"], 99),
+        EQUAL,
+        {("a", "b"): 12.0, ("b", "c"): 8.0},
     )
     for block, device in (("a", "x0"), ("a", "y0"), ("b", "x1"), ("c", "x1")):
         ledger.add(block, device)
-    assert ledger.traffic() == Traffic(between_servers=6.0, between_devices=6.0)  # one a is beside b on its server; b and c are one device
+    assert ledger.traffic() == Traffic(
+        between_servers=6.0, between_devices=6.0
+    )  # one a is beside b on its server; b and c are one device
     ledger.add("b", "y0")
     assert ledger.traffic() == Traffic(4.0, 6.0)  # half of b's rows go from y0 to the only c
     ledger.remove("b", "x1")
@@ -127,7 +135,9 @@ def test_a_move_must_gain_more_than_it_costs_by_the_margin() -> None:
 
 
 def test_hops_inside_a_server_count_by_what_they_cost() -> None:
-    """Eight rows between two devices of one server, next to nothing by links, worth a move where each waits for a step."""
+    """Eight rows between two devices of one server, next to nothing by links, worth a move where each waits for a
+    step.
+    """
     there = cluster({"ab": 8}, instances="a@x0 b@x1")
     assert moved(rearrange(there, COSTS, 100)) == []
     assert len(moved(rearrange(replace(there, near=1.0), COSTS, 100))) == 1
@@ -165,12 +175,17 @@ def test_one_makes_room_for_another() -> None:
 
 
 def test_counters_fade() -> None:
-    assert blend({("a", "b"): 8.0, ("b", "c"): 0.5}, {("a", "b"): 1.0, ("c", "d"): 4.0}) == {("a", "b"): 5.0, ("c", "d"): 4.0}
+    assert blend({("a", "b"): 8.0, ("b", "c"): 0.5}, {("a", "b"): 1.0, ("c", "d"): 4.0}) == {
+        ("a", "b"): 5.0,
+        ("c", "d"): 4.0,
+    }
 
 
 # -- properties --------------------------------------------------------------------------------------------------------
 
-_pairs = st.dictionaries(st.sampled_from(["ab", "bc", "cd", "ac", "bd", "da"]), st.integers(1, 20).map(float), max_size=5)
+_pairs = st.dictionaries(
+    st.sampled_from(["ab", "bc", "cd", "ac", "bd", "da"]), st.integers(1, 20).map(float), max_size=5
+)
 _sizes = st.fixed_dictionaries({block: st.integers(1, 8) for block in "abcd"})
 _devices = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(3, 14)), min_size=1, max_size=4).map(
     lambda drawn: tuple(DeviceRoom(f"{server}{index}", server, free) for index, (server, free) in enumerate(drawn))
@@ -183,7 +198,10 @@ def best_of_all(there: ClusterLayout) -> tuple[int, float]:
     best = (9, 0.0)
     for at in product([None, *names], repeat=4):
         ledger = TrafficLedger(
-            {each.name: each.server for each in there.devices}, {each.name: each.free for each in there.devices}, there.nbytes, there.pairs
+            {each.name: each.server for each in there.devices},
+            {each.name: each.free for each in there.devices},
+            there.nbytes,
+            there.pairs,
         )
         for block, device in zip("abcd", at, strict=True):
             if device is not None:
@@ -219,7 +237,9 @@ def test_moves_pay_and_always_have_room(
 ) -> None:
     at = place("abcd", cluster({}, sizes, devices=devices), "frag-min")
     there = cluster(pairs, sizes, " ".join(f"{each.block}@{each.device}" for each in at.placed), devices)
-    there = replace(there, instances=tuple(replace(each, moved=data.draw(st.integers(0, 150))) for each in there.instances))
+    there = replace(
+        there, instances=tuple(replace(each, moved=data.draw(st.integers(0, 150))) for each in there.instances)
+    )
     done = rearrange(there, MoveCosts(1.0, 0.1, period=100), 200)
     free = {each.name: each.free for each in there.devices}
     on = {(each.block, each.device): each.moved for each in there.instances}
@@ -230,20 +250,31 @@ def test_moves_pay_and_always_have_room(
         free[move.source] += sizes[move.block]
         assert move.gain > 1.5 * move.cost > 0
         on[(move.block, move.target)] = 200
-    assert done.after.weight <= done.before.weight and sorted(block for block, _ in on) == sorted(each.block for each in there.instances)
+    assert done.after.weight <= done.before.weight and sorted(block for block, _ in on) == sorted(
+        each.block for each in there.instances
+    )
     assert not done.moves or done.after.weight < done.before.weight
 
 
 def test_small_clusters_come_out_close_to_the_best() -> None:
-    """How far off it is, over fixed random clusters: nearly all find room, four in five are the best, the sum is within a tenth."""
+    """How far off it is, over fixed random clusters: nearly all find room, four in five are the best, the sum is within
+    a tenth.
+    """
     drawn = random.Random(5)
     ours, best = [], []
     for _ in range(60):
         sizes = {block: drawn.randint(1, 8) for block in "abcd"}
-        pairs = {pair: float(drawn.randint(1, 20)) for pair in drawn.sample(["ab", "bc", "cd", "ac", "bd", "da"], drawn.randint(1, 5))}
+        pairs = {
+            pair: float(drawn.randint(1, 20))
+            for pair in drawn.sample(["ab", "bc", "cd", "ac", "bd", "da"], drawn.randint(1, 5))
+        }
         layout = drawn.choice(["xxyy", "xyz", "xxyz", "xxy"])
         there = cluster(
-            pairs, sizes, devices=tuple(DeviceRoom(f"{server}{index}", server, drawn.randint(8, 12)) for index, server in enumerate(layout))
+            pairs,
+            sizes,
+            devices=tuple(
+                DeviceRoom(f"{server}{index}", server, drawn.randint(8, 12)) for index, server in enumerate(layout)
+            ),
         )
         got, (unplaced, weight) = place("abcd", there), best_of_all(there)
         if len(got.unplaced) > unplaced:

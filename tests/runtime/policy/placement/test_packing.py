@@ -27,7 +27,11 @@ def test_where_copies_do_not_fit_sharing_goes_first() -> None:
     chains = [["f", "a"], ["f", "b"], ["f", "c"]]
     plans = pack(chains, {"f": 80, "a": 10, "b": 10, "c": 10}, [100, 90])
     assert None not in plans
-    held = {(block, device) for chain, plan in zip(chains, plans, strict=True) for block, device in zip(chain, plan or (), strict=True)}
+    held = {
+        (block, device)
+        for chain, plan in zip(chains, plans, strict=True)
+        for block, device in zip(chain, plan or (), strict=True)
+    }
     assert sum({"f": 80}.get(block, 10) for block, _ in held) <= 190
 
 
@@ -62,7 +66,12 @@ def test_devices_that_are_left_over_get_copies_of_what_has_most_to_do() -> None:
     free = [at for at in range(6) if all(at not in (plan or ()) for plan in packed)]
     made = fill(chains, packed, {"a": 10, "b": 10}, (25,) * 6, free)
     assert [device for device, _ in made] == free
-    assert [blocks for _, blocks in made] == [("a",), ("a",), ("a",), ("b",)]  # 30, 15, then 10 like the other, then less
+    assert [blocks for _, blocks in made] == [
+        ("a",),
+        ("a",),
+        ("a",),
+        ("b",),
+    ]  # 30, 15, then 10 like the other, then less
 
 
 def test_a_device_that_is_too_small_for_any_copy_stays_empty() -> None:

@@ -47,7 +47,11 @@ def test_whoever_declines_after_another_won_changes_nothing() -> None:
     assert bids.accept("h", "b") == BidRefused("a has it")
 
 
-@given(st.lists(st.tuples(st.sampled_from(["accept", "decline"]), st.sampled_from("gh"), st.sampled_from("abcx")), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["accept", "decline"]), st.sampled_from("gh"), st.sampled_from("abcx")), max_size=20
+    )
+)
 def test_never_two_winners(answers: list[tuple[str, str, str]]) -> None:
     bids, winners = Bids(), dict.fromkeys("gh", "")
     for hop in "gh":

@@ -8,7 +8,9 @@ from runtime.policy.routing.bytes_read import ReadShare, ReadSpot, choose, relie
 
 
 def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
-    """Beside others of its foundation it adds its own pages; on the other device all there would read another foundation."""
+    """Beside others of its foundation it adds its own pages; on the other device all there would read another
+    foundation.
+    """
     used = {"a": 3 * 1.0, "b": (1 + 1) * (10.0 + 1.0)}
     assert choose([used], {"a": 12.0, "b": 10.0}, 1.0) == ("a",)
 
@@ -67,4 +69,6 @@ def test_where_the_weights_are_already_less_has_to_be_gained() -> None:
     found = relieve(8, here, ReadShare(8, 2.0, 100), [ReadSpot("copy", more=0, **spot)])
     assert found is not None and (found.device, found.moves) == ("copy", 4) and 0.04 <= found.gain < 0.1
     assert relieve(8, here, ReadShare(8, 2.0, 100), [ReadSpot("empty", more=100, **{**spot, "room": 200})]) is None
-    assert relieve(2, 100.0 + 2, ReadShare(2, 1.0, 100), [ReadSpot("copy", more=0, **spot)]) is None, "two gain next to nothing"
+    assert relieve(2, 100.0 + 2, ReadShare(2, 1.0, 100), [ReadSpot("copy", more=0, **spot)]) is None, (
+        "two gain next to nothing"
+    )

@@ -30,14 +30,25 @@ def test_each_term_by_hand():
 
 
 def test_moving_what_it_remembers_is_part_of_the_transfer_and_hides_a_load():
-    there = Candidate("there", block("b", 0.5), request_bytes=50, transfer=NET, kv_seconds=2.0, resident=False, way_in=NET)
+    there = Candidate(
+        "there", block("b", 0.5), request_bytes=50, transfer=NET, kv_seconds=2.0, resident=False, way_in=NET
+    )
     assert latency_of(there, ONE) == Latency(0.0, 0.5, 2.5, 0.0)
     assert latency_of(replace(there, idle=False), ONE) == Latency(0.0, 0.5, 2.5, 1.0)
 
 
 def test_loading_overlaps_the_transfer_on_an_idle_device_only():
     # T_swap = 50 bytes out at 4 s per 100, 100 bytes in at 1 s per 100 = 3 s; the request takes 0.5 s.
-    loads = Candidate("loads", block("b", 0.5), request_bytes=50, transfer=NET, resident=False, way_in=NET, evicted_bytes=50, way_out=SLOW)
+    loads = Candidate(
+        "loads",
+        block("b", 0.5),
+        request_bytes=50,
+        transfer=NET,
+        resident=False,
+        way_in=NET,
+        evicted_bytes=50,
+        way_out=SLOW,
+    )
     assert latency_of(loads, ONE) == Latency(0.0, 0.5, 0.5, 2.5)
     assert latency_of(replace(loads, idle=False), ONE) == Latency(0.0, 0.5, 0.5, 3.0)
     assert latency_of(replace(loads, request_bytes=1000), ONE).load == 0.0

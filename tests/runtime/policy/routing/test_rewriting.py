@@ -25,7 +25,12 @@ EXACT, REWRITING = chain("exact", 1.0, 0.1), chain("rewriting", 1.5, 0.2)
     ("exact", "beside", "chosen", "terms"),
     [
         (0, 0, "exact", ((0, 1.0), (0, 1.5))),  # nothing runs: the faster one
-        (0, 3, "rewriting", ((1.2, 1.0), (0, 2.1))),  # the base's batch runs anyway, and joining it costs less than a batch more
+        (
+            0,
+            3,
+            "rewriting",
+            ((1.2, 1.0), (0, 2.1)),
+        ),  # the base's batch runs anyway, and joining it costs less than a batch more
         (3, 0, "exact", ((0, 1.3), (1.9, 1.5))),  # the exact one's runs anyway
         (1, 3, "exact", ((1.2, 1.1), (1.5, 2.1))),  # both do
     ],
@@ -50,9 +55,14 @@ def spec(name: str, kind: str, base: str | None = None) -> ModelSpec:
 
 def test_rows_that_share_a_batch():
     specs = [
-        spec("base", "foundation"), spec("lora", "lora", "base"), spec("fine", "full", "base"), spec("near", "delta", "base"),
-        spec("on fine", "lora", "fine"), spec("other", "foundation"), spec("other's", "lora", "other"),
-    ]  # fmt: skip
+        spec("base", "foundation"),
+        spec("lora", "lora", "base"),
+        spec("fine", "full", "base"),
+        spec("near", "delta", "base"),
+        spec("on fine", "lora", "fine"),
+        spec("other", "foundation"),
+        spec("other's", "lora", "other"),
+    ]
     rows = {"base": 1, "lora": 2, "fine": 4, "near": 8, "on fine": 16, "other": 32, "other's": 64}
     assert rows_beside("near", specs, rows) == 1 + 2 + 8 == rows_beside("base", specs, rows)
     assert rows_beside("fine", specs, rows) == 4 + 16
@@ -68,6 +78,10 @@ def test_a_chain_is_the_sum_of_its_blocks():
     with pytest.raises(KeyError):
         chain_of(profile, "more", ["exact", "unknown"])
     with pytest.raises(ValueError, match="same axes"):
-        chain_of(DeviceProfile("cpu", (EXACT, replace(REWRITING, prefill=Line((2,), (1.0,)))), ()), "both", ["exact", "rewriting"])
+        chain_of(
+            DeviceProfile("cpu", (EXACT, replace(REWRITING, prefill=Line((2,), (1.0,)))), ()),
+            "both",
+            ["exact", "rewriting"],
+        )
     with pytest.raises(ValueError, match="same axes"):
         chain_of(profile, "none", [])

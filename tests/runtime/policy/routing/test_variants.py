@@ -64,7 +64,9 @@ def test_equivalents_are_for_adaptive_requests_only_and_only_good_ones() -> None
     assert isinstance(dispatch([replace(NEAR, score=float("nan"))], ONE, True, DispatchLimits()), Nowhere)
 
 
-@pytest.mark.parametrize(("limit", "chosen"), [(None, "fast"), (1.0, "fast"), (0.9, "near"), (0.4, "sewn"), (0.1, "sewn")])
+@pytest.mark.parametrize(
+    ("limit", "chosen"), [(None, "fast"), (1.0, "fast"), (0.9, "near"), (0.4, "sewn"), (0.1, "sewn")]
+)
 def test_accuracy_is_given_up_only_as_far_as_the_limit_asks(limit: float | None, chosen: str) -> None:
     assert choose([SEWN, NEAR, FAST], adaptive=True, prefer="accuracy", limit=limit) == (chosen, "accuracy")
 
@@ -74,7 +76,9 @@ def _behind(each: Option, queued: int) -> Option:
 
 
 def test_accuracy_falls_as_the_rate_rises() -> None:
-    """A burst of so many requests, each of which queues where the one before made it longer: a small model of Figure 16."""
+    """A burst of so many requests, each of which queues where the one before made it longer: a small model of Figure
+    16.
+    """
     means = []
     for burst in (1, 2, 4, 8, 16):
         queues = dict.fromkeys(("fast", "near", "sewn"), 0)

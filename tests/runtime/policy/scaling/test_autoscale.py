@@ -22,7 +22,9 @@ def cluster(loads: list[BlockDemand], free: int = 4) -> ClusterLayout:
     return ClusterLayout(devices, tuple(Instance(each.block, each.device) for each in loads), NBYTES, {})
 
 
-def decide(loads: list[BlockDemand], free: int = 4, pages: int = 99, changed: dict[str, int] | None = None, now: int = 1000) -> Scaling:
+def decide(
+    loads: list[BlockDemand], free: int = 4, pages: int = 99, changed: dict[str, int] | None = None, now: int = 1000
+) -> Scaling:
     return scale(loads, cluster(loads, free), dict.fromkeys(("x0", "x1", "y0"), pages), changed or {}, LIMITS, now)
 
 
@@ -33,7 +35,9 @@ def holds(seq: str, first: int, count: int) -> Mover:
 def test_only_the_busy_block_gets_an_instance_and_only_beyond_the_threshold() -> None:
     assert decide([BlockDemand("hot", "x0", 80, 100), BlockDemand("b", "x1", 10, 100)]).ups == ()
     done = decide([BlockDemand("hot", "x0", 81, 100), BlockDemand("b", "x1", 10, 100)])
-    assert [(each.block, each.hot, each.part) for each in done.ups] == [("hot", "x0", 0.81)] and done.ups[0].device != "x0"
+    assert [(each.block, each.hot, each.part) for each in done.ups] == [("hot", "x0", 0.81)] and done.ups[
+        0
+    ].device != "x0"
 
 
 def test_the_most_loaded_first_while_memory_lasts() -> None:
@@ -48,7 +52,8 @@ def test_half_of_the_pages_move_those_shared_least_first() -> None:
     shared = (Mover("s1", frozenset({1, 2, 3})), Mover("s2", frozenset({1, 2, 4})))
     held = (*shared, holds("alone", 10, 3), holds("large", 20, 7))
     done = decide([BlockDemand("hot", "x0", 90, 100, held)])
-    # 16 of which 8 may go: `alone` (3), `large` (7) is too much then, s1 (3) has two pages in common with s2, whose turn is past 8.
+    # 16 of which 8 may go: `alone` (3), `large` (7) is too much then, s1 (3) has two pages in common with s2, whose
+    # turn is past 8.
     assert done.ups[0].moves == ("alone", "s1")
     assert decide([BlockDemand("hot", "x0", 90, 100, held)], pages=2).ups[0].moves == ()
 
@@ -57,7 +62,10 @@ def test_an_instance_that_is_not_busy_takes_them_and_none_is_loaded() -> None:
     held = (holds("a", 0, 3), holds("b", 3, 3), holds("c", 6, 4))
     hot, other = BlockDemand("hot", "x0", 90, 100, held), BlockDemand("hot", "x1", 39, 100)
     done = decide([hot, other, BlockDemand("hot", "y0", 38, 100)])
-    assert (done.ups, done.evens) == ((), (Even("hot", "y0", "x0", 0.9, ("a",)),))  # up to half of 10 pages; a and b are 6
+    assert (done.ups, done.evens) == (
+        (),
+        (Even("hot", "y0", "x0", 0.9, ("a",)),),
+    )  # up to half of 10 pages; a and b are 6
     assert decide([hot, other], pages=2).evens == (Even("hot", "x1", "x0", 0.9, ()),)
     busy = decide([hot, replace(other, queue=40)], free=99)
     assert busy.evens == () and [each.hot for each in busy.ups] == ["x0"]
@@ -122,7 +130,9 @@ def test_memory_holds_and_no_block_loses_its_last_instance(loads: list[BlockDema
         used[up.device] += NBYTES[up.block]
         moved = sum(sizes[(up.block, up.hot, seq)] for seq in up.moves)
         taken[up.device] += moved
-        assert 2 * moved <= sum(size for (block, device, _), size in sizes.items() if (block, device) == (up.block, up.hot))
+        assert 2 * moved <= sum(
+            size for (block, device, _), size in sizes.items() if (block, device) == (up.block, up.hot)
+        )
     for even in done.evens:
         assert (
             (even.block, even.device) in here
@@ -132,7 +142,9 @@ def test_memory_holds_and_no_block_loses_its_last_instance(loads: list[BlockDema
         taken[even.device] += sum(sizes[(even.block, even.hot, seq)] for seq in even.moves)
     for down in done.downs:
         here.remove((down.block, down.device))
-        assert {seq for seq, _ in down.moves} == {seq for block, device, seq in sizes if (block, device) == (down.block, down.device)}
+        assert {seq for seq, _ in down.moves} == {
+            seq for block, device, seq in sizes if (block, device) == (down.block, down.device)
+        }
         for seq, device in down.moves:
             assert (down.block, device) in here
             taken[device] += sizes[(down.block, down.device, seq)]
@@ -140,4 +152,6 @@ def test_memory_holds_and_no_block_loses_its_last_instance(loads: list[BlockDema
     assert {block for block, _ in here} == {each.block for each in loads}
     touched = {each.block for each in (*done.ups, *done.downs)}
     assert touched <= {each.block for each in loads if each.part > 0.8 or each.idle_since is not None}
-    assert len(done.ups) <= LIMITS.most and isinstance(done.ups, tuple) and all(isinstance(each, Up) for each in done.ups)
+    assert (
+        len(done.ups) <= LIMITS.most and isinstance(done.ups, tuple) and all(isinstance(each, Up) for each in done.ups)
+    )

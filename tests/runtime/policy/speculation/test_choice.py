@@ -19,7 +19,9 @@ def spots(**drains: float) -> list[SlowHop]:
     return [SlowHop(block, "d0", drain) for block, drain in drains.items()]
 
 
-def chosen(instances: list[SlowHop], top: float = 1.0, chains: list[list[str]] = [CHAIN], surrogates: str = "abcde") -> list[str]:  # noqa: B006
+def chosen(
+    instances: list[SlowHop], top: float = 1.0, chains: list[list[str]] = [CHAIN], surrogates: str = "abcde"
+) -> list[str]:  # noqa: B006
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
 

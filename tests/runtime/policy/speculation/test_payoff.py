@@ -28,7 +28,9 @@ seconds = st.floats(1e-4, 10.0)
 
 
 @given(seconds, st.floats(0.0, 1.0), seconds, st.floats(0.0, 1.0), st.booleans())
-def test_at_the_share_that_is_needed_gains_are_costs(hop: float, cheap: float, behind: float, rate: float, shared: bool) -> None:
+def test_at_the_share_that_is_needed_gains_are_costs(
+    hop: float, cheap: float, behind: float, rate: float, shared: bool
+) -> None:
     times = Times(hop, cheap * hop, 0.0, behind, shared)
     own = Times(hop, cheap * hop, 0.0, behind)
     assert times.needed > 0 and times.needed >= own.needed - 1e-9, "a lane of its own never makes it harder"

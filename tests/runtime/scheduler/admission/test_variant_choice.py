@@ -1,4 +1,6 @@
-"""Adaptive serving: exact requests get their own model whatever is there; others what was chosen for them, to their last token."""
+"""Adaptive serving: exact requests get their own model whatever is there; others what was chosen for them, to their
+last token.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ A = counting_model("a", "1 2* 3 4* 5* 6")
 #: Like A but for one block, which is small there.
 V = counting_model("a~v", "1 2* 3 7* 5* 6")
 CUT = (1, 3, 4)
-SMALL = {block.id: replace(block, nbytes=10) for block in V.blocks(*CUT) if block.id not in {b.id for b in A.blocks(*CUT)}}
+SMALL = {
+    block.id: replace(block, nbytes=10) for block in V.blocks(*CUT) if block.id not in {b.id for b in A.blocks(*CUT)}
+}
 
 
 def variant_of(exact: IntegerModel, model: IntegerModel, *cuts: int, score: float = 0.99) -> Variant:
@@ -40,13 +44,24 @@ def variant_of(exact: IntegerModel, model: IntegerModel, *cuts: int, score: floa
     return made[0]
 
 
-def cluster_of(devices: int = 2, prefer: str = "latency", known: tuple[IntegerModel, ...] = (A, V), **changes) -> Changing:
+def cluster_of(
+    devices: int = 2, prefer: str = "latency", known: tuple[IntegerModel, ...] = (A, V), **changes
+) -> Changing:
     blocks = {block.id: block for block in (*A.blocks(*CUT), *V.blocks(*CUT))} | SMALL
     adaptation = VariantChoice((variant_of(A, V, *CUT),), DispatchLimits(prefer))  # type: ignore[arg-type]
-    return Changing(chains=[A.chain(*CUT)], blocks=list(blocks.values()), devices=devices, known=known, adaptation=adaptation, **changes)
+    return Changing(
+        chains=[A.chain(*CUT)],
+        blocks=list(blocks.values()),
+        devices=devices,
+        known=known,
+        adaptation=adaptation,
+        **changes,
+    )
 
 
-def ask(cluster: Changing, rng: random.Random, adaptive: float, within: int = 40 * MS, count: int = 24, first: int = 0) -> None:
+def ask(
+    cluster: Changing, rng: random.Random, adaptive: float, within: int = 40 * MS, count: int = 24, first: int = 0
+) -> None:
     for number in range(first, first + count):
         prompt = [rng.randrange(97) for _ in range(rng.randrange(1, 20))]
         one = request(f"s{number}", prompt, "a", max_tokens=rng.randrange(1, 20))
@@ -74,7 +89,9 @@ def test_adaptive_requests_get_the_variants_own_tokens_and_are_told_so() -> None
     assert set(cluster.given.values()) == {"a~v"} and set(served(cluster).values()) == {"a~v"}
     assert cluster.scheduler.state().counters.adapted == len(cluster.requests)
     chosen = cluster.trace.named("dispatch.choose")
-    assert {(event.extra["asked"], event.extra["model"], event.extra["score"]) for event in chosen} == {("a", "a~v", 0.99)}
+    assert {(event.extra["asked"], event.extra["model"], event.extra["score"]) for event in chosen} == {
+        ("a", "a~v", 0.99)
+    }
 
 
 def test_by_accuracy_the_chain_itself_is_taken_as_long_as_there_is_no_limit() -> None:
@@ -159,9 +176,13 @@ def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
     assert cluster.given == {"s": "b~v"} and cluster.loaded() == {"b", "b~v"}
 
 
-# -- accuracy under load (BL-29) -----------------------------------------------------------------------------------------
+# -- accuracy under load (BL-29) -------------------------------------------------------------------------------------
 
-LARGE, MEDIUM, TINY = counting_model("x", "1* 2 3* 4* 5* 6"), counting_model("x~m", "1* 2 9"), counting_model("x~s", "8*")
+LARGE, MEDIUM, TINY = (
+    counting_model("x", "1* 2 3* 4* 5* 6"),
+    counting_model("x~m", "1* 2 9"),
+    counting_model("x~s", "8*"),
+)
 STEPS = {"x": 0.004, "x~m": 0.002, "x~s": 0.001}
 
 
@@ -172,7 +193,11 @@ def scaling_cluster() -> Changing:
     sizes = {block.id: block.nbytes for block in blocks}
     variants = [
         variants_of(
-            LARGE.chain(), [ScoredPair(own, model.chain().uses[0], score)], sizes, 0.5, named=lambda version, model=model: model.spec.name
+            LARGE.chain(),
+            [ScoredPair(own, model.chain().uses[0], score)],
+            sizes,
+            0.5,
+            named=lambda version, model=model: model.spec.name,
         )[0]
         for model, score in ((MEDIUM, 0.9), (TINY, 0.8))
     ]
@@ -184,12 +209,21 @@ def scaling_cluster() -> Changing:
     limits = DispatchLimits("accuracy", equivalent=0.5, limit=0.010)
     adaptation = VariantChoice(tuple(variants), limits, DeviceProfile("d", tuple(profiles), ()))
     return Changing(
-        chains=[LARGE.chain()], blocks=blocks, devices=3, known=models, limits=(6000, 3000, 1000), adaptation=adaptation, pages=400,
-        config=ClusterConfig(devices=3, max_running=8), relay_config=AgentConfig(chunk=8, window=1, linger_us=0),
-    )  # fmt: skip
+        chains=[LARGE.chain()],
+        blocks=blocks,
+        devices=3,
+        known=models,
+        limits=(6000, 3000, 1000),
+        adaptation=adaptation,
+        pages=400,
+        config=ClusterConfig(devices=3, max_running=8),
+        relay_config=AgentConfig(chunk=8, window=1, linger_us=0),
+    )
 
 
-def arrivals(rng: random.Random, rate: float, begin: float, end: float, first: int) -> list[tuple[SequenceRequest, int]]:
+def arrivals(
+    rng: random.Random, rate: float, begin: float, end: float, first: int
+) -> list[tuple[SequenceRequest, int]]:
     """Poisson; `rate` per second."""
     out, at = [], begin
     while (at := at + rng.expovariate(rate)) < end:

@@ -87,7 +87,10 @@ def test_the_first_bid_wins_the_others_are_told_and_the_scheduler_learns_the_pat
     where: dict[int, set[str]] = {}
     for each in cluster.trace.named("block.hop"):
         where.setdefault(each.extra["hop"], set()).add(each.extra["to"])
-    assert {at: devices == {each.devices[0]} for each in won for at in each.hops for devices in [where[at]]} == {1: True, 2: True}
+    assert {at: devices == {each.devices[0]} for each in won for at in each.hops for devices in [where[at]]} == {
+        1: True,
+        2: True,
+    }
     assert len(cluster.trace.named("block.hop")) == 3 * len(messages(cluster, RunRows))
     assert {device for _, device in cluster.runs} == {device for devices in where.values() for device in devices}
     choices = cluster.trace.named("dispatch.choose")
@@ -109,7 +112,9 @@ def test_placed_is_the_baseline_and_offers_nothing() -> None:
 
 def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
     """The candidate that the scheduler names first is in a long step: the other one has the hop."""
-    cluster = cluster_of(costs=lambda plan: 100 * MS if any(len(row.tokens) == 7 and "[2:5]" in row.model for row in plan.rows) else MS)
+    cluster = cluster_of(
+        costs=lambda plan: 100 * MS if any(len(row.tokens) == 7 and "[2:5]" in row.model for row in plan.rows) else MS
+    )
     cluster.ask(request("long", range(7), "m", max_tokens=2), at=cluster.now)
     cluster.run(until=cluster.now + 20 * MS)
     slow = cluster.scheduler.members["long"].path[1].device
@@ -117,8 +122,12 @@ def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
     cluster.run()
     cluster.expect()
     once(cluster)
-    took = {device for each in messages(cluster, HopAssigned) for seq, hop, device in zip(each.seqs, each.hops, each.devices, strict=True)
-            if seq != "long" and hop == 1}  # fmt: skip
+    took = {
+        device
+        for each in messages(cluster, HopAssigned)
+        for seq, hop, device in zip(each.seqs, each.hops, each.devices, strict=True)
+        if seq != "long" and hop == 1
+    }
     assert took and slow not in took
 
 
@@ -142,7 +151,9 @@ def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
     """Newcomers, and sequences that win their hop there, are never more than a device runs at once."""
     config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch="broadcast", hop_cost=0.0, max_running=3)
     cluster = cluster_of(copies, config=config, latency=2 * MS)
-    cluster.ask(*(request(f"s{at}", range(1 + at % 5), "mn"[at % 2], max_tokens=12) for at in range(24)), at=cluster.now)
+    cluster.ask(
+        *(request(f"s{at}", range(1 + at % 5), "mn"[at % 2], max_tokens=12) for at in range(24)), at=cluster.now
+    )
     most = 0
     while cluster._heap:
         cluster.run_one()
@@ -156,7 +167,9 @@ def test_a_sequence_is_moved_only_when_its_path_is_settled() -> None:
     cluster.ask(request("a", range(18), "m", max_tokens=30), at=cluster.now)
     while "a" not in cluster.scheduler.members or not cluster.scheduler.members["a"].offers:
         cluster.run_one()
-    assert "goes" in (cluster.migrate("a", range(1), "d3") or "") or "elsewhere" in (cluster.migrate("a", range(1), "d3") or "")
+    assert "goes" in (cluster.migrate("a", range(1), "d3") or "") or "elsewhere" in (
+        cluster.migrate("a", range(1), "d3") or ""
+    )
     while cluster.scheduler.members["a"].offers:
         cluster.run_one()
     source = cluster.scheduler.members["a"].path[0].device

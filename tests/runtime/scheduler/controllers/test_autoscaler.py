@@ -1,4 +1,6 @@
-"""Blocks are scaled one by one as a cluster serves (BL-24): the full one alone, with part of its sequences; and back when nobody asks."""
+"""Blocks are scaled one by one as a cluster serves (BL-24): the full one alone, with part of its sequences; and back
+when nobody asks.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,8 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
 
 
 def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() -> None:
-    """A second one came for the sake of a longer part of the chain, when all were at the first one already: they go there. (A third one
-    was loaded beside it.)"""
+    """A second one came for the sake of a longer part of the chain, when all were at the first one already: they go
+    there. (A third one was loaded beside it.)"""
     cluster = hot_cluster(QUICK, devices=5)
     blocks = [use.block for use in ONE.chain(*CUT).uses]
     second: list[str] = []
@@ -82,7 +84,9 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     cluster.ticks(4 * MS, 100 * MS)
     seen: list[tuple[int, int]] = []
     for when in range(61, 90):
-        cluster.at(when * MS + 1, lambda: seen.append((instances(cluster)[HOT], cluster.scheduler.devices[second[0]].members)))
+        cluster.at(
+            when * MS + 1, lambda: seen.append((instances(cluster)[HOT], cluster.scheduler.devices[second[0]].members))
+        )
     cluster.run()
     cluster.expect()
     assert {count for count, _ in seen} == {2} and not cluster.trace.named("scale.up")

@@ -1,4 +1,6 @@
-"""Whether sequences leave a device that is busier than another: the owner first, always the least busy, or computed again (Figure 24)."""
+"""Whether sequences leave a device that is busier than another: the owner first, always the least busy, or computed
+again (Figure 24).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ N = counting_model("n", "1 2* 5* 6", max_model_len=128)
 
 def lopsided(balancing: Balancing, margin: int = 4, **changes) -> VirtualCluster:
     """The second device comes back while the first one has all there is."""
-    control = ControlConfig(scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=margin, every_ms=5)
+    control = ControlConfig(
+        scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=margin, every_ms=5
+    )
     config = ClusterConfig(devices=2, placing="copies", control=control)
     cluster = VirtualCluster([M, N], devices=2, pages=400, config=config, restart=20 * MS, **changes)
     cluster.at(1 * MS // 2, lambda: cluster.kill("d1"))

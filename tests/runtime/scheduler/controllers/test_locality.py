@@ -1,4 +1,6 @@
-"""Instances move to whom they exchange rows with (BL-26): traffic between servers falls, a workload that flips is followed, tokens stay."""
+"""Instances move to whom they exchange rows with (BL-26): traffic between servers falls, a workload that flips is
+followed, tokens stay.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
 
 def placed_by_hand(monkeypatch: pytest.MonkeyPatch, *where: tuple[str, str]) -> None:
     """Where blocks are at first: (block, device)."""
-    monkeypatch.setattr("runtime.scheduler.placement.provision.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={}))
+    monkeypatch.setattr(
+        "runtime.scheduler.placement.provision.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
+    )
 
 
 def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +102,9 @@ def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(m
     (a1, a2), (b1, b2) = ([block.id for block in model.blocks(1)] for model in (a, b))
     placed_by_hand(monkeypatch, (a1, "d0"), (b2, "d0"), (b1, "d1"), (a2, "d1"))
     config = ClusterConfig(devices=2, placing="split", control=CONTROL, hop_cost=0.0)
-    cluster = VirtualCluster([a, b], [(1,), (1,)], devices=2, pages=400, config=config, servers=("x", "y"), limits=(3000, 2000))
+    cluster = VirtualCluster(
+        [a, b], [(1,), (1,)], devices=2, pages=400, config=config, servers=("x", "y"), limits=(3000, 2000)
+    )
     most = {"d0": 0, "d1": 0}
 
     def look() -> None:

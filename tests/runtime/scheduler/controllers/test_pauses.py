@@ -1,4 +1,6 @@
-"""Paused sequences (a tool call): no rows meanwhile, and their K and V move ahead of their return, inside the pause (BL-17)."""
+"""Paused sequences (a tool call): no rows meanwhile, and their K and V move ahead of their return, inside the pause
+(BL-17).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def crowded(control: ControlConfig, pages: int = 64) -> VirtualCluster:
     config = ClusterConfig(devices=2, placing="copies", control=control)
     cluster = VirtualCluster([M], devices=2, pages=pages, config=config, page_bytes_per_ms=64)
     cluster.ask(
-        request("p", range(8), "m", max_tokens=24), request("q", (1,), "m", max_tokens=2), request("r", range(8), "m", max_tokens=70)
+        request("p", range(8), "m", max_tokens=24),
+        request("q", (1,), "m", max_tokens=2),
+        request("r", range(8), "m", max_tokens=70),
     )
     cluster.ticks(4 * MS, 1000 * MS)
     return cluster
@@ -58,7 +62,9 @@ def test_a_long_pause_moves_it_inside_the_pause() -> None:
     assert copied and all(12 * MS < when < 900 * MS for when in copied)
     ahead = cluster.trace.named("migrate.ahead")
     assert len(ahead) == 1 and ahead[0].cause == "BL-17"
-    assert ahead[0].t - 12 * MS >= ahead[0].extra["needed"], "it began before the pause had lasted as long as the move takes"
+    assert ahead[0].t - 12 * MS >= ahead[0].extra["needed"], (
+        "it began before the pause had lasted as long as the move takes"
+    )
     assert cluster.scheduler.handovers.counts().committed == 1
 
 

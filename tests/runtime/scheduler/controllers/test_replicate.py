@@ -1,4 +1,6 @@
-"""Placing by demand: one copy of each chain at first, whole on a device; copies of what is asked for most, as it is asked for."""
+"""Placing by demand: one copy of each chain at first, whole on a device; copies of what is asked for most, as it is
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from runtime.engine.fakes.integer_model import IntegerModel, counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-MODELS = [counting_model(f"m{at}", f"{10 * at + 1} {10 * at + 2}* {10 * at + 3}* {10 * at + 4}", max_model_len=128) for at in range(3)]
+MODELS = [
+    counting_model(f"m{at}", f"{10 * at + 1} {10 * at + 2}* {10 * at + 3}* {10 * at + 4}", max_model_len=128)
+    for at in range(3)
+]
 CUTS = [(2,)] * 3
 CONTROL = ControlConfig(rearranging=False, every_ms=5, calm_ms=30, idle_ms=60, margin=2, patience_ms=300)
 
@@ -49,7 +54,9 @@ def test_what_is_asked_for_gets_copies_and_loses_them_again() -> None:
     copies = cluster.trace.named("scale.copy")
     assert copies and {event.cause for event in copies} == {"BL-24"}
     assert all(device.planned <= device.limit for device in cluster.scheduler.devices)
-    assert not [message for *_, message in cluster.sent if type(message).__name__ == "Pass"], "rows changed their device"
+    assert not [message for *_, message in cluster.sent if type(message).__name__ == "Pass"], (
+        "rows changed their device"
+    )
 
 
 def test_newcomers_run_where_it_is_loaded_while_a_copy_loads() -> None:
@@ -77,7 +84,9 @@ def test_negative_controls_without_room_or_switched_off_there_are_no_copies() ->
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_at_once_with_deaths_loses_and_alters_nothing(seed: int) -> None:
     rng = random.Random(seed)
-    control = ControlConfig(every_ms=4, calm_ms=20, idle_ms=30, margin=1, patience_ms=100, period_ms=30, crossing_us=1e6, balancing="owner")
+    control = ControlConfig(
+        every_ms=4, calm_ms=20, idle_ms=30, margin=1, patience_ms=100, period_ms=30, crossing_us=1e6, balancing="owner"
+    )
     cluster = cluster_of(control, devices=4, servers=("x", "x", "y", "y"), page_bytes_per_ms=rng.choice((1e9, 100.0)))
     for model in MODELS:
         ask(cluster, model, rng.randrange(2, 9), every=rng.randrange(1, 6))

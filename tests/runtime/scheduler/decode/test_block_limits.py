@@ -1,4 +1,6 @@
-"""Block instances with a batch limit of their own (BL-14), of which slots are kept for who is expected back (BL-22): no token changes."""
+"""Block instances with a batch limit of their own (BL-14), of which slots are kept for who is expected back (BL-22): no
+token changes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def batches(block_rows: int, moves: int = 0) -> tuple[VirtualCluster, dict[str, 
 def test_no_step_takes_more_rows_through_a_block_than_it_may() -> None:
     _, limited = batches(2)
     _, free = batches(0)
-    # Each model's own first block takes two; the one in common two of both together, without a limit of more than either's own.
+    # Each model's own first block takes two; the one in common two of both together, without a limit of more than
+    # either's own.
     assert limited["1"] <= 2 < free["1"] and limited["0"] <= 4 < free["0"]
 
 

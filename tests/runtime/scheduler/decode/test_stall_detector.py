@@ -1,4 +1,6 @@
-"""A row that no device has any more is noticed by what the devices report, and its sequence runs again; whatever works is waited for."""
+"""A row that no device has any more is noticed by what the devices report, and its sequence runs again; whatever works
+is waited for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LIMIT = 2.0
 
 
 class Leaky(VirtualCluster):
-    """Messages between devices, and from them, of which some never come. Devices report and the scheduler looks, twice a second."""
+    """Messages between devices, and from them, of which some never come. Devices report and the scheduler looks, twice
+    a second.
+    """
 
     loses: Callable[[Any], bool] = staticmethod(lambda message: False)
 

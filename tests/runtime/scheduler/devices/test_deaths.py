@@ -1,7 +1,7 @@
 """A device dies in each phase of its work, not at random: the event is waited for, then it is killed.
 
-Whatever it was doing, every sequence gets its model's tokens, each once; books agree after every event, and in the end nothing is held.
-`tests/runtime/cluster/test_deaths.py` does the same to processes.
+Whatever it was doing, every sequence gets its model's tokens, each once; books agree after every event, and in the end
+nothing is held. `tests/runtime/cluster/test_deaths.py` does the same to processes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ SLOW = 100.0
 
 def cluster_of(**changes) -> VirtualCluster:
     config = ClusterConfig(devices=3, placing="split", chunk=8)
-    fields = dict(devices=3, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=SLOW)
+    fields = dict(
+        devices=3, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=SLOW
+    )
     return VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -138,7 +140,11 @@ def test_while_another_takes_its_place(phase: str, again: str) -> None:
     def reached() -> bool:
         if cluster.nodes["d1"] is first:
             return False
-        return {"starting": not device["d1"].alive, "loading": bool(device["d1"].loading), "loaded": said(cluster, StageReady)}[phase]
+        return {
+            "starting": not device["d1"].alive,
+            "loading": bool(device["d1"].loading),
+            "loaded": said(cluster, StageReady),
+        }[phase]
 
     reach(cluster, reached)
     kill_and_finish(cluster, again)
@@ -163,7 +169,12 @@ def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
 def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
     """At each hop: the device that runs the row, one that has run it, one that is to run it."""
     cluster = busy()
-    reach(cluster, lambda: running(cluster, "a", phase, hop) and (phase == "decode" or cluster.scheduler.members["a"].computed > 0))
+    reach(
+        cluster,
+        lambda: (
+            running(cluster, "a", phase, hop) and (phase == "decode" or cluster.scheduler.members["a"].computed > 0)
+        ),
+    )
     one = cluster.scheduler.members["a"]
     assert len(one.path) == 3
     kill_and_finish(cluster, one.path[victim].device)
@@ -173,9 +184,18 @@ def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
 @pytest.mark.parametrize("victim", HOPS)
 @pytest.mark.parametrize("kind", [RunRows, ForwardRows, RowsDone, OpenSequences])
 def test_while_rows_are_passed_on(kind: type, victim: int) -> None:
-    """Out, from one hop to the next, and home: the message is on its way when its sender, its receiver or the third one dies."""
+    """Out, from one hop to the next, and home: the message is on its way when its sender, its receiver or the third one
+    dies.
+    """
     cluster = busy()
-    reach(cluster, lambda: said(cluster, kind) and (a := member(cluster)) is not None and (a.phase == "decode" or kind is OpenSequences))
+    reach(
+        cluster,
+        lambda: (
+            said(cluster, kind)
+            and (a := member(cluster)) is not None
+            and (a.phase == "decode" or kind is OpenSequences)
+        ),
+    )
     kill_and_finish(cluster, cluster.scheduler.members["a"].path[victim].device)
 
 
@@ -219,18 +239,32 @@ MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
     "pages are asked for": lambda cluster, move: said(cluster, PageRequest),
     "pages are on their way": lambda cluster, move: said(cluster, PageData),
     "all is there, and nobody knows": lambda cluster, move: said(cluster, MigrationReady),
-    "it is held, its row still under way": lambda cluster, move: move.member.held and move.member.flying and not move.asked,
-    "the rest is asked for": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, StartMigration),
+    "it is held, its row still under way": lambda cluster, move: (
+        move.member.held and move.member.flying and not move.asked
+    ),
+    "the rest is asked for": lambda cluster, move: (
+        move.member.held and move.stages > 1 and said(cluster, StartMigration)
+    ),
     "the rest is on its way": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, PageData),
-    "the rest is there, and nobody knows": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, MigrationReady),
+    "the rest is there, and nobody knows": lambda cluster, move: (
+        move.member.held and move.stages > 1 and said(cluster, MigrationReady)
+    ),
 }
 #: Ends of a move, and at which moments pages are seen with them.
 ENDS: dict[str, dict[str, bool]] = {"both ends": {}, "copy": {"recompute": False}, "recompute": {"copy": False}}
-SEEN = [(ends, moment) for ends in ENDS for moment in MOMENTS if ends != "recompute" or ("asked for" not in moment and "way" not in moment)]
+SEEN = [
+    (ends, moment)
+    for ends in ENDS
+    for moment in MOMENTS
+    if ends != "recompute" or ("asked for" not in moment and "way" not in moment)
+]
 
 
-def moving(hop: int, target: int | None = None, quick: bool = False, **ends: bool) -> tuple[VirtualCluster, dict[str, str]]:
-    """A sequence with all blocks of one hop on the way to another hop's device, or (None) to a fourth one; devices by their part in it.
+def moving(
+    hop: int, target: int | None = None, quick: bool = False, **ends: bool
+) -> tuple[VirtualCluster, dict[str, str]]:
+    """A sequence with all blocks of one hop on the way to another hop's device, or (None) to a fourth one; devices by
+    their part in it.
 
     `quick`: the move is over before the row that is under way is back.
     """
@@ -305,8 +339,9 @@ def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
 
 
 def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
-    """The first hop's blocks go to the second one's device. That one runs the sequence's row when the source dies: the move is committed at
-    once, both hops become one, and the table in which the row writes would be cut under it. (Found by random schedules.)"""
+    """The first hop's blocks go to the second one's device. That one runs the sequence's row when the source dies: the
+    move is committed at once, both hops become one, and the table in which the row writes would be cut under it. (Found
+    by random schedules.)"""
     cluster = busy(alpha=10 * MS, page_bytes_per_ms=40.0, latency=MS // 4)
     reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
     one = cluster.scheduler.members["a"]
@@ -316,7 +351,15 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     reach(cluster, lambda: "m[0:5]" in cluster.scheduler.devices[target].loaded)
     reach(cluster, lambda: said(cluster, RunRows) and "a" in cluster.sent[-1][3].seqs)
     assert cluster.migrate("a", range(1), target) is None
-    reach(cluster, lambda: (move := move_of(cluster)) is not None and one.held and not move.asked and running(cluster, "a", "decode", 1))
+    reach(
+        cluster,
+        lambda: (
+            (move := move_of(cluster)) is not None
+            and one.held
+            and not move.asked
+            and running(cluster, "a", "decode", 1)
+        ),
+    )
     cluster.nodes[source].alive = False
     cluster.tell(AgentDown(source, "killed"))  # heard of before the step is over
     assert cluster.scheduler.handovers.counts().committed == 1 and cluster.nodes[target].running
@@ -342,7 +385,9 @@ def crowded() -> VirtualCluster:
 
 
 @pytest.mark.parametrize("device", ["d0", "d1", "d2", "d3"])
-@pytest.mark.parametrize("moment", ["an instance comes", "sequences go there", "it is drained", "its stages are dropped"])
+@pytest.mark.parametrize(
+    "moment", ["an instance comes", "sequences go there", "it is drained", "its stages are dropped"]
+)
 def test_while_blocks_are_scaled_up_and_down(moment: str, device: str) -> None:
     cluster = crowded()
     moments: dict[str, Callable[[], object]] = {
@@ -370,8 +415,12 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
         cluster.ask(request(f"s{number}", range(number + 3), "m", max_tokens=16), at=number * 4 * MS)
     cluster.at(12 * MS, lambda: cluster.tell(serve(new, "m", *cut)))
     moments: dict[str, Callable[[], object]] = {
-        "its stages are loaded": lambda: cluster.scheduler._state.coming and any(each.loading for each in cluster.scheduler.devices),
-        "both run": lambda: {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"},
+        "its stages are loaded": lambda: (
+            cluster.scheduler._state.coming and any(each.loading for each in cluster.scheduler.devices)
+        ),
+        "both run": lambda: (
+            {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"}
+        ),
         "the old one goes": lambda: said(cluster, UnloadStages),
     }
     reach(cluster, moments[moment])
@@ -384,7 +433,9 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("victim", HOPS)
-@pytest.mark.parametrize("moment", ["a stand-in is loaded", "a prediction is passed on", "a guess goes on", "a verdict is on its way"])
+@pytest.mark.parametrize(
+    "moment", ["a stand-in is loaded", "a prediction is passed on", "a guess goes on", "a verdict is on its way"]
+)
 def test_while_hops_are_predicted(moment: str, victim: int) -> None:
     model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
     config = ClusterConfig(devices=3, placing="split", sharing="off", speculation=SpeculationConfig("exact", top=0.4))
@@ -395,10 +446,16 @@ def test_while_hops_are_predicted(moment: str, victim: int) -> None:
     cluster.scheduler.speculation.pin([(model.chain(2, 5).uses[1].block, f"d{at}") for at in HOPS])
     cluster.ask(request("warm", (1,), "m", max_tokens=1))
     for number in range(3):
-        cluster.ask(request(f"s{number}", [at % 3 for at in range(number + 6)], "m", max_tokens=16), at=(20 + 3 * number) * MS)
+        cluster.ask(
+            request(f"s{number}", [at % 3 for at in range(number + 6)], "m", max_tokens=16), at=(20 + 3 * number) * MS
+        )
     moments: dict[str, Callable[[], object]] = {
-        "a stand-in is loaded": lambda: any("~" in stage for each in cluster.scheduler.devices for stage in each.loading),
-        "a prediction is passed on": lambda: said(cluster, ForwardRows) and any(turn % 2 for turn in cluster.sent[-1][3].turns),
+        "a stand-in is loaded": lambda: any(
+            "~" in stage for each in cluster.scheduler.devices for stage in each.loading
+        ),
+        "a prediction is passed on": lambda: (
+            said(cluster, ForwardRows) and any(turn % 2 for turn in cluster.sent[-1][3].turns)
+        ),
         "a guess goes on": lambda: cluster.scheduler.speculation.counts().guesses > 0,
         "a verdict is on its way": lambda: said(cluster, SpeculationResult),
     }

@@ -28,9 +28,13 @@ def killing(*bad: str, at: int = 0, devices: int = 2) -> VirtualCluster:
             return super().run(plan, inputs)
 
     cluster = VirtualCluster(
-        [M], [(2,)], devices=devices, config=ClusterConfig(devices=devices, placing="split", hop_cost=0.0), restart=5 * MS,
+        [M],
+        [(2,)],
+        devices=devices,
+        config=ClusterConfig(devices=devices, placing="split", hop_cost=0.0),
+        restart=5 * MS,
         make_engine=lambda name: Killed([M], 256, device=name),
-    )  # fmt: skip
+    )
     return cluster
 
 
@@ -42,7 +46,11 @@ def test_what_kills_devices_ends_with_the_reason_and_all_others_have_their_token
     cluster.ask(*(request(f"t{number}", range(3 + number), "m", max_tokens=20) for number in range(6)), at=60 * MS)
     cluster.run()
     told = cluster.told["bad"]
-    assert told.last.finish == "error" and "4 devices in a row died" in (told.last.error or "") and "killed" in (told.last.error or "")
+    assert (
+        told.last.finish == "error"
+        and "4 devices in a row died" in (told.last.error or "")
+        and "killed" in (told.last.error or "")
+    )
     assert len(cluster.trace.named("fault")) == 4 and len(told.tokens) == max(0, at - 5 + 1)
     del cluster.requests["bad"]
     cluster.expect()
@@ -105,8 +113,12 @@ def test_devices_that_are_told_to_go_are_nobodys_fault() -> None:
 
 def test_whoever_is_saved_by_a_move_was_there_when_the_device_died_all_the_same() -> None:
     cluster = VirtualCluster(
-        [M], devices=2, config=ClusterConfig(devices=2, placing="copies", deaths=1), restart=5 * MS, page_bytes_per_ms=1.0,
-    )  # fmt: skip
+        [M],
+        devices=2,
+        config=ClusterConfig(devices=2, placing="copies", deaths=1),
+        restart=5 * MS,
+        page_bytes_per_ms=1.0,
+    )
     cluster.ask(request("s", range(40), "m", max_tokens=30))
     while not cluster.told["s"].tokens:
         cluster.run_one()

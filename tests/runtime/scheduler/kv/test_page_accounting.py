@@ -64,7 +64,9 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
         if act == "take" or not seq:
             groups = rng.randrange(1, 6)
             holdings[name] = ledger.take(PLACES, groups)
-            pages.tables[name] = {at: pages.groups(device, count, groups) for at, (device, count) in enumerate(PLACES) if count}
+            pages.tables[name] = {
+                at: pages.groups(device, count, groups) for at, (device, count) in enumerate(PLACES) if count
+            }
         elif act == "share":
             places = [("", 0)] * len(PLACES)
             for at, part in pages.tables[seq].items():
@@ -73,7 +75,8 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
             groups = shared + rng.randrange(1, 4)
             holdings[name] = ledger.take(places, groups, holdings[seq], shared)
             pages.tables[name] = {
-                at: [*part[:shared], *pages.groups(part[0][0], len(part[0][1]), groups - shared)] for at, part in pages.tables[seq].items()
+                at: [*part[:shared], *pages.groups(part[0][0], len(part[0][1]), groups - shared)]
+                for at, part in pages.tables[seq].items()
             }
         elif act == "grow" and running:
             more = rng.randrange(1, 3)
@@ -96,7 +99,9 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
                     pages.tables[seq][at] = pages.groups(places[at][0], places[at][1], len(part))
         ledger.check(holdings.values(), {})
         used, idle = pages.used(), pages.used(idle=True)
-        assert [(device.used, device.idle) for device in devices] == [(used[device.name], idle[device.name]) for device in devices]
+        assert [(device.used, device.idle) for device in devices] == [
+            (used[device.name], idle[device.name]) for device in devices
+        ]
         for device in devices:
             views = [ledger.mover(seq, holding, holding.groups, device.name).pages for seq, holding in holdings.items()]
             assert len(frozenset().union(*views)) == device.used
@@ -139,7 +144,9 @@ def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
         tokens = tuple(rng.randrange(2) for _ in range(rng.randrange(12)))
         realm = rng.choice((("v", ""), ("v", "t"), ("w", "")))
         if rng.random() < 0.6:
-            made = CachedPrefix(f"s{step}", PageHolding(), marks_of(tokens, 2), prefixes.shelf(realm, rng.choice(PATHS)))
+            made = CachedPrefix(
+                f"s{step}", PageHolding(), marks_of(tokens, 2), prefixes.shelf(realm, rng.choice(PATHS))
+            )
             prefixes.reaches(made, rng.randrange(len(tokens) // 2 + 1))
             standing.append((made, tokens))
         elif standing:
@@ -149,7 +156,10 @@ def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
         found = {match.path: match.groups for match in prefixes.matches(realm, marks_of(tokens, 2), most)}
         best: dict[tuple[Hop, ...], int] = {}
         for each, others in standing:
-            common = next((at for at, (x, y) in enumerate(zip(tokens, others, strict=False)) if x != y), min(len(tokens), len(others)))
+            common = next(
+                (at for at, (x, y) in enumerate(zip(tokens, others, strict=False)) if x != y),
+                min(len(tokens), len(others)),
+            )
             groups = min(common // 2, each.known, most)
             if each.shelf.realm == realm and groups:
                 best[each.path] = max(best.get(each.path, 0), groups)
@@ -162,7 +172,10 @@ def test_marks_go_on_where_others_end() -> None:
     assert marks_of(tokens[4:8], 4) != marks_of(tokens, 4)[1:]
 
 
-@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), min_size=1, max_size=4), st.integers(0, 8))
+@given(
+    st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), min_size=1, max_size=4),
+    st.integers(0, 8),
+)
 def test_the_chosen_path_is_the_cheapest(candidates: list[list[str]], hop_cost: int) -> None:
     loads = {"a": 1.0, "b": 3.0, "c": 0.5}
     chosen = choose_devices(candidates, loads, hop_cost)

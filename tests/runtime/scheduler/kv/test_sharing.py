@@ -1,6 +1,8 @@
-"""Shared beginnings: the same tokens with fewer computed, pages counted once, and nobody gets what is another model's or tenant's.
+"""Shared beginnings: the same tokens with fewer computed, pages counted once, and nobody gets what is another model's
+or tenant's.
 
-Counting engines change every later token when a page is wrong, so that what is compared with the model's own tokens proves the pages too.
+Counting engines change every later token when a page is wrong, so that what is compared with the model's own tokens
+proves the pages too.
 """
 
 from __future__ import annotations
@@ -116,13 +118,17 @@ def test_tenants_share_nothing_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_theirs(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_theirs(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if wrong:  # the control: if versions were not told apart
         monkeypatch.setattr(ScheduledSequence, "realm", property(lambda member: ("any", member.request.tenant)))
     other = counting_model("n", "1 2* 3 4* 5* 7")
     third = counting_model("n", "1 9* 3 4* 5* 7")
     for second in (other, third):
-        cluster = VirtualCluster([M, second], [(3,), (3,)], config=ClusterConfig(devices=1, sharing="running"), devices=1)
+        cluster = VirtualCluster(
+            [M, second], [(3,), (3,)], config=ClusterConfig(devices=1, sharing="running"), devices=1
+        )
         cluster.ask(request("a", SYSTEM, "m", max_tokens=20))
         cluster.ask(request("b", (*SYSTEM, 1), "n", max_tokens=8), at=15 * MS)
         cluster.run()
@@ -180,7 +186,9 @@ def test_without_room_there_it_goes_elsewhere() -> None:
 def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempted() -> None:
     cluster = cluster_of("cached", devices=1, pages=60)
     for number in range(3):
-        cluster.ask(request(f"old-{number}", [number * 30 + at for at in range(17)], "m", max_tokens=1), at=number * 10 * MS)
+        cluster.ask(
+            request(f"old-{number}", [number * 30 + at for at in range(17)], "m", max_tokens=1), at=number * 10 * MS
+        )
     cluster.ask(request("again", range(18), "m", max_tokens=1), at=40 * MS)
     cluster.run()
     assert refs(cluster) == {"again": ("~1", 16)}
@@ -248,7 +256,10 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
     assert len({donor.path for donor in cluster.scheduler.donors}) == 2
     before = sum(device.used for device in cluster.scheduler.devices)
     for minutes, left in ((0.5, 2), (1.0, 1), (2.0, 1)):
-        cluster.at(int(minutes * PERIOD) + cluster.now, lambda: cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now)))
+        cluster.at(
+            int(minutes * PERIOD) + cluster.now,
+            lambda: cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now)),
+        )
         cluster.run()
         assert len(cluster.scheduler.donors) == left
     counts = cluster.scheduler.donors.counts()
@@ -262,7 +273,9 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
 def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     cluster = cluster_of("running", devices=3, placing="split")
     cluster.ask(request("a", (*SYSTEM, 1), "m", max_tokens=40))
-    cluster.ask(request("b", (*SYSTEM, 2), "m", max_tokens=40), request("c", range(60, 70), "m", max_tokens=40), at=25 * MS)
+    cluster.ask(
+        request("b", (*SYSTEM, 2), "m", max_tokens=40), request("c", range(60, 70), "m", max_tokens=40), at=25 * MS
+    )
     cluster.ask(request("d", (*SYSTEM[:8], 2), "m", max_tokens=40), at=25 * MS)
     cluster.run(until=30 * MS)
     members = cluster.scheduler.members
@@ -337,7 +350,9 @@ def alike(count: int, rng: random.Random) -> list[SequenceRequest]:
     for number in range(count):
         own = [rng.randrange(97) for _ in range(rng.randrange(0, 12))]
         prompt = (*rng.choice(systems), *own)
-        one = request(f"s{number}", prompt, rng.choice("mmn"), max_tokens=rng.randrange(1, 16), priority=rng.randrange(2))
+        one = request(
+            f"s{number}", prompt, rng.choice("mmn"), max_tokens=rng.randrange(1, 16), priority=rng.randrange(2)
+        )
         asked.append(replace(one, tenant=rng.choice(("", "", "t"))))
     return asked
 
@@ -347,10 +362,14 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
     rng = random.Random(seed)
     sharing: Sharing = rng.choice(("running", "cached", "cached"))
     cluster = cluster_of(
-        sharing, devices=3, placing=rng.choice(("split", "copies")), pages=rng.choice((40, 70, 300)), owner_margin=rng.choice((0.0, 8.0)),
+        sharing,
+        devices=3,
+        placing=rng.choice(("split", "copies")),
+        pages=rng.choice((40, 70, 300)),
+        owner_margin=rng.choice((0.0, 8.0)),
         relay_config=AgentConfig(chunk=rng.choice((4, 16)), window=rng.choice((1, 3)), patience_ms=200),
         page_bytes_per_ms=rng.choice((1e9, 100.0)),
-    )  # fmt: skip
+    )
     asked = alike(18, rng)
     for one in asked:
         cluster.ask(one, at=rng.randrange(60 * MS))

@@ -1,4 +1,5 @@
-"""Blocks in the middle of a chain that move with what came into them kept: every corner of BL-16, and any schedule of all of them.
+"""Blocks in the middle of a chain that move with what came into them kept: every corner of BL-16, and any schedule of
+all of them.
 
 Tokens depend on every bit of K and V, so a hidden state that is stale, missing or another's changes an answer.
 """
@@ -199,7 +200,10 @@ def test_recomputing_goes_on_without_the_source_where_all_inputs_have_come() -> 
     cluster.ask(request("a", range(30), "two", max_tokens=20))
     rest(cluster)
     made = move(cluster, "d2", copy=False)
-    reach(cluster, lambda: (one := incoming(cluster)) and one.ends._counts[0] == 0 and not one.feed.waiting and not one.ends.done)
+    reach(
+        cluster,
+        lambda: (one := incoming(cluster)) and one.ends._counts[0] == 0 and not one.feed.waiting and not one.ends.done,
+    )
     cluster.kill(made.source)
     ended(cluster)
     finish(cluster)
@@ -248,7 +252,10 @@ def test_what_an_older_epoch_asks_for_is_refused() -> None:
     want = PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 1)
     (given,) = source.handle(want, (), cluster.now)
     assert type(given).__name__ == "SendInputs" and given.message.kept == ((0, member.computed),)
-    for stale in (PageRequest(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1), PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2)):
+    for stale in (
+        PageRequest(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1),
+        PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2),
+    ):
         (refused,) = source.handle(stale, (), cluster.now)
         assert refused.message.error and not refused.message.kept and not refused.arrays
     (beyond,) = source.handle(PageRequest(1, "a", member.epoch, (0, 3), 0, 99, "d2", 1), (), cluster.now)
@@ -278,10 +285,15 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     kept, chunk, window = rng.choice((2000, 20_000, 1 << 20)), rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
     cluster = VirtualCluster(
-        [M, N], CUTS, devices=3, pages=rng.choice((120, 400)), config=ClusterConfig(devices=3, placing="split", chunk=rng.choice((4, 64))),
+        [M, N],
+        CUTS,
+        devices=3,
+        pages=rng.choice((120, 400)),
+        config=ClusterConfig(devices=3, placing="split", chunk=rng.choice((4, 64))),
         relay_config=AgentConfig(chunk=chunk, window=window, patience_ms=200, boundary_bytes=kept),
-        page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
-    )  # fmt: skip
+        page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)),
+        latency=rng.choice((MS // 100, MS // 4)),
+    )
     deaths = seed % 2
     if rng.random() < 0.3:
         cluster.damage = lambda pages: rng.random() < 0.2

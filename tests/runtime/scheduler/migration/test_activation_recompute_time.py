@@ -1,7 +1,8 @@
-"""How long blocks in the middle of a chain take to move where what came into them is kept: the formula of BL-16, within one page group.
+"""How long blocks in the middle of a chain take to move where what came into them is kept: the formula of BL-16, within
+one page group.
 
-The link carries hidden states for the front and pages for the back; what it carries is counted, and so is the work that no device upstream
-has to do again.
+The link carries hidden states for the front and pages for the back; what it carries is counted, and so is the work that
+no device upstream has to do again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LAYERS, GROUP_BYTES, INPUT_BYTES = 4, 4 * 64, 4 * 8
 MIDDLE = range(1, 2)
 
 
-def cluster_of(tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 << 30, chunk: int = 4, **changes: object) -> VirtualCluster:
+def cluster_of(
+    tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 << 30, chunk: int = 4, **changes: object
+) -> VirtualCluster:
     """A sequence of so many tokens that rests; a group takes these milliseconds to recompute, or to travel."""
     fields = dict(
         devices=3, pages=600, config=ClusterConfig(devices=3, placing="split", chunk=64), latency=0, alpha=0,
@@ -150,7 +153,9 @@ def test_nothing_upstream_runs_again_where_inputs_are_kept() -> None:
 
 
 def test_upstream_is_charged_where_none_are_kept() -> None:
-    """Tokens times components before the run: what it takes to make K and V again without them, as a device that does it counts."""
+    """Tokens times components before the run: what it takes to make K and V again without them, as a device that does
+    it counts.
+    """
     cluster, work = counted(0)
     member = cluster.scheduler.members["a"]
     held, prompt = member.computed, member.first(member.computed)
@@ -178,7 +183,10 @@ def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
     """The rule by bytes: one layer's K and V are no more than the hidden states (16 bytes here, against 16)."""
     thin = counting_model("m", "1 2* 3", page_tokens=4, max_model_len=4096)
     chain = thin.chain(1)
-    wide = chain.uses[0], type(chain.uses[1])(*[getattr(chain.uses[1], name) for name in chain.uses[1].__slots__[:-1]], 16)  # type: ignore[misc]
+    wide = (
+        chain.uses[0],
+        type(chain.uses[1])(*[getattr(chain.uses[1], name) for name in chain.uses[1].__slots__[:-1]], 16),
+    )  # type: ignore[misc]
     cluster = VirtualCluster(
         chains=[type(chain)(chain.spec, chain.version, wide)], blocks=thin.blocks(1), stand_ins=[thin], devices=3,
         config=ClusterConfig(devices=3, placing="split"), relay_config=AgentConfig(boundary_bytes=1 << 20),

@@ -1,4 +1,6 @@
-"""The step that recomputes for a move fails: what the front had is fetched, and the sequence is none the wiser (BL-16)."""
+"""The step that recomputes for a move fails: what the front had is fetched, and the sequence is none the wiser
+(BL-16).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ class Failing(VirtualCluster):
 def moving(after: int, **ends: bool) -> Failing:
     config = ClusterConfig(devices=2, placing="copies", chunk=16)
     cluster = Failing(
-        [M], devices=2, pages=256, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=100.0, latency=MS // 10
+        [M],
+        devices=2,
+        pages=256,
+        config=config,
+        relay_config=AgentConfig(chunk=8, window=1),
+        page_bytes_per_ms=100.0,
+        latency=MS // 10,
     )
     cluster.after = after
     cluster.ask(request("warm", (1,), "m", max_tokens=1), request("warm-too", (1,), "m", max_tokens=1))

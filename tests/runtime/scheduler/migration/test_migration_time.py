@@ -1,4 +1,6 @@
-"""How long a move takes in virtual time, the real relays and scheduler at work: the formula of BL-16, within one page group."""
+"""How long a move takes in virtual time, the real relays and scheduler at work: the formula of BL-16, within one page
+group.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,20 @@ GROUP_BYTES = 3 * 64
 
 
 def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> VirtualCluster:
-    """Move a sequence of so many tokens that rests meanwhile; a group takes these milliseconds to recompute, or to travel."""
+    """Move a sequence of so many tokens that rests meanwhile; a group takes these milliseconds to recompute, or to
+    travel.
+    """
     cluster = VirtualCluster(
-        [M], devices=2, pages=4096, config=ClusterConfig(devices=2), latency=0, alpha=0, beta=int(recompute_ms * MS / 4),
-        relay_config=AgentConfig(chunk=4, window=1), page_bytes_per_ms=GROUP_BYTES / copy_ms,
-    )  # fmt: skip
+        [M],
+        devices=2,
+        pages=4096,
+        config=ClusterConfig(devices=2),
+        latency=0,
+        alpha=0,
+        beta=int(recompute_ms * MS / 4),
+        relay_config=AgentConfig(chunk=4, window=1),
+        page_bytes_per_ms=GROUP_BYTES / copy_ms,
+    )
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
     while not (told := cluster.told["a"]).tokens:
         cluster.run_one()

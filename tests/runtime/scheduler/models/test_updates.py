@@ -1,4 +1,6 @@
-"""Versions of models that come and go under load: each sequence has the tokens of the one that it began with, and what is old goes."""
+"""Versions of models that come and go under load: each sequence has the tokens of the one that it began with, and what
+is old goes.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,8 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
 
 
 def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
-    """Profiles of their blocks, what was reckoned from these, and how well they were predicted: else a server that takes a version of a
-    model every minute grows for ever."""
+    """Profiles of their blocks, what was reckoned from these, and how well they were predicted: else a server that
+    takes a version of a model every minute grows for ever."""
     cluster = cluster_of()
     versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
     cluster.known = versions  # type: ignore[assignment]
@@ -91,7 +93,14 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     sizes: list[tuple[int, ...]] = []
 
     def size() -> None:
-        sizes.append((len(estimates._profiles), len(estimates._whole), len({key[0] for key in estimates._known}), len(trials._outcomes)))
+        sizes.append(
+            (
+                len(estimates._profiles),
+                len(estimates._whole),
+                len({key[0] for key in estimates._known}),
+                len(trials._outcomes),
+            )
+        )
 
     for number, model in enumerate(versions):
         event = serve(model, "m", *CUT)
@@ -118,7 +127,9 @@ def test_a_new_block_goes_where_the_one_is_whose_place_it_takes() -> None:
     cluster.at(10 * MS, lambda: cluster.tell(serve(C, "m", *CUT)))
     old: dict[int, tuple[str, ...]] = {}
     instances = cluster.scheduler.provision.instances
-    cluster.at(9 * MS, lambda: old.update((at, tuple(instances[use.block])) for at, use in enumerate(A.chain(*CUT).uses)))
+    cluster.at(
+        9 * MS, lambda: old.update((at, tuple(instances[use.block])) for at, use in enumerate(A.chain(*CUT).uses))
+    )
     cluster.run()
     assert {at: tuple(instances[use.block]) for at, use in enumerate(C.chain(*CUT).uses)} == old
 
@@ -215,7 +226,9 @@ def test_an_update_before_the_devices_are_there_waits_for_them() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_updates_under_load_with_deaths_and_moves(seed: int) -> None:
-    """UN-09: whatever comes and dies, each sequence has the tokens of the version it began with; old blocks are gone from devices."""
+    """UN-09: whatever comes and dies, each sequence has the tokens of the version it began with; old blocks are gone
+    from devices.
+    """
     rng = random.Random(seed)
     config = ClusterConfig(devices=3, placing="split")
     cluster = cluster_of(3, pages=rng.choice((60, 200)), config=config, page_bytes_per_ms=rng.choice((1e9, 50.0)))

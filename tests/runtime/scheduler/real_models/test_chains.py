@@ -1,4 +1,6 @@
-"""Real models over several devices: transformers' own tokens for two families, an adapter and a stitched chain, whatever moves or dies."""
+"""Real models over several devices: transformers' own tokens for two families, an adapter and a stitched chain,
+whatever moves or dies.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,23 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
     half = half_page(bench.store, CONFIG, [*MODELS, "wide"])
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
     config = CONFIG if pages is None else replace(CONFIG, kv_bytes=2 * half * pages)
-    fields = dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=AgentConfig(chunk=4, window=1)) | changes
+    fields = (
+        dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=AgentConfig(chunk=4, window=1))
+        | changes
+    )
     return VirtualCluster(
-        chains=[each.chain for each in described], blocks=[block for each in described for block in each.blocks], devices=devices,
-        make_engine=lambda name: StagedEngine(bench.store, config, half, name), **fields,
-    )  # fmt: skip
+        chains=[each.chain for each in described],
+        blocks=[block for each in described for block in each.blocks],
+        devices=devices,
+        make_engine=lambda name: StagedEngine(bench.store, config, half, name),
+        **fields,
+    )
 
 
 def wanted(bench: Bench) -> dict[str, list[int]]:  # noqa: F811
-    """By sequence: what one engine gives that has the whole models, one after another; for foundations checked against transformers."""
+    """By sequence: what one engine gives that has the whole models, one after another; for foundations checked against
+    transformers.
+    """
     answers = {}
     for model in MODELS:
         engine = PagedEngine(bench.store, CONFIG, [model])
@@ -91,7 +101,9 @@ def test_chains_over_devices(family: Bench, answers: dict[str, list[int]], devic
     assert tokens(cluster) == answers
     assert all(device.loaded for device in cluster.scheduler.devices)
     for chain in cluster.scheduler.chains():  # each of them is spread
-        assert len({name for use in chain.uses for name in cluster.scheduler.provision.instances[use.block]}) >= min(devices, 2)
+        assert len({name for use in chain.uses for name in cluster.scheduler.provision.instances[use.block]}) >= min(
+            devices, 2
+        )
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}, {"recompute": False}], ids=["both-ends", "recompute", "copy"])
@@ -117,7 +129,9 @@ KEEPING = AgentConfig(chunk=4, window=1, boundary_bytes=1 << 24)
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])
-def test_blocks_of_the_middle_that_are_recomputed(family: Bench, answers: dict[str, list[int]], ends: dict[str, bool]) -> None:
+def test_blocks_of_the_middle_that_are_recomputed(
+    family: Bench, answers: dict[str, list[int]], ends: dict[str, bool]
+) -> None:
     """All families, an adapter, and a chain of two widths, from hidden states that their devices kept."""
     rng = random.Random(7 + len(ends))
     cluster = cluster_of(family, 3, page_bytes_per_ms=1000.0, relay_config=KEEPING)
@@ -145,8 +159,9 @@ def kept_pages(cluster: VirtualCluster, device: str, layers: tuple[int, int], to
 @pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("model", ["llama", "lora", "stitched"])
 def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) -> None:
-    """Recomputed from kept hidden states alone, a run of blocks behind others has the K and V that it had (BL-16's pitfall): the first
-    such run of the chain, and its last one that attends; of the stitched chain the last one is wider."""
+    """Recomputed from kept hidden states alone, a run of blocks behind others has the K and V that it had (BL-16's
+    pitfall): the first such run of the chain, and its last one that attends; of the stitched chain the last one is
+    wider."""
     cluster = cluster_of(family, 3, relay_config=KEEPING)
     prompt = tuple(int(each) for each in torch.randint(5, 60, (37,), generator=torch.Generator().manual_seed(3)))
     cluster.ask(SequenceRequest("a", "r-a", model, prompt, replace(SAMPLING, max_tokens=12)))

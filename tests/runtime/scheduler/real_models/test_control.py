@@ -1,6 +1,8 @@
-"""Real models while blocks are scaled, rearranged and balanced by the clock: transformers' own tokens, whatever control decides.
+"""Real models while blocks are scaled, rearranged and balanced by the clock: transformers' own tokens, whatever control
+decides.
 
-With counting engines the same is in `test_scaling`, `test_rearranging` and `test_balancing`; each of these tests has its control there.
+With counting engines the same is in `test_scaling`, `test_rearranging` and `test_balancing`; each of these tests has
+its control there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ QUICK = dict(every_ms=5, calm_ms=30, idle_ms=30, period_ms=1_000_000, patience_m
 
 @pytest.mark.parametrize("seed", range(2))
 def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, list[int]], seed: int) -> None:  # noqa: F811
-    """Memory is short: what fills a device gets another instance, sequences go there with their K and V, and it goes again."""
+    """Memory is short: what fills a device gets another instance, sequences go there with their K and V, and it goes
+    again.
+    """
     config = ClusterConfig(devices=4, placing="split", control=ControlConfig(rearranging=False, **QUICK))  # type: ignore[arg-type]
     cluster = cluster_of(family, 4, pages=60, config=config, page_bytes_per_ms=1e5)
     ask(cluster, random.Random(seed))
@@ -46,7 +50,9 @@ def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
 def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Balancing) -> None:  # noqa: F811
     """The second device comes back while the first one has all there is."""
-    control = ControlConfig(scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=1, every_ms=5)
+    control = ControlConfig(
+        scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=1, every_ms=5
+    )
     config = ClusterConfig(devices=2, placing="copies", control=control)
     cluster = cluster_of(family, 2, config=config, restart=20 * MS)
     cluster.at(MS // 2, lambda: cluster.kill("d1"))
@@ -60,7 +66,9 @@ def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int
 
 
 def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
-    """One device, each switch off: continuous batching. All run together, and nothing is moved, shared, scaled or predicted."""
+    """One device, each switch off: continuous batching. All run together, and nothing is moved, shared, scaled or
+    predicted.
+    """
     config = ClusterConfig(devices=1, placing="copies", sharing="off", control=ControlConfig.off())
     cluster = cluster_of(family, 1, config=config)
     ask(cluster, random.Random(3))
@@ -70,4 +78,10 @@ def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[st
     kinds = {type(message).__name__ for _, _, _, message in cluster.sent}
     assert kinds == {"Load", "Loaded", "Open", "Go", "Done", "Close"}
     assert max(len(message.seqs) for _, _, _, message in cluster.sent if type(message).__name__ == "Done") > 4
-    assert not {event.ev for event in cluster.trace.events} & {"scale.up", "placement.move", "kv.move.start", "kv.ref", "spec.start"}
+    assert not {event.ev for event in cluster.trace.events} & {
+        "scale.up",
+        "placement.move",
+        "kv.move.start",
+        "kv.ref",
+        "spec.start",
+    }

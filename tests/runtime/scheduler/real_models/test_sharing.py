@@ -55,10 +55,13 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
     half = half_page(family.store, CONFIG, MODELS)
     described = [describe_chain(family.store, name, CONFIG, half, 1) for name in MODELS]
     cluster = VirtualCluster(
-        chains=[each.chain for each in described], blocks=[block for each in described for block in each.blocks], devices=2,
+        chains=[each.chain for each in described],
+        blocks=[block for each in described for block in each.blocks],
+        devices=2,
         make_engine=lambda name: StagedEngine(family.store, CONFIG, half, name),
-        config=ClusterConfig(devices=2, placing="split", sharing=sharing), relay_config=AgentConfig(chunk=4, window=1),
-    )  # fmt: skip
+        config=ClusterConfig(devices=2, placing="split", sharing=sharing),
+        relay_config=AgentConfig(chunk=4, window=1),
+    )
     for number, one in enumerate(asked.values()):
         cluster.ask(one, at=(0, 10 * MS, 80 * MS)[number % 3])  # the third one comes when nobody runs any more
     rng = random.Random(2)

@@ -1,4 +1,6 @@
-"""A real model's hop predicted by a pruned one of `surrogates`: transformers' tokens in exact mode, the rate of hits in the other."""
+"""A real model's hop predicted by a pruned one of `surrogates`: transformers' tokens in exact mode, the rate of hits in
+the other.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ class Bench:
     """A parent of four layers, and a stand-in that has half of its second one."""
 
     def __init__(self, root: Path) -> None:
-        self.folder = checkpoints.make("llama", root / "hf", tokenizer=False, num_hidden_layers=4, num_key_value_heads=2, seed=1)
+        self.folder = checkpoints.make(
+            "llama", root / "hf", tokenizer=False, num_hidden_layers=4, num_key_value_heads=2, seed=1
+        )
         text = root / "ids.jsonl"
-        text.write_text("\n".join(json.dumps({"token_ids": [3 + (at * step) % 40 for at in range(160)]}) for step in range(1, 30)))
+        text.write_text(
+            "\n".join(json.dumps({"token_ids": [3 + (at * step) % 40 for at in range(160)]}) for step in range(1, 30))
+        )
         self.zoo = Zoo(root / "store")
         self.zoo.ingest(self.folder, name="m")
         options = SurrogateOptions(
@@ -56,21 +62,29 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     torch.set_num_threads(threads)
 
 
-def run(bench: Bench, mode: SpeculationMode, threshold: float = 0.95, *, adaptive: bool = False, kill: bool = False) -> VirtualCluster:
+def run(
+    bench: Bench, mode: SpeculationMode, threshold: float = 0.95, *, adaptive: bool = False, kill: bool = False
+) -> VirtualCluster:
     store = bench.zoo.store
     half = half_page(store, CONFIG, ["m", "cheaper"])
     described = describe_chain(store, "m", CONFIG, half, 1)
     known = surrogates_of(store, "m")
     cluster = VirtualCluster(
-        chains=[described.chain], blocks=described.blocks, devices=2, surrogates={"m": known}, relay_config=AgentConfig(chunk=4, window=1),
+        chains=[described.chain],
+        blocks=described.blocks,
+        devices=2,
+        surrogates={"m": known},
+        relay_config=AgentConfig(chunk=4, window=1),
         make_engine=lambda name: StagedEngine(store, CONFIG, half, name),
         config=ClusterConfig(devices=2, placing="split", speculation=SpeculationConfig(mode, threshold=threshold)),
-    )  # fmt: skip
+    )
     part = next(use.block for use in described.chain.uses if known[0].lo < use.hi and use.lo < known[0].hi)
     cluster.scheduler.speculation.pin([(part, "d0"), (part, "d1")])
     cluster.ask(SequenceRequest("warm", "warm", "m", (1,), SamplingParams(1, ignore_eos=True)))
     for number, prompt in enumerate(PROMPTS):
-        asked = SequenceRequest(f"{number}", f"r{number}", "m", prompt, SamplingParams(COUNT, ignore_eos=True), adaptive=adaptive)
+        asked = SequenceRequest(
+            f"{number}", f"r{number}", "m", prompt, SamplingParams(COUNT, ignore_eos=True), adaptive=adaptive
+        )
         cluster.ask(asked, at=(20 + 3 * number) * MS)
     for at in (40, 60) if kill else ():
         cluster.at(at * MS, lambda: cluster.kill("d0"))
@@ -83,7 +97,10 @@ def agreeing(bench: Bench, cluster: VirtualCluster) -> list[int]:
     """Leading tokens of each answer that are transformers' own."""
     told = [cluster.told[str(number)].tokens for number in range(len(PROMPTS))]
     assert {len(tokens) for tokens in told} == {COUNT}
-    return [same_tokens(bench.stock, prompt, own, got) for prompt, own, got in zip(PROMPTS, bench.answers, told, strict=True)]
+    return [
+        same_tokens(bench.stock, prompt, own, got)
+        for prompt, own, got in zip(PROMPTS, bench.answers, told, strict=True)
+    ]
 
 
 def test_the_zoos_pair_is_a_surrogate(bench: Bench) -> None:
@@ -99,11 +116,15 @@ def test_exact_tokens_are_transformers_own(bench: Bench, kill: bool) -> None:
     cluster = run(bench, "exact", kill=kill)
     assert agreeing(bench, cluster) == [COUNT] * len(PROMPTS)
     counts = cluster.scheduler.speculation.counts()
-    assert counts.guesses > 0 and counts.hits + counts.misses > (5 if kill else 40)  # who is let in anew may come before the stand-in
+    assert counts.guesses > 0 and counts.hits + counts.misses > (
+        5 if kill else 40
+    )  # who is let in anew may come before the stand-in
 
 
 def test_similarity_reports_its_hits(bench: Bench) -> None:
-    """At a threshold that nothing misses all predictions stand; at one that nothing reaches none does, and the tokens are exact."""
+    """At a threshold that nothing misses all predictions stand; at one that nothing reaches none does, and the tokens
+    are exact.
+    """
     lossy, strict = (run(bench, "similarity", threshold, adaptive=True) for threshold in (-1.0, 1.0))
     counts = lossy.scheduler.speculation.counts()
     assert counts.hits > 50 and counts.misses == 0
@@ -113,4 +134,7 @@ def test_similarity_reports_its_hits(bench: Bench) -> None:
     some = run(bench, "similarity", cosines[len(cosines) // 2], adaptive=True)
     counts = some.scheduler.speculation.counts()
     assert counts.hits > 10 and counts.misses > 10
-    assert all(event.extra["stands"] == (event.extra["cosine"] >= cosines[len(cosines) // 2]) for event in some.trace.named("spec.verify"))
+    assert all(
+        event.extra["stands"] == (event.extra["cosine"] >= cosines[len(cosines) // 2])
+        for event in some.trace.named("spec.verify")
+    )

@@ -1,5 +1,5 @@
-"""Real models that are replaced under load, or stood in for: tokens of the version that each sequence began with, or of the composed model
-that it was given, and nothing of another one loaded."""
+"""Real models that are replaced under load, or stood in for: tokens of the version that each sequence began with, or of
+the composed model that it was given, and nothing of another one loaded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def described(bench: Bench, name: str, serve_as: str | None = None) -> Described
 
 def own_tokens(bench: Bench, name: str) -> list[list[int]]:  # noqa: F811
     engine = PagedEngine(bench.store, CONFIG, [name])
-    return [drive(engine, {0: [SequenceRequest("a", "a", name, p, SAMPLING)]}, BatchingConfig(8)).tokens("a") for p in PROMPTS]
+    return [
+        drive(engine, {0: [SequenceRequest("a", "a", name, p, SAMPLING)]}, BatchingConfig(8)).tokens("a")
+        for p in PROMPTS
+    ]
 
 
 def engine_of(bench: Bench, device: str) -> StagedEngine:  # noqa: F811
@@ -58,7 +61,9 @@ def engine_of(bench: Bench, device: str) -> StagedEngine:  # noqa: F811
 def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     """Both versions lie on one base: its blocks stay, and serve both."""
     old, new = described(family, "one", "tuned"), described(family, "two", "tuned")
-    assert [block.id for block in old.blocks] == [block.id for block in new.blocks] and old.chain.version != new.chain.version
+    assert [block.id for block in old.blocks] == [
+        block.id for block in new.blocks
+    ] and old.chain.version != new.chain.version
     cluster = Changing(
         chains=[old.chain], blocks=old.blocks, devices=2, make_engine=lambda name: engine_of(family, name),
         config=ClusterConfig(devices=2, placing="split"), relay_config=AgentConfig(chunk=4, window=1),
@@ -75,7 +80,10 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     assert got == {seq: wanted[cluster.given[seq]][int(seq[1:]) % len(PROMPTS)] for seq in got}
     assert set(cluster.given.values()) == set(wanted) and [each.error for each in cluster.updated] == [""]
     assert cluster.loaded() == {new.chain.loaded_as}
-    fresh = sum(_loaded_alone(family, device.name, [stage for stage, _ in device.wanted.values()]) for device in cluster.scheduler.devices)
+    fresh = sum(
+        _loaded_alone(family, device.name, [stage for stage, _ in device.wanted.values()])
+        for device in cluster.scheduler.devices
+    )
     assert sum(node.engine.memory().weights for node in cluster.living()) == fresh
 
 
@@ -87,16 +95,22 @@ def _loaded_alone(bench: Bench, device: str, stages: list[Stage]) -> int:  # noq
 
 
 def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None:
-    """Its blocks are its parents', and smaller where they are not those of the model that was asked for: its steps are shorter."""
+    """Its blocks are its parents', and smaller where they are not those of the model that was asked for: its steps are
+    shorter.
+    """
     store = family.store
     put_chain(store, "mixed", ("base", 0, 2), ("slim", 2, 3), embedding="base", head="base")
     put_chain(store, "unscored", ("base", 0, 1), ("slim", 1, 2), ("base", 2, 3), embedding="base", head="base")
     with store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", ScoredRun("slim", 5, 7), ScoredRun("base", 5, 7), "probe", 0.99)])
+        writer.put_equivalences(
+            [Equivalence("equivalent", ScoredRun("slim", 5, 7), ScoredRun("base", 5, 7), "probe", 0.99)]
+        )
     exact = described(family, "base")
     half = half_page(store, CONFIG, ["base"])
     found = variants_in(store, exact.chain, "base", CONFIG, half, 1)
-    assert [(each.variant.name, each.variant.score, each.variant.kind) for each in found] == [("mixed", 0.99, "equivalent")]
+    assert [(each.variant.name, each.variant.score, each.variant.kind) for each in found] == [
+        ("mixed", 0.99, "equivalent")
+    ]
     assert variants_in(store, exact.chain, "base", CONFIG, half, 1, DispatchLimits(equivalent=0.995)) == ()
     blocks = {block.id: block for each in (exact, found[0]) for block in each.blocks}
     cluster = Changing(
@@ -105,18 +119,27 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
         adaptation=VariantChoice((found[0].variant,)),
     )  # fmt: skip
     for number in range(12):
-        asked = SequenceRequest(f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0)
+        asked = SequenceRequest(
+            f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0
+        )
         cluster.ask(asked, at=(2 + number) * MS)
     cluster.run()
     cluster.expect_empty()
     wanted = {None: own_tokens(family, "base"), "mixed": own_tokens(family, "mixed")}
     assert wanted[None] != wanted["mixed"]
     served = {seq: told.last.served for seq, told in cluster.told.items()}
-    assert {seq: told.tokens for seq, told in cluster.told.items()} == {seq: wanted[served[seq]][int(seq[1:]) % 6] for seq in served}
-    assert all(served[seq] is None for seq, one in cluster.requests.items() if not one.adaptive) and "mixed" in served.values()
+    assert {seq: told.tokens for seq, told in cluster.told.items()} == {
+        seq: wanted[served[seq]][int(seq[1:]) % 6] for seq in served
+    }
+    assert (
+        all(served[seq] is None for seq, one in cluster.requests.items() if not one.adaptive)
+        and "mixed" in served.values()
+    )
     # A comparison of the two themselves counts before what their parts make likely.
     with store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", ScoredRun("base", 7, 8), ScoredRun("mixed", 7, 8), "probe", 0.91)])
+        writer.put_equivalences(
+            [Equivalence("equivalent", ScoredRun("base", 7, 8), ScoredRun("mixed", 7, 8), "probe", 0.91)]
+        )
     assert [each.variant.score for each in variants_in(store, exact.chain, "base", CONFIG, half, 1)] == [0.91]
 
 
@@ -133,4 +156,6 @@ def test_another_model_under_the_same_name_is_not_loaded_for_a_version_that_runs
     now = described(family, "three").chain
     assert now.version != chain.version
     assert engine.load(now.stage(2, 4)).name == now.stage(2, 4).id
-    assert engine.load(replace(chain, source="three").stage(2, 4)).name == "three[2:4]"  # without a version: as it stands
+    assert (
+        engine.load(replace(chain, source="three").stage(2, 4)).name == "three[2:4]"
+    )  # without a version: as it stands

@@ -1,4 +1,6 @@
-"""Paths of newcomers by profiles (BL-21): what a device has to do, what it must load, and what a hop costs, recomputed from the table."""
+"""Paths of newcomers by profiles (BL-21): what a device has to do, what it must load, and what a hop costs, recomputed
+from the table.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,15 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
     names = ["x", "y", "z"]
     blocks = data.draw(st.integers(1, 4))
     hop = data.draw(st.floats(0, 3))
-    costs = [{name: data.draw(st.floats(0, 5)) for name in data.draw(st.sets(st.sampled_from(names), min_size=1))} for _ in range(blocks)]
+    costs = [
+        {name: data.draw(st.floats(0, 5)) for name in data.draw(st.sets(st.sampled_from(names), min_size=1))}
+        for _ in range(blocks)
+    ]
 
     def price(path: tuple[str, ...]) -> float:
-        return sum(row[name] for row, name in zip(costs, path, strict=True)) + hop * sum(a != b for a, b in pairwise(path))
+        return sum(row[name] for row, name in zip(costs, path, strict=True)) + hop * sum(
+            a != b for a, b in pairwise(path)
+        )
 
     paths: list[tuple[str, ...]] = [()]
     for row in costs:

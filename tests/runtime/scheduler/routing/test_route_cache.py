@@ -1,4 +1,6 @@
-"""Indexes of the scheduler beside what they stand for, counted from scratch: routes, living devices, candidates of very many."""
+"""Indexes of the scheduler beside what they stand for, counted from scratch: routes, living devices, candidates of very
+many.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def up(devices: Devices, name: str) -> None:
     devices.up(AgentHello(name, PROTOCOL, "v", 100, 1, 0, name))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), min_size=1, max_size=6), st.sampled_from(["one", "two"]))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), min_size=1, max_size=6),
+    st.sampled_from(["one", "two"]),
+)
 def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: str) -> None:
     chain, devices = chain_of(version, [layers for layers, _ in blocks]), tuple(name for _, name in blocks)
     made = RouteCache()
@@ -40,7 +45,9 @@ def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: s
     assert route.devices == tuple(dict.fromkeys(devices))
     pages = {name: sum(layers for layers, at in blocks if at == name) for name in route.devices}
     assert dict(route.weights) == {name: count for name, count in pages.items() if count}
-    assert [(device, stage) for device, stage, _ in route.stages] == [(hop.device, chain.stage(hop.lo, hop.hi)) for hop in route.path]
+    assert [(device, stage) for device, stage, _ in route.stages] == [
+        (hop.device, chain.stage(hop.lo, hop.hi)) for hop in route.path
+    ]
     assert all(name == stage.id for _, stage, name in route.stages)
 
 
@@ -74,7 +81,9 @@ def test_no_path_is_cheaper_than_the_one_that_is_chosen(candidates: list[list[st
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 11)), max_size=30), st.integers(1, 12), st.integers(0, 99))
-def test_candidates_are_living_devices_some_of_very_many(events: list[tuple[bool, int]], copies: int, seed: int) -> None:
+def test_candidates_are_living_devices_some_of_very_many(
+    events: list[tuple[bool, int]], copies: int, seed: int
+) -> None:
     devices = Devices()
     for at in range(12):
         up(devices, f"d{at}")
@@ -93,6 +102,8 @@ def test_candidates_are_living_devices_some_of_very_many(events: list[tuple[bool
         loads = {f"d{number}": float(chance.randrange(4)) for number in range(12)}
         turn += 7919
         first = turn % copies if copies > 8 else 0
-        able = [f"d{(first + step) % copies}" for step in range(copies) if devices[f"d{(first + step) % copies}"].alive][:8]
+        able = [
+            f"d{(first + step) % copies}" for step in range(copies) if devices[f"d{(first + step) % copies}"].alive
+        ][:8]
         path = provision.path(chain, loads)
         assert (None if path is None else path[0].device) == min(able, key=loads.__getitem__, default=None)

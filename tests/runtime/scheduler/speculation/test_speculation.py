@@ -1,4 +1,6 @@
-"""Predicted hops: in exact mode the chain's own tokens in every schedule, else what the threshold allows; books agree always."""
+"""Predicted hops: in exact mode the chain's own tokens in every schedule, else what the threshold allows; books agree
+always.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,29 @@ M = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
 
 
 def cluster_of(
-    misses: int, mode: str = "exact", *, model: IntegerModel = M, middle: int = 4, devices: int = 3, pinned: bool = True, **others
+    misses: int,
+    mode: str = "exact",
+    *,
+    model: IntegerModel = M,
+    middle: int = 4,
+    devices: int = 3,
+    pinned: bool = True,
+    **others,
 ) -> VirtualCluster:
-    """A chain of three hops whose second is predicted by a stand-in that is wrong for one value in `misses` (0: for none)."""
+    """A chain of three hops whose second is predicted by a stand-in that is wrong for one value in `misses` (0: for
+    none).
+    """
     stand_in = surrogate_of(model, "m~", middle, misses)
     config = ClusterConfig(devices=devices, placing="split", speculation=SpeculationConfig(mode, top=0.4))  # type: ignore[arg-type]
     cluster = VirtualCluster(
-        [model], [CUT], devices=devices, config=config, stand_ins=[stand_in], surrogates={"m": [Surrogate("m~", middle, middle + 1, 1)]},
+        [model],
+        [CUT],
+        devices=devices,
+        config=config,
+        stand_ins=[stand_in],
+        surrogates={"m": [Surrogate("m~", middle, middle + 1, 1)]},
         **others,
-    )  # fmt: skip
+    )
     if pinned:
         block = model.chain(*CUT).uses[1].block
         cluster.scheduler.speculation.pin([(block, f"d{at}") for at in range(devices)])
@@ -40,7 +56,13 @@ def cluster_of(
 def some(count: int, seed: int, **changes: object) -> list[SequenceRequest]:
     rng = random.Random(seed)
     return [
-        request(f"s{number}", [rng.randrange(3) for _ in range(rng.randrange(1, 24))], "m", max_tokens=rng.randrange(1, 20), **changes)
+        request(
+            f"s{number}",
+            [rng.randrange(3) for _ in range(rng.randrange(1, 24))],
+            "m",
+            max_tokens=rng.randrange(1, 20),
+            **changes,
+        )
         for number in range(count)
     ]
 
@@ -57,7 +79,12 @@ def ask(cluster: VirtualCluster, asked: list[SequenceRequest], rng: random.Rando
 
 
 def passed(cluster: VirtualCluster, odd: bool) -> int:
-    return sum((turn % 2 == 1) is odd for _, _, _, message in cluster.sent if isinstance(message, ForwardRows) for turn in message.turns)
+    return sum(
+        (turn % 2 == 1) is odd
+        for _, _, _, message in cluster.sent
+        if isinstance(message, ForwardRows)
+        for turn in message.turns
+    )
 
 
 @pytest.mark.parametrize("misses", [0, 1, 2, 5])
@@ -78,10 +105,14 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
 def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
     rng = random.Random(seed)
     cluster = cluster_of(
-        rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
-        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)), lanes=rng.choice((("all",), ("real", "ahead"))),
-    )  # fmt: skip
+        rng.choice((0, 2, 5)),
+        pages=rng.choice((70, 90, 300)),
+        latency=rng.choice((MS // 100, MS // 4)),
+        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))),
+        page_bytes_per_ms=rng.choice((1e9, 200.0)),
+        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)),
+        lanes=rng.choice((("all",), ("real", "ahead"))),
+    )
     asked = some(16, seed)
     ask(cluster, asked, rng)
     gone = asked[::4] if seed % 2 else []
@@ -99,7 +130,9 @@ def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
 
 
 def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
-    """Short of pages somebody gives way, and all tokens are right; whoever cannot be given a stand-in's pages goes without."""
+    """Short of pages somebody gives way, and all tokens are right; whoever cannot be given a stand-in's pages goes
+    without.
+    """
     cluster = cluster_of(3, pages=44)
     ask(cluster, some(16, 5), random.Random(5))
     cluster.run()
@@ -110,7 +143,9 @@ def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
 
 @pytest.mark.parametrize("misses", [0, 1, 4])
 def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) -> None:
-    """Alike are the same values only: so misses are rolled back, and hits have nothing behind the predicted hop run twice."""
+    """Alike are the same values only: so misses are rolled back, and hits have nothing behind the predicted hop run
+    twice.
+    """
     cluster = cluster_of(misses, "similarity")
     asked = [replace(one, adaptive=True) for one in some(12, misses)]
     ask(cluster, asked, random.Random(misses))
@@ -118,12 +153,24 @@ def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) 
     cluster.expect()
     counts = cluster.scheduler.speculation.counts()
     assert (counts.hits > 0, counts.misses > 0) == (misses != 1, misses > 0)
-    verdicts = [stands for _, _, _, message in cluster.sent if isinstance(message, SpeculationResult) for stands in message.stands]
+    verdicts = [
+        stands
+        for _, _, _, message in cluster.sent
+        if isinstance(message, SpeculationResult)
+        for stands in message.stands
+    ]
     assert counts.hits <= verdicts.count(True) and counts.misses <= verdicts.count(False)
-    assert len(verdicts) - counts.hits - counts.misses <= counts.redone  # those of rows that were sent from the wrong token
+    assert (
+        len(verdicts) - counts.hits - counts.misses <= counts.redone
+    )  # those of rows that were sent from the wrong token
     events = cluster.trace
     assert len(events.named("spec.hit")) == counts.hits and len(events.named("spec.miss")) == counts.misses
-    assert len(events.named("spec.start")) == counts.started >= len(events.named("spec.verify")) >= counts.hits + counts.misses
+    assert (
+        len(events.named("spec.start"))
+        == counts.started
+        >= len(events.named("spec.verify"))
+        >= counts.hits + counts.misses
+    )
 
 
 def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
@@ -135,7 +182,9 @@ def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
     cluster.ask(replace(asked, seq="lossy", adaptive=True), asked, at=10 * MS)
     cluster.run()
     cluster.expect_empty()
-    own, other = (expected(model, prompt, cluster.requests["exact"].sampling) for model in (M, surrogate_of(M, "m~", 4, 2)))
+    own, other = (
+        expected(model, prompt, cluster.requests["exact"].sampling) for model in (M, surrogate_of(M, "m~", 4, 2))
+    )
     assert own != other
     assert (cluster.told["exact"].tokens, cluster.told["lossy"].tokens) == (own, other)
 
@@ -158,9 +207,13 @@ def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
 
 
 def test_ticks_choose_the_longest_queues() -> None:
-    """By reports: the hop that takes longest is predicted, none is while nobody waits, and everything else stays as it is."""
+    """By reports: the hop that takes longest is predicted, none is while nobody waits, and everything else stays as it
+    is.
+    """
     slow = {"m[2:5]"}
-    cluster = cluster_of(4, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS)
+    cluster = cluster_of(
+        4, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
+    )
 
     def beat() -> None:
         for node in cluster.living():
@@ -185,7 +238,9 @@ def test_ticks_choose_the_longest_queues() -> None:
 def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, ends: bool) -> None:
     """A stand-in that is always wrong is not asked any more, also by those that run; one that is right goes on."""
     slow = {"m[2:5]"}
-    cluster = cluster_of(misses, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS)
+    cluster = cluster_of(
+        misses, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
+    )
 
     def beat() -> None:
         for node in cluster.living():
@@ -205,7 +260,11 @@ def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, e
     if not ends:
         assert counts.hits > 100
         return
-    assert told[0].block == M.chain(*CUT).uses[1].block and told[0].extra["rate"] < told[0].extra["needed"] and told[0].extra["of"] == 32
+    assert (
+        told[0].block == M.chain(*CUT).uses[1].block
+        and told[0].extra["rate"] < told[0].extra["needed"]
+        and told[0].extra["of"] == 32
+    )
     began = [event.t for event in cluster.trace.named("spec.start") if event.dev == told[0].dev]
     assert not [at for at in began if told[0].t < at < told[0].t + 60 * 5 * MS], "none until it has rested"
 
@@ -265,7 +324,9 @@ def test_nothing_is_predicted_during_a_move() -> None:
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
-    """UN-13: others with the same beginning find it only with sequences that are not predicted (the negative control)."""
+    """UN-13: others with the same beginning find it only with sequences that are not predicted (the negative
+    control).
+    """
     cluster = cluster_of(3, pinned=pinned)
     warm(cluster)
     for number in range(4):
@@ -278,7 +339,11 @@ def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
 
 def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() -> None:
     slow = {"m[2:5]": 4 * MS}  # what is predicted; so that its successor sets out from a guess
-    cluster = cluster_of(0, lanes=("real", "ahead"), costs=lambda plan: max((slow.get(row.model, MS // 4) for row in plan.rows), default=0))
+    cluster = cluster_of(
+        0,
+        lanes=("real", "ahead"),
+        costs=lambda plan: max((slow.get(row.model, MS // 4) for row in plan.rows), default=0),
+    )
     warm(cluster)
     cluster.ask(request("s", range(3), "m", max_tokens=50), at=5 * MS)
     cluster.at(40 * MS, lambda: cluster.tell(PauseSequence("s")))
@@ -308,7 +373,9 @@ def test_a_path_may_come_back_to_a_device_behind_what_is_predicted(misses: int) 
     cluster.expect()
     counts = cluster.scheduler.speculation.counts()
     assert counts.hits > 0 and (counts.misses > 0) == (misses > 0)
-    assert {hop.device for one in cluster.sent if isinstance(one[3], OpenSequences) for path in one[3].paths for hop in path} <= {
+    assert {
+        hop.device for one in cluster.sent if isinstance(one[3], OpenSequences) for path in one[3].paths for hop in path
+    } <= {
         "d0",
         "d1",
     }

@@ -1,4 +1,6 @@
-"""What predicting the slowest hop gains in virtual time: what `policy.speculation.choice.chain_time` says for a pass, and its sum over tokens."""
+"""What predicting the slowest hop gains in virtual time: what `policy.speculation.choice.chain_time` says for a pass,
+and its sum over tokens.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,23 @@ def costs(plan: StepPlan) -> int:
 
 
 def times(misses: int | None, mode: str = "exact", lanes: tuple[Lane, ...] = OWN) -> tuple[VirtualCluster, list[float]]:
-    """When each token of one answer was told, in milliseconds since it was asked for; `misses` None: without a stand-in."""
-    config = ClusterConfig(devices=3, placing="split", speculation=SpeculationConfig(mode if misses is not None else "off"))  # type: ignore[arg-type]
+    """When each token of one answer was told, in milliseconds since it was asked for; `misses` None: without a
+    stand-in.
+    """
+    config = ClusterConfig(
+        devices=3, placing="split", speculation=SpeculationConfig(mode if misses is not None else "off")
+    )  # type: ignore[arg-type]
     cluster = VirtualCluster(
-        [M], [CUT], devices=3, config=config, latency=1, costs=costs, lanes=lanes, stand_ins=[surrogate_of(M, "m~", MIDDLE, misses or 0)],
+        [M],
+        [CUT],
+        devices=3,
+        config=config,
+        latency=1,
+        costs=costs,
+        lanes=lanes,
+        stand_ins=[surrogate_of(M, "m~", MIDDLE, misses or 0)],
         surrogates={"m": [Surrogate("m~", MIDDLE, MIDDLE + 1, 1)]},
-    )  # fmt: skip
+    )
     cluster.scheduler.speculation.pin([(M.chain(*CUT).uses[1].block, f"d{at}") for at in range(3)])
     cluster.ask(request("warm", (1,), "m", max_tokens=1))
     cluster.ask(request("a", (1, 2, 3), "m", max_tokens=TOKENS), at=100 * MS)
@@ -55,7 +68,8 @@ def test_a_pass_takes_what_the_policy_says() -> None:
 
 
 def test_an_answer_takes_the_slowest_hops_time_per_token() -> None:
-    """The guess sends the next row to the slowest hop before that is through, which then never waits: exact tokens at 10 ms, not at 15.
+    """The guess sends the next row to the slowest hop before that is through, which then never waits: exact tokens at
+    10 ms, not at 15.
 
     On one stream the stand-in's time comes on top: 11.
     """
@@ -78,7 +92,9 @@ def test_wrong_predictions_cost_time_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("wrong", "gain"), [((0,), "some"), ((2,), "none")])
 def test_figure_15(wrong: tuple[int, ...], gain: str) -> None:
-    """The figure's bounds hold of what runs here: one hop of three predicted, never the last, lies between its T2 and its T6."""
+    """The figure's bounds hold of what runs here: one hop of three predicted, never the last, lies between its T2 and
+    its T6.
+    """
     figure = figure_15(HOPS, (STAND_IN,) * 3, (0.0,) * 3, wrong)
     assert (figure.gain > 0) == (gain == "some")
     first = {misses: times(misses)[1][0] for misses in (None, 0, 1)}

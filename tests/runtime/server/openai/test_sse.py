@@ -22,7 +22,9 @@ from runtime.types import ModelSpec
 PIECES = st.builds(
     TextPiece,
     choice=st.integers(0, 2),
-    text=st.one_of(st.text(max_size=6), st.sampled_from(["", "\x00", '"', "\\u0000", "[-1]", "你\n", "</s>", "\u2028"])),
+    text=st.one_of(
+        st.text(max_size=6), st.sampled_from(["", "\x00", '"', "\\u0000", "[-1]", "你\n", "</s>", "\u2028"])
+    ),
     tokens=st.lists(st.integers(0, 300), max_size=3).map(tuple),
     entries=st.sampled_from([(), (TokenEntry(5, -0.5, (), 0),)]),
     finish=st.sampled_from([None, None, None, "stop", "length"]),
@@ -35,7 +37,9 @@ def generation(tokenizer: Tokenizer, name: str, chat: bool, **fields: object) ->
     model, receipt = ServedModel(ModelSpec(name, 1, 16, 4096, 400), tokenizer), Receipt("cmpl-1", 12)
     common = {"model": name, "max_tokens": 9, "n": 3, "stream": True, **fields}
     if chat:
-        return assemble_chat(ChatBody(messages=[ChatMessage(role="user", content="hi")], **common), model, receipt, Limits())
+        return assemble_chat(
+            ChatBody(messages=[ChatMessage(role="user", content="hi")], **common), model, receipt, Limits()
+        )
     return assemble_completion(CompletionBody(prompt=[5], **common), model, receipt, Limits())
 
 
@@ -52,7 +56,9 @@ def worded(wording: Wording, piece: TextPiece, token_ids: bool) -> bytes:
 def test_chunks_are_their_documents(
     tokenizer: Tokenizer, chat: bool, name: str, pieces: list[TextPiece], token_ids: bool, usage: bool
 ) -> None:
-    asked = generation(tokenizer, name, chat, return_token_ids=token_ids, stream_options=StreamOptions(include_usage=usage))
+    asked = generation(
+        tokenizer, name, chat, return_token_ids=token_ids, stream_options=StreamOptions(include_usage=usage)
+    )
     wording = wording_for(asked)
     assert ChunkWriter(wording, token_ids).of(pieces) == b"".join(worded(wording, piece, token_ids) for piece in pieces)
 

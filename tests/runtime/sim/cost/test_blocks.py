@@ -1,4 +1,6 @@
-"""Shapes against published sizes, costs by hand, decode steps in closed form, and Figure 7's split from the table as it is."""
+"""Shapes against published sizes, costs by hand, decode steps in closed form, and Figure 7's split from the table as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ LLAMA = SHAPES["llama-7b"]
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("llama-1.1b", 1.10), ("chatglm-6b", 6.17), ("llama-7b", 6.74), ("llama-13b", 13.02), ("gpt-neox-20b", 20.55), ("llama-65b", 65.29)],
+    [
+        ("llama-1.1b", 1.10),
+        ("chatglm-6b", 6.17),
+        ("llama-7b", 6.74),
+        ("llama-13b", 13.02),
+        ("gpt-neox-20b", 20.55),
+        ("llama-65b", 65.29),
+    ],
 )
 def test_shapes_have_the_published_numbers_of_weights(name: str, billions: float):
     assert SHAPES[name].nbytes / 2e9 == pytest.approx(billions, rel=0.005)
@@ -33,20 +42,42 @@ def test_parts_of_a_model_add_up(name: str):
     for cut in range(1, shape.components):
         parts = ((0, cut), (cut, shape.components))
         assert sum(shape.bytes_of(*part) for part in parts) == shape.bytes_of(0, shape.components)
-        assert sum(shape.attentions(*part) for part in parts) == sum(shape.feedforwards(*part) for part in parts) == shape.layers
-    assert (shape.attentions(1, 2), shape.feedforwards(1, 2), shape.attentions(2, 3), shape.feedforwards(2, 3)) == (1, 0, 0, 1)
+        assert (
+            sum(shape.attentions(*part) for part in parts)
+            == sum(shape.feedforwards(*part) for part in parts)
+            == shape.layers
+        )
+    assert (shape.attentions(1, 2), shape.feedforwards(1, 2), shape.attentions(2, 3), shape.feedforwards(2, 3)) == (
+        1,
+        0,
+        0,
+        1,
+    )
 
 
 def test_decode_is_bound_by_memory_and_prompts_by_computing():
     cost = table_cost(LLAMA, 0, LLAMA.components, A100)
     one, many = (cost.ns(BlockWork(rows=rows, context=rows * 100)) for rows in (1, 16))
     assert many < 1.3 * one  # sixteen rows read the weights once
-    short, long = (cost.ns(BlockWork(chunks=1, chunk=chunk, chunk_context=chunk, pairs=chunk * chunk // 2)) for chunk in (1024, 2048))
+    short, long = (
+        cost.ns(BlockWork(chunks=1, chunk=chunk, chunk_context=chunk, pairs=chunk * chunk // 2))
+        for chunk in (1024, 2048)
+    )
     assert 1.9 < long / short < 2.3
 
 
 def test_a_step_by_hand():
-    gpu = Gpu("toy", 10**9, bandwidth=1e9, flops=1e12, weights_share=1.0, attention_share=0.5, compute_share=1.0, layer_ns=1000, part_ns=0)
+    gpu = Gpu(
+        "toy",
+        10**9,
+        bandwidth=1e9,
+        flops=1e12,
+        weights_share=1.0,
+        attention_share=0.5,
+        compute_share=1.0,
+        layer_ns=1000,
+        part_ns=0,
+    )
     cost = table_cost(replace(LLAMA, layers=1), 1, 3, gpu)
     weights = LLAMA.attention + LLAMA.feedforward
     assert cost.ns(BlockWork(rows=2, context=10)) == pytest.approx(weights + 10 * LLAMA.kv_bytes / 0.5 + 1000)

@@ -16,9 +16,13 @@ from runtime.types import Row
 
 GPU = GPUS["A100-80GB"]
 NAMES = ("base", "lora", "other", "vicuna")
-APPS = tuple(App(name, "llama-7b", kind) for name, kind in zip(NAMES, ("foundation", "lora", "lora", "full"), strict=True))
+APPS = tuple(
+    App(name, "llama-7b", kind) for name, kind in zip(NAMES, ("foundation", "lora", "lora", "full"), strict=True)
+)
 FAMILY = family_of(APPS, Cutting(parts=3))
-STAGES = [Stage(name, 0, FAMILY.chain(name).length) for name in NAMES] + [Stage("lora", 0, FAMILY.chain("lora").uses[0].hi)]
+STAGES = [Stage(name, 0, FAMILY.chain(name).length) for name in NAMES] + [
+    Stage("lora", 0, FAMILY.chain("lora").uses[0].hi)
+]
 
 
 def priced() -> Pricing:
@@ -29,7 +33,10 @@ def priced() -> Pricing:
 
 
 SHARED = priced()
-ROWS = st.lists(st.tuples(st.sampled_from(STAGES), st.integers(0, 900), st.sampled_from([1, 1, 1, 7, 200]), st.integers(1, 9)), max_size=9)
+ROWS = st.lists(
+    st.tuples(st.sampled_from(STAGES), st.integers(0, 900), st.sampled_from([1, 1, 1, 7, 200]), st.integers(1, 9)),
+    max_size=9,
+)
 
 
 def plain(made: Pricing, rows: list[Row], strides: dict[str, int]) -> float:
@@ -42,13 +49,17 @@ def plain(made: Pricing, rows: list[Row], strides: dict[str, int]) -> float:
             for piece in made.pieces(next(stage for stage in STAGES if stage.id == row.model)):
                 costs[piece.name] = piece.cost
                 count = len(row.tokens)
-                works.setdefault(piece.name, BlockWork()).add_row(row.start + (count + step - 1 if step else 0), 1 if step else count)
+                works.setdefault(piece.name, BlockWork()).add_row(
+                    row.start + (count + step - 1 if step else 0), 1 if step else count
+                )
         total += sum(costs[name].ns(work) for name, work in works.items()) + GPU.part_ns
     return total
 
 
 @given(ROWS, st.randoms(use_true_random=False))
-def test_a_step_is_the_sum_of_its_pieces_whatever_the_order_of_its_rows(asked: list[tuple[Stage, int, int, int]], chance) -> None:
+def test_a_step_is_the_sum_of_its_pieces_whatever_the_order_of_its_rows(
+    asked: list[tuple[Stage, int, int, int]], chance
+) -> None:
     rows = [Row(f"r{at}", stage.id, (0,) * count, start) for at, (stage, start, count, _) in enumerate(asked)]
     strides = {f"r{at}": steps for at, (_, _, _, steps) in enumerate(asked) if steps > 1}
     found = SHARED.step(rows, strides)

@@ -23,8 +23,17 @@ def test_presets_stand(name: str):
 
 def test_the_papers_cluster_and_load():
     scenario = preset_named("blockllm").cases[0].scenario
-    assert (scenario.cluster.servers, scenario.cluster.gpu, scenario.cluster.net) == ((2, 2, 4, 4), "A100-80GB", "100gbps")
-    assert (scenario.asked.count, scenario.asked.seconds, scenario.apps.count, scenario.asked.longest) == (400, 1200.0, 20, 1024)
+    assert (scenario.cluster.servers, scenario.cluster.gpu, scenario.cluster.net) == (
+        (2, 2, 4, 4),
+        "A100-80GB",
+        "100gbps",
+    )
+    assert (scenario.asked.count, scenario.asked.seconds, scenario.apps.count, scenario.asked.longest) == (
+        400,
+        1200.0,
+        20,
+        1024,
+    )
 
 
 def test_a_million_on_a_thousand():

@@ -55,7 +55,9 @@ def test_blocks_of_adapted_models_are_their_foundations_with_a_domain_of_their_o
 
 
 def test_models_served_alone_carry_only_adapters_that_do_not_merge():
-    """A sum of matrices becomes one; a bottleneck with its activation, and tokens that nobody sees, stay beside the weights."""
+    """A sum of matrices becomes one; a bottleneck with its activation, and tokens that nobody sees, stay beside the
+    weights.
+    """
     family = family_of(APPS, Cutting("pm"))
     assert all(len(family.chain(app.name).uses) == 1 for app in APPS)
     beside = {app.kind for app in APPS if family.chain(app.name).uses[0].adapter_bytes}

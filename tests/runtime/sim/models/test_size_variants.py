@@ -43,7 +43,9 @@ def test_what_would_take_too_long_goes_to_the_smaller_one():
     assert [rate for rate, _ in accuracy["by_rate"]] == sorted(rate for rate, _ in accuracy["by_rate"])
 
 
-@pytest.mark.parametrize("apps", [{"ladder": ["llama-7b"]}, {"ladder": ["llama-7b"], "accuracy": [1.5]}, {"step_ms": 0.0}])
+@pytest.mark.parametrize(
+    "apps", [{"ladder": ["llama-7b"]}, {"ladder": ["llama-7b"], "accuracy": [1.5]}, {"step_ms": 0.0}]
+)
 def test_a_ladder_without_sense_is_refused(apps: dict[str, Any]):
     with pytest.raises(InputError):
         scenario_of("ladder", {"apps": apps})

@@ -40,7 +40,12 @@ def test_full_fine_tunes_and_foundations_stand_in_for_each_other_and_adapters_st
     assert with_variants(FAMILY, 0.999)[1] == ()
 
 
-BASE: dict[str, Any] = {"placing": "split", "page_layers": 32, "page_tokens": 128, "control": {"scaling": False, "rearranging": False}}
+BASE: dict[str, Any] = {
+    "placing": "split",
+    "page_layers": 32,
+    "page_tokens": 128,
+    "control": {"scaling": False, "rearranging": False},
+}
 
 
 def cut(**policy: Any) -> Played:
@@ -73,7 +78,9 @@ def test_a_prediction_that_is_right_saves_its_block_and_a_wrong_one_nothing():
 
 
 def test_waiting_requests_find_a_second_copy_loaded():
-    """They come while their model is loaded on one device: the copy is loaded beside it, and at the next look half of them go there."""
+    """They come while their model is loaded on one device: the copy is loaded beside it, and at the next look half of
+    them go there.
+    """
     values = {
         "cluster": {"servers": [2]},
         "apps": {"count": 1, "foundations": ["llama-7b"]},

@@ -1,4 +1,6 @@
-"""Time only goes on, ties have one order, nothing runs inside what scheduled it, and random streams leave each other alone."""
+"""Time only goes on, ties have one order, nothing runs inside what scheduled it, and random streams leave each other
+alone.
+"""
 
 from __future__ import annotations
 

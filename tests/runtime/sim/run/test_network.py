@@ -10,7 +10,9 @@ from runtime.sim.cost.hardware import GPUS, ClusterHardware, LinkSpec, ServerSpe
 from runtime.sim.run.network import ENVELOPE, Network
 
 INSIDE, NET = LinkSpec("inside", 1e9, 10), LinkSpec("net", 1e8, 100)
-CLUSTER = ClusterHardware((ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 1, INSIDE)), NET)
+CLUSTER = ClusterHardware(
+    (ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 1, INSIDE)), NET
+)
 
 
 def test_times_by_hand():

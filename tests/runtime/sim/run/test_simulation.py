@@ -1,4 +1,6 @@
-"""The real scheduler over simulated devices: everything is answered, the same again for the same seed, and again from its log."""
+"""The real scheduler over simulated devices: everything is answered, the same again for the same seed, and again from
+its log.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_every_request_gets_its_tokens_and_one_end(policy: str):
     played = play(scenario, policy, demand)
     assert list(played.ledger.tokens) == demand.answer.tolist()
     assert played.ledger.reasons == {"length": 40} and not played.ledger.errors
-    assert all(at < first <= end for at, first, end in zip(played.ledger.arrived, played.ledger.first, played.ledger.ended, strict=True))
+    assert all(
+        at < first <= end
+        for at, first, end in zip(played.ledger.arrived, played.ledger.first, played.ledger.ended, strict=True)
+    )
     document = document_of(played)
     assert document["completed"] == 40 and 0 < document["utilisation"] < 1
     # Only chains that are cut over devices send anything between them.
@@ -121,7 +126,10 @@ def test_nothing_is_lost_when_a_device_dies(moment: int):
 
 
 def test_strides_change_the_number_of_steps_and_hardly_the_time():
-    whole: dict[str, Any] = {"cluster": {"servers": [1], "disk": "nvlink3"}, "apps": {"count": 1, "foundations": ["llama-7b"]}}
+    whole: dict[str, Any] = {
+        "cluster": {"servers": [1], "disk": "nvlink3"},
+        "apps": {"count": 1, "foundations": ["llama-7b"]},
+    }
     results = {}
     for stride in (1, 8):
         scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, "linger_us": 0, **PAGES}})

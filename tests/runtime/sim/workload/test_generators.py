@@ -106,7 +106,9 @@ def test_traces_keep_their_times_and_lengths():
     rows = [TraceRow(0.0, 5, 6), TraceRow(1.5, 7, 8), TraceRow(3.0, 2000, 9)]
     demand = trace_demand(("a", "b"), rows, Asked(), Streams(0), "distinct")
     assert columns(demand) == [[0, 1_500_000_000, 3_000_000_000], [0, 1, 0], [5, 7, 1023], [6, 8, 1]]
-    timeless = trace_demand(("a",), [TraceRow(None, None, None, "text", "reply")] * 9, Asked(9, 90.0), Streams(0), "identical")
+    timeless = trace_demand(
+        ("a",), [TraceRow(None, None, None, "text", "reply")] * 9, Asked(9, 90.0), Streams(0), "identical"
+    )
     assert (np.diff(timeless.at) > 0).all() and timeless.prompt.min() >= 8
 
 
@@ -127,7 +129,9 @@ def test_the_papers_applications():
     assert shared < 0.3 * private
 
 
-@pytest.mark.parametrize("wrong", [lambda: Asked(0), lambda: Asked(seconds=0), lambda: Asked(longest=1), lambda: paper_apps(0)])
+@pytest.mark.parametrize(
+    "wrong", [lambda: Asked(0), lambda: Asked(seconds=0), lambda: Asked(longest=1), lambda: paper_apps(0)]
+)
 def test_nonsense_is_refused(wrong):
     with pytest.raises(InputError):
         wrong()

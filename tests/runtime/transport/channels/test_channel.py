@@ -1,4 +1,6 @@
-"""Two ways between processes of one machine, short messages over one and long ones over the other, are one way to whoever uses them."""
+"""Two ways between processes of one machine, short messages over one and long ones over the other, are one way to
+whoever uses them.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[Seqpac
         sent += 1
         assert sent < 10_000
     assert sent > 1
-    assert [bytes(frames[0]) for _, frames in inbox.take(sent + 1)] == [bytes(message(number, 1 << 16)[0]) for number in range(sent)]
+    assert [bytes(frames[0]) for _, frames in inbox.take(sent + 1)] == [
+        bytes(message(number, 1 << 16)[0]) for number in range(sent)
+    ]
     assert line.put(b"", message(sent))
 
 
@@ -170,7 +174,9 @@ def test_the_first_message_may_come_by_road(pair: tuple[SeqpacketSocket, Seqpack
     for number in (1, 2):
         assert line.put(b"", message(number))
     heard += list(receiver.take())
-    assert [bytes(frames[0]) for _, frames in heard] == [bytes(message(number, 0 if number else MAX_BYTES)[0]) for number in range(3)]
+    assert [bytes(frames[0]) for _, frames in heard] == [
+        bytes(message(number, 0 if number else MAX_BYTES)[0]) for number in range(3)
+    ]
 
 
 def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:

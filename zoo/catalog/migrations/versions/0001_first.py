@@ -46,20 +46,26 @@ def _content() -> None:
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("tensor", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(["component"], ["components.digest"], name=op.f("fk_component_tensors_component"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["component"], ["components.digest"], name=op.f("fk_component_tensors_component"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(["tensor"], ["tensors.digest"], name=op.f("fk_component_tensors_tensor")),
         sa.PrimaryKeyConstraint("component", "adapter", "position", name=op.f("pk_component_tensors")),
     )
     op.create_index(op.f("ix_component_tensors_tensor"), "component_tensors", ["tensor"], unique=False)
     op.create_table(
-        "blocks", sa.Column("digest", sa.String(length=64), nullable=False), sa.PrimaryKeyConstraint("digest", name=op.f("pk_blocks"))
+        "blocks",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_blocks")),
     )
     op.create_table(
         "block_components",
         sa.Column("block", sa.String(length=64), nullable=False),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("component", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(["block"], ["blocks.digest"], name=op.f("fk_block_components_block"), ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["block"], ["blocks.digest"], name=op.f("fk_block_components_block"), ondelete="CASCADE"
+        ),
         sa.ForeignKeyConstraint(["component"], ["components.digest"], name=op.f("fk_block_components_component")),
         sa.PrimaryKeyConstraint("block", "position", name=op.f("pk_block_components")),
     )
