@@ -39,7 +39,7 @@ def lesson(
     """What a step learns. `points`: those that are trained on, from shallow to deep; the one unlocked last takes part
     while it is new.
     """
-    chance = random.Random(f"stitch {seed} {step}")  # noqa: S311 - a batch is no secret
+    chance = random.Random(f"stitch {seed} {step}")  # noqa: S311
     count = unlocked(step, steps, share, len(points))
     rows = tuple(chance.randrange(windows) for _ in range(batch))
     if count == len(points):

@@ -49,7 +49,7 @@ class Side:
     def __init__(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
         self.name = name
         begin = time.perf_counter()
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

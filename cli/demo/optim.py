@@ -57,7 +57,7 @@ class Muon(torch.optim.Optimizer):
 
     def _momentum_(self, parameter: Tensor, momentum: float) -> Tensor:
         """Nesterov's direction, after the gradient has been added to the running sum."""
-        assert parameter.grad is not None  # noqa: S101  (step() keeps none without)
+        assert parameter.grad is not None  # noqa: S101
         state = self.state[parameter]
         running: Tensor = state.setdefault("momentum", torch.zeros_like(parameter))
         running.mul_(momentum).add_(parameter.grad)

@@ -95,7 +95,7 @@ def evaluate(
 def check_installed() -> None:
     """Raises InputError when lm-eval or its reader of data is not there."""
     try:
-        import datasets  # noqa: F401 - the reader of every task's data
+        import datasets  # noqa: F401
         import lm_eval  # noqa: F401
     except ImportError as error:
         raise InputError(f"evaluation needs the package {error.name}: pip install 'blockzoo[eval]'") from None

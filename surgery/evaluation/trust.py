@@ -69,7 +69,7 @@ def check_no_code(path: Path) -> None:
 
 def _parse(path: Path) -> Mapping[str, Any]:
     try:
-        settings = yaml.load(read_task_file(path), _Loader)  # noqa: S506 - a SafeLoader
+        settings = yaml.load(read_task_file(path), _Loader)  # noqa: S506
         for each in _mappings(settings):
             _check_settings(each)
     except _Code as why:
@@ -107,7 +107,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _is_known(metric: str) -> bool:
-    import lm_eval.api.metrics  # noqa: F401 - fills the registry
+    import lm_eval.api.metrics  # noqa: F401
     from lm_eval.api.registry import metric_registry
 
     return metric in metric_registry

@@ -34,7 +34,7 @@ IRRELEVANT = frozenset(
     no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
     remove_invalid_values repetition_penalty suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
     typical_p cross_attention_hidden_size add_cross_attention
-    """.split()  # noqa: SIM905 - a hundred quoted names read worse
+    """.split()  # noqa: E501, SIM905
 )
 
 _ROPE_KEYS = frozenset(

@@ -71,7 +71,7 @@ def _from_sentencepiece(data: bytes, context: int, instruct: bool) -> ConvertedT
     # transformers 5 marks the first word by a pre-tokenizer that leaves texts with leading spaces one mark short.
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.pre_tokenizer = None
-    tokenizer.model.unk_token = "<unk>"  # noqa: S105 - a token of text, not a secret
+    tokenizer.model.unk_token = "<unk>"  # noqa: S105
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s>:0 $A:0 <s>:1 $B:1", special_tokens=[("<s>", bos)]
     )

@@ -93,7 +93,7 @@ class Text:
         """The part's documents in pieces, in an order of chance."""
         stride = _STRIDE * length
         pieces = [document[at : at + stride] for document in self.part(part) for at in range(0, len(document), stride)]
-        random.Random(seed).shuffle(pieces)  # noqa: S311 - which text is measured is no secret
+        random.Random(seed).shuffle(pieces)  # noqa: S311
         return pieces
 
 

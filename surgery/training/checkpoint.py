@@ -46,7 +46,7 @@ def load_state(path: Path, task: str) -> Saved | None:
             header = file.metadata() or {}
             if header.get("task") != task:
                 return None
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         return Saved(int(header["step"]), tensors, json.loads(header["facts"]))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None

@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL | NoKernels:
     them too.
     """
     try:
-        import torch  # noqa: F401  its OpenMP runtime must be the one that the kernels find: two pools would fight for the cores
+        import torch  # noqa: F401
 
         return ctypes.CDLL(str(compiled(_cache())))
     except NoKernels as why:

@@ -37,8 +37,8 @@ def test_an_empty_database_gets_the_tables_of_the_schema(database_url: str) -> N
         options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
         assert (
-            connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD
-        )  # noqa: S608
+            connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD  # noqa: S608
+        )
     engine.dispose()
 
 

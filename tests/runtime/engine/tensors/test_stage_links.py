@@ -27,7 +27,7 @@ from tests.runtime.engine.executors.test_stage import (
     engines,
     length,
     whole,
-)  # noqa: F401
+)
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 
@@ -66,7 +66,7 @@ def connected(bench, count: int, **changes) -> list[StagedEngine]:  # noqa: F811
         *(pytest.param(each, "native", marks=needs_kernels) for each in ("llama", "lora")),
     ],
 )
-def test_every_cut_into_two_and_three(family, name, kernels):  # noqa: F811
+def test_every_cut_into_two_and_three(family, name, kernels):
     prompt = prompts(3, (9,))[0]
     carrier = Carrier(*connected(family, 3, kernels=kernels))
     inner = range(1, length(family, name))
@@ -82,7 +82,7 @@ def test_every_cut_into_two_and_three(family, name, kernels):  # noqa: F811
 
 
 @pytest.mark.parametrize("to", [0, 1])
-def test_pages_stay_and_are_read_by_either_kind(family, to):  # noqa: F811
+def test_pages_stay_and_are_read_by_either_kind(family, to):
     """From an engine whose pages stay to one like it, and to one of bytes."""
     staying_one, other = connected(family, 1)[0], engines(family, 1)[0] if to else connected(family, 1)[0]
     pages = [3, 0, 5]

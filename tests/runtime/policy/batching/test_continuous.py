@@ -29,8 +29,10 @@ def decoding(seq: str, tokens: int, model: ModelSpec = M) -> SequenceView:
 
 
 def device(
-    running: list[SequenceView] = [], waiting: list[SequenceView] = [], capacity: int = CAPACITY
-) -> DeviceSnapshot:  # noqa: B006
+    running: list[SequenceView] = [],
+    waiting: list[SequenceView] = [],
+    capacity: int = CAPACITY,  # noqa: B006
+) -> DeviceSnapshot:
     held = sum(one.groups * one.spec.kv_layers for one in running)
     return DeviceSnapshot(capacity, capacity - held, tuple(running), tuple(waiting))
 

@@ -20,8 +20,11 @@ def spots(**drains: float) -> list[SlowHop]:
 
 
 def chosen(
-    instances: list[SlowHop], top: float = 1.0, chains: list[list[str]] = [CHAIN], surrogates: str = "abcde"
-) -> list[str]:  # noqa: B006
+    instances: list[SlowHop],
+    top: float = 1.0,
+    chains: list[list[str]] = [CHAIN],
+    surrogates: str = "abcde",  # noqa: B006
+) -> list[str]:
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
 
