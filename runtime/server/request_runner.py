@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
 from runtime.frontend.choice import AnswerChoice, TextPiece
@@ -103,9 +104,10 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
     async with aclosing(service.driver.open_stream(generation.sequences)) as stream:
         try:
             async for events in stream:
-                pieces = (
-                    await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)
-                )  # type: ignore[misc]
+                if heavy:
+                    pieces = await service.in_worker(partial(advance, choices, events))
+                else:
+                    pieces = advance(choices, events)
                 meter.step(pieces)
                 if ended := [piece for piece in pieces if piece.finish is not None]:
                     if cut := [prepared.choices[piece.choice].seq for piece in ended if piece.cut]:

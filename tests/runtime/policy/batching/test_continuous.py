@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -29,9 +30,9 @@ def decoding(seq: str, tokens: int, model: ModelSpec = M) -> SequenceView:
 
 
 def device(
-    running: list[SequenceView] = [],
-    waiting: list[SequenceView] = [],
-    capacity: int = CAPACITY,  # noqa: B006
+    running: Sequence[SequenceView] = (),
+    waiting: Sequence[SequenceView] = (),
+    capacity: int = CAPACITY,
 ) -> DeviceSnapshot:
     held = sum(one.groups * one.spec.kv_layers for one in running)
     return DeviceSnapshot(capacity, capacity - held, tuple(running), tuple(waiting))

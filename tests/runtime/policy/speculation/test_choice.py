@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -22,8 +23,8 @@ def spots(**drains: float) -> list[SlowHop]:
 def chosen(
     instances: list[SlowHop],
     top: float = 1.0,
-    chains: list[list[str]] = [CHAIN],
-    surrogates: str = "abcde",  # noqa: B006
+    chains: Sequence[list[str]] = (CHAIN,),
+    surrogates: str = "abcde",
 ) -> list[str]:
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
