@@ -22,7 +22,7 @@ from runtime.bench.answers import TokenTimes
 from runtime.bench.drive import WallClock, drive
 from runtime.bench.workload import Workload, WorkloadRequest
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.conftest import tokenizer
+from tests.runtime.server.conftest import tokenizer  # noqa: F401
 from tests.runtime.server.harness import running
 from zoo.errors import InputError, ZooError
 
@@ -55,7 +55,7 @@ def bench(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     return run
 
 
-def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:  # noqa: F811
     out, plot = tmp_path / "deep" / "bench.json", tmp_path / "bench.png"
     with running(tokenizer, pace=lambda _: time.sleep(0.002)) as server:
         result = bench(
@@ -107,7 +107,7 @@ def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Pa
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_two_servers_by_turns(bench: Run, tokenizer: Tokenizer) -> None:
+def test_two_servers_by_turns(bench: Run, tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer) as one, running(tokenizer) as other:
         result = bench(
             "--url",
@@ -175,7 +175,7 @@ def test_our_engine_beside_transformers_on_the_same_requests(bench: Run) -> None
     assert document["ratios"]["tokens_per_second"]["pairs"] == 2 and document["where"]["of"] == "engine and client"
 
 
-def test_the_table_names_both_and_the_ratios(bench: Run, tokenizer: Tokenizer) -> None:
+def test_the_table_names_both_and_the_ratios(bench: Run, tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer, fail_at=(9,)) as server:
         result = bench(
             "--url",
@@ -202,7 +202,7 @@ def test_the_table_names_both_and_the_ratios(bench: Run, tokenizer: Tokenizer) -
 
 def test_rounds_that_ended_before_an_interrupt_are_reported(
     bench: Run,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:

@@ -26,7 +26,7 @@ class FakeHub:
 
     repositories: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
-    token: str = "hf_secret"
+    token: str = "hf_secret"  # noqa: S105
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
     @staticmethod
     def _entry(folder: Path, path: str) -> dict[str, object]:
         data = (folder / path).read_bytes()
-        return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+        return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}  # noqa: S324
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": "request id 42\nat an inner address"})

@@ -24,7 +24,7 @@ def edit_weights(folder: Path, edit: Callable[[str, Any], Any], metadata: dict[s
     changed = []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            old = {key: file.get_tensor(key) for key in file.keys()}
+            old = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         new = {key: edit(key, tensor) for key, tensor in old.items()}
         changed += [key for key in old if not torch.equal(old[key], new[key])]
         save_file({key: tensor.contiguous() for key, tensor in new.items()}, path, metadata or {"format": "pt"})

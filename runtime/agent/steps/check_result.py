@@ -13,7 +13,7 @@ def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
     """
     if result.step != plan.step:
         raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
-    if not result.sampled and not result.deferred and not any([row.sample for row in plan.rows]):
+    if not result.sampled and not result.deferred and not any([row.sample for row in plan.rows]):  # noqa: C419
         return {}
     sampled = {one.seq: one for one in result.sampled}
     deferred = set(result.deferred)

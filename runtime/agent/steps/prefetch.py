@@ -110,7 +110,7 @@ class StepPrefetcher:
         first = made.rows[0].array
         begins = isinstance(made.brings, RunRows)
         if not (begins or isinstance(first, Slice)) or not all(
-            [self._tables.grow(made.names[at], 1) for at in made.short]
+            [self._tables.grow(made.names[at], 1) for at in made.short]  # noqa: C419
         ):
             return None
         self._runs = made

@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL | NoKernels:
     them too.
     """
     try:
-        import torch
+        import torch  # noqa: F401
 
         return ctypes.CDLL(str(compiled(_cache())))
     except NoKernels as why:

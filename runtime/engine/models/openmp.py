@@ -27,7 +27,7 @@ def give_back() -> None:
 @functools.cache
 def _pause() -> Callable[[int], int] | None:
     try:
-        import torch
+        import torch  # noqa: F401
 
         found: Callable[[int], int] = ctypes.CDLL("libgomp.so.1").omp_pause_resource_all
     except (OSError, AttributeError):

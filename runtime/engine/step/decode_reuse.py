@@ -128,7 +128,7 @@ def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
         and [row.start - 1 for row in rows] == [row.start for row in before]
         and [row.model for row in rows] == [row.model for row in before]
         and [row.sample for row in rows] == [row.sample for row in before]
-        and not any([len(row.tokens) > 1 or row.awaits for row in rows])
+        and not any([len(row.tokens) > 1 or row.awaits for row in rows])  # noqa: C419
     )
 
 

@@ -152,7 +152,7 @@ def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[in
     """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same
     name.
     """
-    if all([row.holds and row.since >= overdue for row in waiting]) and len({row.name for row in waiting}) == len(
+    if all([row.holds and row.since >= overdue for row in waiting]) and len({row.name for row in waiting}) == len(  # noqa: C419
         waiting
     ):
         return list(range(len(waiting))), [], 0  # a decode step, as most are

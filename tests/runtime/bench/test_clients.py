@@ -27,7 +27,7 @@ from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.conftest import tokenizer
+from tests.runtime.server.conftest import tokenizer  # noqa: F401
 from tests.runtime.server.harness import BASE, FINE, running
 from zoo.errors import InputError, Unavailable
 
@@ -51,7 +51,7 @@ def listed(address: str) -> list[str]:
     return asyncio.run(models())
 
 
-def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:
+def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer, pace=lambda _: time.sleep(0.002)) as server:
         assert listed(server.address) == [BASE.name, FINE.name]
         answers = over_http(server.address, build(SETTINGS, (BASE.name, FINE.name)))
@@ -64,13 +64,13 @@ def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:
     assert summarize(answers, Slo())["tokens"] == 12 * 32
 
 
-def test_texts_can_be_asked_and_are_counted_by_the_server(tokenizer: Tokenizer) -> None:
+def test_texts_can_be_asked_and_are_counted_by_the_server(tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer) as server:
         (answer,) = over_http(server.address, Workload((WorkloadRequest(0, 0.0, BASE.name, "hello there", 5),)))
     assert (answer.error, answer.tokens) == (None, 5) and answer.heard.prompt_tokens > 0
 
 
-def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:
+def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:  # noqa: F811
     asks = (
         WorkloadRequest(0, 0.0, "nobody", (5,), 2),
         WorkloadRequest(1, 0.0, BASE.name, (5,) * 400, 2),
@@ -84,7 +84,7 @@ def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:
     assert locked["errors"] == {"http 401": 3}
 
 
-def test_an_engine_that_fails_is_a_server_error_in_the_stream(tokenizer: Tokenizer) -> None:
+def test_an_engine_that_fails_is_a_server_error_in_the_stream(tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer, fail_at=(6,), pace=lambda _: time.sleep(0.02)) as server:
         (answer,) = over_http(server.address, Workload((WorkloadRequest(0, 0.0, BASE.name, (5, 6), 20),)))
     assert answer.error == "server error" and 0 < len(answer.heard.stamps) < 20 and answer.ttft is not None
@@ -195,7 +195,7 @@ def test_what_is_no_http_is_a_broken_stream(head: bytes) -> None:
     assert answer.error == "broken stream"
 
 
-def test_connections_are_kept_for_the_next_question(tokenizer: Tokenizer) -> None:
+def test_connections_are_kept_for_the_next_question(tokenizer: Tokenizer) -> None:  # noqa: F811
     asks = tuple(WorkloadRequest(number, 0.0, "nobody" if number == 3 else BASE.name, (5, 6), 3) for number in range(8))
     with running(tokenizer) as server, connections() as made:
         answers = over_http(server.address, Workload(asks, clients=1))

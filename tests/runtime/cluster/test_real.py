@@ -36,7 +36,7 @@ from tests.runtime.cluster.real import (
     put_family,
     tokens,
 )
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.virtual import ListTrace
 from zoo import Zoo
 
@@ -50,7 +50,7 @@ SOON = 180.0
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Bench:
+def family(bench: Bench) -> Bench:  # noqa: F811
     put_family(bench)
     return bench
 

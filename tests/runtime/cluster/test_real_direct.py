@@ -20,13 +20,13 @@ from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family
 from tests.runtime.cluster.real import tokens as generated
 from tests.runtime.cluster.test_real import DEVICES, NO_RAY, SOON, at_rest
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.virtual import ListTrace
 from zoo import Zoo
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Bench:
+def family(bench: Bench) -> Bench:  # noqa: F811
     put_family(bench)
     return bench
 

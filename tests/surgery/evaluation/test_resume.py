@@ -91,7 +91,7 @@ def test_what_is_drawn_is_asked_in_one_go(monkeypatch):
     drawn = [type("Request", (), {"args": ("a", {"do_sample": True, "temperature": 1.0})})()] * 6
     said = []
     model = language_model.ZooLM.__new__(language_model.ZooLM)
-    usual = lambda self, requests, disable_tqdm=False: said.append(len(requests)) or ["x"] * len(requests)
+    usual = lambda self, requests, disable_tqdm=False: said.append(len(requests)) or ["x"] * len(requests)  # noqa: E731
     monkeypatch.setattr(language_model.HFLM, "generate_until", usual)
     assert model.generate_until(drawn) == ["x"] * 6 and said == [6]
 

@@ -99,7 +99,7 @@ def test_a_second_fetch_without_a_network_finds_the_cache(tmp_path: Path, hub: F
 def test_a_gated_repository_needs_the_token_which_is_never_shown(tmp_path: Path, hub: FakeHub) -> None:
     hub.repositories["org/gated"] = write(tmp_path / "repo", "config.json", "model.safetensors")
     hub.gated.add("org/gated")
-    wrong = fetch(tmp_path, hub.url, "org/gated", HF_TOKEN="hf_wrong_token")
+    wrong = fetch(tmp_path, hub.url, "org/gated", HF_TOKEN="hf_wrong_token")  # noqa: S106
     assert wrong.returncode == 2
     assert (
         "InputError: org/gated is gated: accept its terms on its hub page, then log in with 'hf auth login'"

@@ -37,7 +37,7 @@ def test_an_empty_database_gets_the_tables_of_the_schema(database_url: str) -> N
         options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
         assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
         assert (
-            connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD
+            connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD  # noqa: S608
         )
     engine.dispose()
 
@@ -69,7 +69,7 @@ def test_a_newer_database_is_refused(database_url: str) -> None:
     Catalog(database_url).close()
     engine = create_engine(database_url)
     with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '9999'"))
+        connection.execute(text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '9999'"))  # noqa: S608
     with pytest.raises(StoreError, match="'9999', which this software does not know"):
         Catalog(database_url)
     engine.dispose()

@@ -16,7 +16,7 @@ from cli.serving.models import Chosen
 from cli.serving.options import ServeOptions
 from runtime.control.counters import AgentCounters
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.test_ahead import EVERYTHING
 from zoo.api import Zoo
 
@@ -28,7 +28,7 @@ Told = dict[str, list[TokenEvent]]
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Iterator[Zoo]:
+def family(bench: Bench) -> Iterator[Zoo]:  # noqa: F811
     bench.family("llama", "base", num_hidden_layers=2, seed=1)
     bench.lora("base", "lora", seed=2)
     bench.lora("base", "dora", seed=3, use_dora=True)

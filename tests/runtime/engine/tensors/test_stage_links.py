@@ -18,7 +18,7 @@ from runtime.engine.tensors.convert import array_of, gathered, is_tensor, joined
 from runtime.types import StepPlan
 from tests.runtime.engine.carry import Carrier
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.conftest import bench
+from tests.runtime.engine.conftest import bench  # noqa: F401
 from tests.runtime.engine.executors.test_stage import (
     COUNT,
     PLAIN,
@@ -48,7 +48,7 @@ class Watched(StagedEngine):
         return result
 
 
-def connected(bench, count: int, **changes) -> list[StagedEngine]:
+def connected(bench, count: int, **changes) -> list[StagedEngine]:  # noqa: F811
     made = engines(bench, count, **changes)
     for engine in made:
         engine.__class__ = Watched

@@ -20,7 +20,7 @@ def row(name: str, stage: str = "m", tokens: int = 1, holds: bool = False, since
     return WaitingRow(f"{name}@{stage}", stage, tokens, holds, since)
 
 
-def chosen(rows: list[WaitingRow], returning: list[Return] = [], limits: HopLimits = LIMITS, now: int = 0) -> list[str]:
+def chosen(rows: list[WaitingRow], returning: list[Return] = [], limits: HopLimits = LIMITS, now: int = 0) -> list[str]:  # noqa: B006
     return [rows[place].name.split("@")[0] for place in decide(rows, returning, BLOCKS, limits, now).rows]
 
 

@@ -17,7 +17,7 @@ from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain, put_stitch
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
@@ -31,7 +31,7 @@ LENGTHS = (3, 9, 17)
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Bench:
+def family(bench: Bench) -> Bench:  # noqa: F811
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, **wide)
@@ -42,7 +42,7 @@ def family(bench: Bench) -> Bench:
     return bench
 
 
-def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) -> VirtualCluster:
+def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) -> VirtualCluster:  # noqa: F811
     half = half_page(bench.store, CONFIG, [*MODELS, "wide"])
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
     config = CONFIG if pages is None else replace(CONFIG, kv_bytes=2 * half * pages)
@@ -59,7 +59,7 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
     )
 
 
-def wanted(bench: Bench) -> dict[str, list[int]]:
+def wanted(bench: Bench) -> dict[str, list[int]]:  # noqa: F811
     """By sequence: what one engine gives that has the whole models, one after another; for foundations checked against
     transformers.
     """

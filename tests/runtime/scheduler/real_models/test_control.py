@@ -12,15 +12,15 @@ import random
 import pytest
 
 from runtime.config import Balancing, ClusterConfig, ControlConfig
-from tests.runtime.engine.conftest import Bench, bench
-from tests.runtime.scheduler.real_models.test_chains import answers, ask, cluster_of, family, tokens
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
+from tests.runtime.scheduler.real_models.test_chains import answers, ask, cluster_of, family, tokens  # noqa: F401
 from tests.runtime.scheduler.virtual_cluster import MS
 
 QUICK = dict(every_ms=5, calm_ms=30, idle_ms=30, period_ms=1_000_000, patience_ms=400)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, list[int]], seed: int) -> None:
+def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, list[int]], seed: int) -> None:  # noqa: F811
     """Memory is short: what fills a device gets another instance, sequences go there with their K and V, and it goes
     again.
     """
@@ -36,7 +36,7 @@ def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, l
     assert any(type(message).__name__ == "Drop" for _, _, _, message in cluster.sent)
 
 
-def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: dict[str, list[int]]) -> None:
+def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
     control = ControlConfig(scaling=False, period_ms=20, every_ms=5, patience_ms=400, crossing_us=1e6, bandwidth=1e9)
     config = ClusterConfig(devices=4, placing="split", control=control, hop_cost=0.0)
     cluster = cluster_of(family, 4, config=config, servers=("x", "x", "y", "y"))
@@ -48,7 +48,7 @@ def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: 
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
-def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Balancing) -> None:
+def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Balancing) -> None:  # noqa: F811
     """The second device comes back while the first one has all there is."""
     control = ControlConfig(
         scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=1, every_ms=5
@@ -65,7 +65,7 @@ def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int
     assert (counts.copied > 0, counts.recomputed > 0) == (balancing != "recompute", balancing != "least-busy")
 
 
-def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[str, list[int]]) -> None:
+def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
     """One device, each switch off: continuous batching. All run together, and nothing is moved, shared, scaled or
     predicted.
     """

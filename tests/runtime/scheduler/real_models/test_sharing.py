@@ -12,7 +12,7 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -25,7 +25,7 @@ SYSTEM, OWN = 21, 6
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Bench:
+def family(bench: Bench) -> Bench:  # noqa: F811
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     bench.family("gpt_neox", "neox", num_hidden_layers=3, seed=4)
     return bench

@@ -20,7 +20,7 @@ from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain
-from tests.runtime.engine.conftest import Bench, bench
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.changing import Changing
@@ -34,7 +34,7 @@ PROMPTS = prompts(3, (3, 9, 17, 5, 8, 12))
 
 
 @pytest.fixture(scope="module")
-def family(bench: Bench) -> Bench:
+def family(bench: Bench) -> Bench:  # noqa: F811
     bench.family("llama", "base", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     bench.family("llama", "slim", num_hidden_layers=3, num_key_value_heads=2, intermediate_size=16, seed=2)
     bench.lora("base", "one", seed=6)
@@ -42,11 +42,11 @@ def family(bench: Bench) -> Bench:
     return bench
 
 
-def described(bench: Bench, name: str, serve_as: str | None = None) -> DescribedChain:
+def described(bench: Bench, name: str, serve_as: str | None = None) -> DescribedChain:  # noqa: F811
     return describe_chain(bench.store, name, CONFIG, half_page(bench.store, CONFIG, ["base"]), 1, serve_as)
 
 
-def own_tokens(bench: Bench, name: str) -> list[list[int]]:
+def own_tokens(bench: Bench, name: str) -> list[list[int]]:  # noqa: F811
     engine = PagedEngine(bench.store, CONFIG, [name])
     return [
         drive(engine, {0: [SequenceRequest("a", "a", name, p, SAMPLING)]}, BatchingConfig(8)).tokens("a")
@@ -54,7 +54,7 @@ def own_tokens(bench: Bench, name: str) -> list[list[int]]:
     ]
 
 
-def engine_of(bench: Bench, device: str) -> StagedEngine:
+def engine_of(bench: Bench, device: str) -> StagedEngine:  # noqa: F811
     return StagedEngine(bench.store, CONFIG, half_page(bench.store, CONFIG, ["base"]), device)
 
 
@@ -87,7 +87,7 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     assert sum(node.engine.memory().weights for node in cluster.living()) == fresh
 
 
-def _loaded_alone(bench: Bench, device: str, stages: list[Stage]) -> int:
+def _loaded_alone(bench: Bench, device: str, stages: list[Stage]) -> int:  # noqa: F811
     engine = engine_of(bench, device)
     for stage in stages:
         engine.load(stage)
