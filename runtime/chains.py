@@ -99,6 +99,10 @@ class Chain:
         """Components [lo, hi) of it, as a device loads them."""
         return Stage(self.loaded_as, lo, hi)
 
+    def blocks(self, lo: int, hi: int) -> frozenset[str]:
+        """Those that lie in components [lo, hi) of it."""
+        return frozenset(use.block for use in self.uses if lo <= use.lo and use.hi <= hi)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:

@@ -7,15 +7,20 @@ instances that go.
 
 Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living
 instance of a block. An order whose device dies is over. All other blocks of a chain stay where they are. It decides
-nothing but,
-for who leaves, where to: the device with the fewest sequences among those that hold the same blocks.
+nothing but, for who leaves, where to: the device with the fewest sequences among those that hold the same blocks.
+
+Every order ends. A drain that could not be fulfilled as things are is refused at once, with the reason, before a
+sequence moves for it. One that was accepted ends with `instance.drop`, or with `instance.keep` and the reason:
+sequences have until `until` to leave; what is under way to the instance itself (a stage, a move of these blocks) is
+waited for, and nothing else. The latest order stands: an instance that is asked for while it drains stays. A
+sequence is not moved to an instance that has gone, or is about to.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.chains import Chain
 from runtime.scheduler.devices.devices import Device
@@ -28,6 +33,8 @@ from runtime.scheduler.state import ClusterState
 _ASKED = 64
 #: Devices that are weighed for a move: more of them cost time and gain little.
 _FEW = 16
+#: Why an instance cannot go.
+LAST, SHORTENS = "it has become the last one that lives", "answers could not become as long without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,8 @@ class Drain:
 
 @dataclass(slots=True)
 class ActionCounts:
-    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes that
-    came to nothing.
+    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes
+    that came to nothing.
     """
 
     grown: int = 0
@@ -87,10 +94,11 @@ class Actions:
     # -- what control says ---------------------------------------------------------------------------------------------
 
     def grow(self, blocks: Collection[str], device: str, cause: str, now: int) -> None:
-        """Another instance of each of these blocks."""
+        """Another instance of each of these blocks. One that was to go stays."""
         state = self._state
+        for drain in [each for each in self._drains if each.source == device and not each.blocks.isdisjoint(blocks)]:
+            self._recall(drain, drain.blocks.intersection(blocks), now)
         for block in blocks:
-            state.provision.leaving.discard((block, device))
             if device not in state.provision.instances.get(block, ()):
                 state.provision.add(block, device)
                 self.counts.grown += 1
@@ -106,11 +114,17 @@ class Actions:
     def wished(self, seq: str) -> bool:
         return seq in self._wished
 
-    def drain(self, drain: Drain) -> None:
+    def drain(self, drain: Drain) -> str | None:
+        """Have instances go. Returns why that cannot be, in which case nothing has changed, or None."""
         if any(each.source == drain.source and each.blocks & drain.blocks for each in self._drains):
-            return
+            return "it is about to go already"
+        if not self._state.devices[drain.source].blocks.issuperset(drain.blocks):
+            return "it is not there"
+        if (why := self._needed(drain)) is not None:
+            return why
         self._drains.append(drain)
         self._state.provision.leaving.update((block, drain.source) for block in drain.blocks)
+        return None
 
     # -- by the clock --------------------------------------------------------------------------------------------------
 
@@ -136,6 +150,9 @@ class Actions:
         part = next(runs(member, wish.source, wish.blocks), None)
         if part is None:
             return False
+        if not self._stays(wish.target, member.chain, part):
+            self.counts.lapsed += 1
+            return False
         if not member.move and len(self._handovers) < self._state.config.control.moves:
             self._start(member, part, wish.target, wish.cause, now, wish)
         return True
@@ -154,26 +171,18 @@ class Actions:
         """One look at an instance that is to go; whether it is still there."""
         state, device = self._state, self._state.devices[drain.source]
         if not all(state.provision.spare(block, drain.source) for block in drain.blocks):
-            return self._keep(drain, "it has become the last one that lives", now)
+            return self._keep(drain, LAST, now)
         if device.alive:
-            staying = [
-                (member, part)
-                for member in device.here.values()
-                if (part := next(runs(member, drain.source, drain.blocks), None))
-            ]
-            if now > drain.until:
+            here = ((member, next(runs(member, drain.source, drain.blocks), None)) for member in device.here.values())
+            staying = [(member, part) for member, part in here if part]
+            if staying and now > drain.until:
                 return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
-            if (
-                staying
-                or device.asked
-                or self._handovers.bound_for(drain.source)
-                or self._loading(device, drain.blocks)
-            ):
-                for member, part in staying:
-                    self._send_on(member, part, drain, now)
+            for member, part in staying:
+                self._send_on(member, part, drain, now)
+            if staying or self._awaited(device, drain.blocks):
                 return True
-        if any(state.provision.spoils(state.in_use(), block, drain.source) for block in drain.blocks):
-            return self._keep(drain, "answers could not become as long without it", now)
+        if (why := self._needed(drain)) is not None:
+            return self._keep(drain, why, now)
         self._drop(device, drain.blocks)
         for block in sorted(block for block in drain.blocks if block in device.blocks):
             state.provision.remove(block, drain.source)
@@ -181,12 +190,36 @@ class Actions:
             state.tell.control(now, "instance.drop", drain.cause, drain.source, block)
         return False
 
+    def _needed(self, drain: Drain) -> str | None:
+        """Why instances cannot go as things are."""
+        provision = self._state.provision
+        if not all(provision.spare(block, drain.source) for block in drain.blocks):
+            return LAST
+        if any(provision.spoils(self._state.in_use(), block, drain.source) for block in drain.blocks):
+            return SHORTENS
+        return None
+
+    def _awaited(self, device: Device, blocks: frozenset[str]) -> bool:
+        """Whether what is under way to a device needs these blocks: a stage, a move, or a sequence that may come."""
+        if device.brings(blocks) or self._handovers.bound_for(device.name, blocks):
+            return True
+        asked = (self._state.running[seq] for seq in device.asked)
+        hops = ((member.chain, member.path[member.asked[device.name]]) for member in asked)
+        return any(not blocks.isdisjoint(chain.blocks(hop.lo, hop.hi)) for chain, hop in hops)
+
+    def _stays(self, device: str, chain: Chain, part: range) -> bool:
+        """Whether a device is to hold these blocks of a chain from now on."""
+        blocks = [chain.uses[at].block for at in part]
+        known, leaving = self._state.devices[device], self._state.provision.leaving
+        there = known.alive and known.blocks.issuperset(blocks)
+        return there and not any((block, device) in leaving for block in blocks)
+
     def _send_on(self, member: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
         """Have a sequence leave an instance that is to go, if any may move now."""
         if member.move or len(self._handovers) >= self._state.config.control.moves:
             return
         target = drain.target
-        if target is None:
+        if target is None or not self._stays(target, member.chain, part):
             found = elsewhere(self._state, member.chain, part, drain.source)
             if found is None and len(part) > 1:
                 part = range(part.start, part.start + 1)
@@ -195,14 +228,17 @@ class Actions:
         if target is not None:
             self._start(member, part, target, drain.cause, now)
 
+    def _recall(self, drain: Drain, blocks: frozenset[str], now: int) -> None:
+        """Some of the instances that a drain is about stay after all; the others go on their way."""
+        at = self._drains.index(drain)
+        self._drains[at : at + 1] = [replace(drain, blocks=drain.blocks - blocks)] if drain.blocks - blocks else []
+        self._keep(replace(drain, blocks=blocks), "it is asked for again", now)
+
     def _keep(self, drain: Drain, why: str, now: int) -> bool:
         self._state.provision.leaving.difference_update((block, drain.source) for block in drain.blocks)
         self.counts.kept += 1
         self._state.tell.control(now, "instance.keep", drain.cause, drain.source, min(drain.blocks), error=why)
         return False
-
-    def _loading(self, device: Device, blocks: frozenset[str]) -> bool:
-        return any(not blocks.isdisjoint(device.wanted[stage][1]) for stage in device.loading if stage in device.wanted)
 
     def _drop(self, device: Device, blocks: frozenset[str]) -> None:
         """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""

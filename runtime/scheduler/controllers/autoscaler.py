@@ -267,6 +267,8 @@ class Autoscaler:
                 del self._grown[blocks, name]
             elif not device.alive:
                 self._grown[blocks, name] = None  # it comes again with what it is to hold
+            elif device.brings(blocks):
+                self._grown[blocks, name] = None  # nothing can run there yet
             elif any(next(runs(member, name, blocks), None) for member in device.here.values()):
                 self._grown[blocks, name] = None
             elif since is None:
@@ -285,7 +287,7 @@ class Autoscaler:
         )
         for down in decided.downs:
             if down.device == name:
-                del self._grown[blocks, name]
-                self._changed[kind] = now
-                self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))
-                self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24"))
+                self._grown[blocks, name] = now  # should it not go, it is looked at again
+                if self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24")) is None:
+                    self._changed[kind] = now
+                    self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))

@@ -143,6 +143,11 @@ class Device:
         """Stages have gone."""
         self.warm = {block for stage in self.loaded if stage in self.wanted for block in self.wanted[stage][1]}
 
+    def brings(self, blocks: Collection[str]) -> bool:
+        """Whether a stage with any of these blocks is being loaded."""
+        loading = (self.wanted[stage][1] for stage in self.loading if stage in self.wanted)
+        return any(not set(made).isdisjoint(blocks) for made in loading)
+
     def has(self, stage: Stage) -> bool:
         return stage.id in self.loaded
 

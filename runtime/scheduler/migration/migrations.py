@@ -15,7 +15,7 @@ destination.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from runtime.chains import Chain, Hop, Path, devices_of
@@ -56,9 +56,10 @@ class Migrations:
             held[move.target] = held.get(move.target, 0) + move.pages * move.groups
         return held
 
-    def bound_for(self, device: str) -> bool:
-        """Whether a move to a device is under way."""
-        return any(move.target == device for move in self._moves.values())
+    def bound_for(self, device: str, blocks: Collection[str]) -> bool:
+        """Whether a move of any of these blocks to a device is under way."""
+        there = (move for move in self._moves.values() if move.target == device)
+        return any(not move.chain.blocks(move.part.lo, move.part.hi).isdisjoint(blocks) for move in there)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,8 @@ def cluster(
 ) -> Iterator[tuple[ClusterDriver, Any]]:
     """These models over so many agents; and the fleet that they are."""
     half = half_page(bench.store, CONFIG, [*MODELS, "wide", "slim"])
-    engine = replace(CONFIG, kv_bytes=2 * half * PAGES)
+    # Each device holds the longest sequence alone: any block may go to any device, and no answer becomes shorter by it.
+    engine = replace(CONFIG, kv_bytes=2 * half * PAGES, max_model_len=96)
     described = [describe_chain(bench.store, name, engine, half, 1) for name in MODELS]
     settings = {
         "store": str(bench.store.root),

@@ -264,9 +264,12 @@ def test_instances_come_and_go_and_change_places(
     def where(block: str) -> list[str]:
         return list(driver._scheduler.provision.instances[block])
 
+    said: list[str | None] = []
+
     def leave(scheduler: Scheduler, now: int, block: str, source: str, target: str) -> None:
         grow(scheduler, now, block, target)
-        scheduler.control.orders.drain(Drain(frozenset([block]), source, target, now + 20_000_000_000, "BL-26"))
+        drain = Drain(frozenset([block]), source, target, now + 20_000_000_000, "BL-26")
+        said.append(scheduler.control.orders.drain(drain))
 
     with Load(driver, answers, clients=3) as load:
         for block in names[1:7:2]:
@@ -278,7 +281,7 @@ def test_instances_come_and_go_and_change_places(
                 on_scheduler(driver, lambda scheduler, now: leave(scheduler, now, block, source, target))
                 return False
 
-            assert eventually(left, SOON)
+            assert eventually(left, SOON), said[-1]
     assert load.wrong == []
     counts = driver._scheduler.control.counts
     assert counts.grown >= 3 and counts.dropped >= 3 and counts.moved > 0

@@ -89,6 +89,10 @@ class VirtualCluster:
     #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops
     #: have them do.
     prepares: bool = True
+    #: How long a stage takes to load.
+    loading: Callable[[], int] = lambda: MS
+    #: What a message takes beside `latency`.
+    delay: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
         cuts = self.cuts or [()] * len(self.models)
@@ -265,7 +269,7 @@ class VirtualCluster:
         free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one thing at a time
         if extra:
             self._free[sender, to] = free
-        due = max((free if extra else self.now) + self.latency, self._last.get((sender, to), 0))
+        due = max((free if extra else self.now) + self.latency + self.delay(), self._last.get((sender, to), 0))
         self._last[sender, to] = due
         self.sent.append((self.now, sender, to, message))
         node = self.nodes.get(to)
@@ -295,7 +299,7 @@ class VirtualCluster:
                         event: Any = StageLoaded(stage, spec, node.engine.memory().weights)
                     except Exception as error:
                         event = StageFailed(stage, str(error))
-                    self.at(self.now + MS, lambda event=event: self.deliver(node, event, ()))
+                    self.at(self.now + self.loading(), lambda event=event: self.deliver(node, event, ()))
                 case DropStage(stage):
                     node.engine.unload(stage)
                 case ReadPages(pages, to, message):

@@ -69,6 +69,35 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
             assert cluster.nodes[device.name].engine.memory().weights <= device.planned
 
 
+def test_an_instance_that_could_not_go_when_it_was_idle_goes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was forgotten, and stayed for ever."""
+    cluster = hot_cluster(QUICK)
+    provision = cluster.scheduler.provision
+    spoils = provision.spoils
+    monkeypatch.setattr(provision, "spoils", lambda *args: cluster.now < 400 * MS or spoils(*args))
+    seen = watched(cluster, 4 * MS, 700 * MS)
+    cluster.run()
+    cluster.expect()
+    assert seen[80][HOT] > 1 and seen[-1][HOT] == 1  # 80: at 320 ms it is idle
+
+
+def test_an_instance_is_not_idle_while_it_loads() -> None:
+    """Sequences that it came for have ended meanwhile; others may want it once it is loaded."""
+    cluster = hot_cluster(QUICK, loading=lambda: (1 if cluster.now < 60 * MS else 400) * MS)
+    watched(cluster, 4 * MS, 900 * MS)
+    loading: list[bool] = []
+
+    def look() -> None:
+        for event in cluster.trace.named("scale.down")[len(loading) :]:
+            loading.append(cluster.scheduler.devices[event.dev or ""].brings([event.block or ""]))
+
+    for when in range(4, 900, 4):
+        cluster.at(when * MS + 1, look)
+    cluster.run()
+    cluster.expect()
+    assert loading and not any(loading)
+
+
 def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() -> None:
     """A second one came for the sake of a longer part of the chain, when all were at the first one already: they go
     there. (A third one was loaded beside it.)"""

@@ -1,0 +1,162 @@
+"""Random schedules of orders from outside, beside all that control decides by itself: slow loads, late messages,
+deaths.
+
+One seed, one schedule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from runtime.chains import Chain, Surrogate, devices_of
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
+from runtime.kv.pages import groups_for
+from runtime.scheduler.controllers.actions import Drain, MoveRequest
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+A = counting_model("a", "1 2* 3* 4* 5* 6", max_model_len=64)
+B = counting_model("b", "11 2* 3* 14* 15* 16", max_model_len=64)
+CUT = (2, 3, 4)
+#: Until when requests and orders come, and until when time goes by.
+LAST, END = 400 * MS, 2500 * MS
+PATIENCE = 100 * MS
+
+
+@dataclass
+class Insisted:
+    """An instance that is asked to leave, again and again. `left`: when it had; `refused`: the latest answer."""
+
+    block: str
+    source: str
+    since: int
+    left: int | None = None
+    refused: str | None = None
+    rightly: bool = False
+
+
+@dataclass
+class Ordered(VirtualCluster):
+    """`marked`: since when an instance has been about to go; `slowest`: the longest that one was."""
+
+    seed: int = 0
+    insisted: list[Insisted] = field(default_factory=list)
+    marked: dict[tuple[str, str], int] = field(default_factory=dict)
+    slowest: int = 0
+
+    def __post_init__(self) -> None:
+        rng = self.rng = random.Random(self.seed)
+        self.models, self.cuts = [A, B], [CUT, CUT]
+        self.devices, self.pages = rng.choice((3, 3, 4)), rng.choice((40, 60, 90, 160))
+        jitter, slow = rng.choice((0, 1, 4)) * MS, rng.choice((2, 20, 50)) * MS
+        self.latency, self.delay = MS // 10, lambda: rng.randrange(jitter + 1)
+        self.loading = lambda: rng.randrange(MS, slow + 1)
+        self.page_bytes_per_ms = rng.choice((1e9, 1000.0))
+        self.relay_config = AgentConfig(chunk=8, window=1)
+        self.config = _config(rng, self.devices)
+        if self.config.speculation.mode != "off":
+            self.stand_ins, self.surrogates = [surrogate_of(A, "a~", 2, 3)], {"a": [Surrogate("a~", 2, 3, 1)]}
+        super().__post_init__()
+        self._plan(rng)
+
+    def _plan(self, rng: random.Random) -> None:
+        for number in range(rng.choice((15, 30))):
+            one = request(f"s{number}", range(1 + rng.randrange(12)), rng.choice("ab"), max_tokens=rng.randrange(2, 40))
+            self.ask(one, at=rng.randrange(LAST))
+        blocks = list(dict.fromkeys(use.block for chain in self.scheduler.chains() for use in chain.uses))
+        for block in rng.sample(blocks, rng.choice((2, 4))):
+            self.at(rng.randrange(20 * MS, LAST // 2), lambda block=block: self._replace(block))
+        for block in rng.choices(blocks, k=rng.choice((0, 8))):
+            self.at(rng.randrange(20 * MS, LAST), lambda block=block: self._order(block))
+        for _ in range(rng.choice((0, 0, 2))):
+            self.at(rng.randrange(20 * MS, LAST // 2), lambda: self.kill(f"d{rng.randrange(self.devices)}"))
+        self.ticks(5 * MS, END)
+        for when in range(0, END, 5 * MS):
+            self.at(when, self._watch)
+
+    def check(self) -> None:
+        """Behind every twentieth event: it takes most of the time."""
+        if self._count % 20 == 0:
+            super().check()
+
+    # -- orders from outside -------------------------------------------------------------------------------------------
+
+    def where(self, block: str) -> list[str]:
+        return list(self.scheduler.provision.instances.get(block, ()))
+
+    def longest(self, chain: Chain, where: dict[str, list[str]]) -> int:
+        """Page groups that a sequence of a chain can have at most where its blocks are: of all paths."""
+        best = 0
+        for path in product(*(where[use.block] for use in chain.uses)):
+            taken: Counter[str] = Counter()
+            for device, use in zip(path, chain.uses, strict=True):
+                taken[device] += use.kv_layers
+            capacity = {device: self.scheduler.devices[device].capacity for device in taken}
+            best = max(best, min(capacity[device] // pages for device, pages in taken.items() if pages))
+        return min(best, groups_for(chain.spec, chain.spec.max_model_len))
+
+    def _shortens(self, block: str, source: str) -> bool:
+        """Whether an answer could not become as long without an instance."""
+        now = {name: list(where) for name, where in self.scheduler.provision.instances.items()}
+        after = now | {block: [name for name in now[block] if name != source]}
+        users = [chain for chain in self.scheduler.chains() if any(use.block == block for use in chain.uses)]
+        return any(self.longest(chain, after) < self.longest(chain, now) for chain in users)
+
+    def _order(self, block: str) -> None:
+        """Any order, with no regard for others."""
+        rng, orders, somewhere = self.rng, self.scheduler.control.orders, f"d{self.rng.randrange(self.devices)}"
+        if rng.random() < 0.5:
+            orders.grow([block], somewhere, "a test's", self.now)
+        else:
+            source, target = rng.choice(self.where(block)), rng.choice((None, somewhere))
+            orders.drain(Drain(frozenset([block]), source, target, self.now + PATIENCE, "a test's"))
+
+    def _replace(self, block: str) -> None:
+        source = self.rng.choice(self.where(block))
+        target = self.rng.choice([f"d{at}" for at in range(self.devices) if f"d{at}" != source])
+        self.insisted.append(Insisted(block, source, self.now))
+        self._insist(self.insisted[-1], target)
+
+    def _insist(self, one: Insisted, target: str) -> None:
+        """One more there, sequences go there, this one goes: until it has."""
+        scheduler, orders, blocks = self.scheduler, self.scheduler.control.orders, frozenset([one.block])
+        if one.source not in self.where(one.block):
+            one.left = self.now
+            return
+        if scheduler.devices.alive(target):
+            orders.grow(blocks, target, "a test's", self.now)
+            for member in scheduler.members.values():
+                path = devices_of(member.chain, member.path) if member.path else ()
+                for use, at in zip(member.chain.uses, path, strict=False):
+                    if use.block == one.block and at != target:
+                        orders.wish(MoveRequest(member.seq, blocks, at, target, self.now + 50 * MS, "a test's"))
+            one.refused = orders.drain(Drain(blocks, one.source, target, self.now + PATIENCE, "a test's"))
+            one.rightly = self._shortens(one.block, one.source)
+        if self.now < END - 500 * MS:
+            self.at(self.now + 7 * MS, lambda: self._insist(one, target))
+
+    def _watch(self) -> None:
+        """How long instances have been about to go."""
+        leaving = self.scheduler.provision.leaving
+        self.marked = {each: self.marked.get(each, self.now) for each in leaving}
+        self.slowest = max([self.slowest, *(self.now - since for since in self.marked.values())])
+
+
+def _config(rng: random.Random, devices: int) -> ClusterConfig:
+    control = ControlConfig(
+        scaling=rng.random() < 0.7, rearranging=rng.random() < 0.7,
+        balancing=rng.choice(("strict", "owner", "least-busy", "recompute")), margin=1, every_ms=5, period_ms=40,
+        idle_ms=rng.choice((20, 100)), calm_ms=20, patience_ms=rng.choice((50, 100)), moves=rng.choice((1, 4, 16)),
+        bandwidth=1e6, crossing_us=1e5, low=0.3, high=rng.choice((0.5, 0.8)),
+    )  # fmt: skip
+    config = ClusterConfig(
+        devices=devices, placing=rng.choice(("split", "split", "copies", "demand")), chunk=8, control=control,
+        handover_groups=1, sharing=rng.choice(("off", "running", "cached")),
+        dispatch=rng.choice(("placed", "broadcast")),
+    )  # fmt: skip
+    predicted = config.sharing == "off" and rng.random() < 0.5
+    return replace(config, speculation=SpeculationConfig("exact" if predicted else "off", top=0.5))

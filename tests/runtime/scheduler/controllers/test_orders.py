@@ -1,0 +1,180 @@
+"""Orders from outside end: at random (`ordered`), beside all that control decides by itself, and one by one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from runtime.config import ClusterConfig, ControlConfig
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.controllers.actions import LAST, SHORTENS, Drain, MoveRequest
+from tests.runtime.scheduler.controllers.ordered import LAST as ASKED
+from tests.runtime.scheduler.controllers.ordered import PATIENCE, Ordered
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+ONE = counting_model("one", "1 2* 3* 4", max_model_len=128)
+CUT = (2, 3)
+HEAD, MIDDLE, TAIL = (use.block for use in ONE.chain(*CUT).uses)
+STILL = ControlConfig.off()
+SEEDS = range(24)
+
+
+@cache
+def played(seed: int) -> Ordered:
+    """A schedule at its end; two tests look at each."""
+    cluster = Ordered(seed=seed)
+    cluster.run()
+    return cluster
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_order_ends(seed: int) -> None:
+    """An instance that is asked to leave leaves, or why it cannot is said, and true; none is about to go for ever."""
+    cluster = played(seed)
+    for one in cluster.insisted:
+        assert (one.left is not None and one.left - one.since < ASKED) or (one.refused == SHORTENS and one.rightly), one
+    assert cluster.slowest <= 2 * PATIENCE
+    scheduler = cluster.scheduler
+    assert not len(scheduler.control.orders) and not len(scheduler.handovers) and not scheduler.provision.leaving
+    for device in scheduler.devices:
+        for stage in device.loaded:
+            assert device.blocks.issuperset(device.wanted[stage][1]), "a stage of blocks that are not there any more"
+    cluster.expect()
+
+
+def test_schedules_do_have_all_of_it() -> None:
+    """So that the test before this one proves something: orders are fulfilled, refused and recalled; devices die."""
+    left = refused = dropped = moved = deaths = recalled = 0
+    for seed in SEEDS:
+        cluster = played(seed)
+        counts = cluster.scheduler.control.counts
+        left += sum(one.left is not None for one in cluster.insisted)
+        refused += sum(one.refused == SHORTENS for one in cluster.insisted)
+        dropped, moved = dropped + counts.dropped, moved + counts.moved
+        deaths += len(cluster.trace.named("fault"))
+        kept = cluster.trace.named("instance.keep")
+        recalled += sum(event.extra["error"] == "it is asked for again" for event in kept)
+    assert min(left, refused, dropped, moved, deaths, recalled) > 0, (left, refused, dropped, moved, deaths, recalled)
+
+
+def still(devices: int = 3, **changes: object) -> VirtualCluster:
+    """Nothing happens but what is ordered. All of the model is on d0, up to 50 ms."""
+    config = ClusterConfig(devices=devices, placing="split", control=STILL, hop_cost=100.0)
+    cluster = VirtualCluster([ONE], [CUT], devices=devices, config=config, **changes)  # type: ignore[arg-type]
+    cluster.run(until=5 * MS)
+    provision = cluster.scheduler.provision
+    for block in (HEAD, MIDDLE, TAIL):
+        provision.add(block, "d0")
+        for name in [name for name in provision.instances[block] if name != "d0"]:
+            provision.remove(block, name)
+    cluster.ticks(5 * MS, 500 * MS)
+    return cluster
+
+
+def drained(cluster: VirtualCluster, source: str, target: str | None = None) -> str | None:
+    """Have the block in the middle go from a device within 100 ms."""
+    drain = Drain(frozenset([MIDDLE]), source, target, cluster.now + 100 * MS, "a test's")
+    return cluster.scheduler.control.orders.drain(drain)
+
+
+def where(cluster: VirtualCluster, block: str = MIDDLE) -> list[str]:
+    return sorted(cluster.scheduler.provision.instances[block])
+
+
+def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
+    """No sequence moves for it, and nothing is marked. (All had moved away before it was seen that it has to stay.)"""
+    cluster = still(pages=48)  # for 32 page groups, of both layers for less
+    orders = cluster.scheduler.control.orders
+    assert drained(cluster, "d0") == LAST
+    assert drained(cluster, "d1") == "it is not there"
+    orders.grow([TAIL], "d1", "a test's", cluster.now)
+    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    assert drained(cluster, "d1") == SHORTENS
+    assert not cluster.scheduler.provision.leaving and not len(orders)
+    assert drained(cluster, "d0") is None
+    assert drained(cluster, "d0") == "it is about to go already"
+    cluster.run()
+    assert where(cluster) == ["d1"]
+
+
+def test_what_is_asked_for_again_while_it_drains_stays() -> None:
+    cluster = still()
+    orders = cluster.scheduler.control.orders
+    cluster.ask(request("s", range(4), "one", max_tokens=60), at=10 * MS)
+    cluster.at(30 * MS, lambda: orders.grow([MIDDLE, TAIL], "d1", "a test's", cluster.now))
+    both = Drain(frozenset([MIDDLE, TAIL]), "d0", "d1", 400 * MS, "a test's")
+    cluster.at(31 * MS, lambda: orders.drain(both))
+    cluster.at(32 * MS, lambda: orders.grow([MIDDLE], "d0", "a test's", cluster.now))
+    cluster.run()
+    cluster.expect()
+    assert where(cluster) == ["d0", "d1"] and where(cluster, TAIL) == ["d1"]
+    (kept,) = cluster.trace.named("instance.keep")
+    assert kept.extra["error"] == "it is asked for again" and not cluster.scheduler.provision.leaving
+
+
+def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
+    """A device that sequences come to all the time, for the sake of another block, was never done."""
+    cluster = still(page_bytes_per_ms=2.0)  # a move takes long
+    for block in (HEAD, MIDDLE):
+        cluster.scheduler.control.orders.grow([block], "d1", "a test's", cluster.now)
+    cluster.ask(request("s", range(40), "one", max_tokens=80), at=10 * MS)
+
+    def move() -> None:
+        if not cluster.scheduler.members["s"].move:
+            cluster.migrate("s", range(1), "d1", recompute=False)
+
+    for when in range(20, 60, 4):  # the stages of its path are to be loaded first
+        cluster.at(when * MS, move)
+    cluster.run(until=60 * MS)
+    assert len(cluster.scheduler.handovers) == 1
+    assert drained(cluster, "d1") is None
+    cluster.run(until=70 * MS)
+    assert where(cluster) == ["d0"] and len(cluster.scheduler.handovers) == 1
+    cluster.run()
+    cluster.expect()
+
+
+def test_a_sequence_is_not_moved_to_an_instance_that_is_about_to_go() -> None:
+    """It would have to leave again at once, or find a stage there of a block that nobody holds."""
+    cluster = still()
+    orders = cluster.scheduler.control.orders
+    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    cluster.ask(request("s", range(4), "one", max_tokens=60), at=10 * MS)
+    cluster.at(30 * MS, lambda: orders.wish(MoveRequest("s", frozenset([MIDDLE]), "d0", "d1", 400 * MS, "a test's")))
+    cluster.at(30 * MS, lambda: drained(cluster, "d1"))
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.handovers.counts().started == 0 and orders.counts.lapsed == 1
+    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].loaded
+
+
+def test_sequences_go_elsewhere_where_the_instance_that_was_named_has_gone() -> None:
+    cluster = still()
+    orders = cluster.scheduler.control.orders
+    for name in ("d1", "d2"):
+        orders.grow([MIDDLE], name, "a test's", cluster.now)
+    cluster.ask(request("s", range(4), "one", max_tokens=80), at=10 * MS)
+    cluster.at(30 * MS, lambda: drained(cluster, "d1"))
+    cluster.at(40 * MS, lambda: drained(cluster, "d0", target="d1"))
+    cluster.run()
+    cluster.expect()
+    assert where(cluster) == ["d2"] and cluster.scheduler.handovers.counts().committed == 1
+    assert not cluster.scheduler.devices["d1"].loaded
+
+
+def test_a_stage_that_loads_for_long_is_waited_for_and_then_the_instance_goes() -> None:
+    """It stayed for ever when the load took longer than sequences have to leave."""
+    cluster = still(loading=lambda: 200 * MS)
+    orders = cluster.scheduler.control.orders
+    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    cluster.ask(request("s", range(4), "one", max_tokens=1), at=10 * MS)
+    chain = cluster.scheduler.chains()[0]
+    assert [use.block for use in chain.uses if (use.lo, use.hi) == (2, 3)] == [MIDDLE]
+    cluster.at(20 * MS, lambda: cluster.scheduler._state.ask_for(chain, "d1", chain.stage(2, 3)))
+    cluster.at(25 * MS, lambda: drained(cluster, "d1"))
+    cluster.run(until=150 * MS)
+    assert where(cluster) == ["d0", "d1"]
+    cluster.run()
+    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].loaded
