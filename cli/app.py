@@ -42,8 +42,10 @@ VERBS: dict[str, str] = {
 }
 
 
-def build() -> typer.Typer:
-    """The application with every verb of the table."""
+def build(only: str | None = None) -> typer.Typer:
+    """The application with every verb of the table; with `only`, one that is about to be run, the others are not
+    imported.
+    """
     app = typer.Typer(
         name="zoo",
         help="Cut models into shared blocks, keep every weight once, serve them together.",
@@ -52,15 +54,21 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for verb, module in VERBS.items():
+    app.callback()(_verbs)
+    for verb, module in VERBS.items() if only not in VERBS else [(only, VERBS[only])]:
         app.command(verb)(getattr(importlib.import_module(module), verb))
     return app
+
+
+def _verbs() -> None:
+    # With a callback an application stays one of verbs, also when it has but one.
+    pass
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and exit with its code. Expected errors are one line; unexpected ones keep their traceback."""
     try:
-        code = build()(args=argv, standalone_mode=True)
+        code = build(next(iter(sys.argv[1:] if argv is None else argv), None))(args=argv, standalone_mode=True)
     except ZooError as error:
         say_error(str(error))
         sys.exit(1 if isinstance(error, TrainingFailed) else 2)

@@ -1,18 +1,22 @@
 """`zoo serve`: models of the store behind OpenAI's HTTP interface.
 
-Standard output gets exactly one line, the address, once requests are answered; all else goes to standard error.
+Standard output gets the address alone (with `--json` one document), once requests are answered; all else goes to
+standard error.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cli.serving import flags
 from cli.serving.options import ServeOptions, gather
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from runtime.tracing.sink import Trace, TraceSink
     from zoo.api import Zoo
 
+ServeJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the address and the models as one JSON document once ready.")
+]
 _LOCAL = ("127.", "::1", "localhost")
 
 
@@ -75,10 +82,11 @@ def serve(
     config: flags.ConfigFile = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
+    as_json: ServeJsonOption = False,
 ) -> None:
     """Serve models over HTTP as OpenAI does: their shared blocks once in memory, one batch for all of them."""
     given = dict(locals())
-    for apart in ("names", "config", "store", "database"):
+    for apart in ("names", "config", "store", "database", "as_json"):
         del given[apart]
     given["models"] = [*(models or ()), *(names or ())] or None
     options = gather(config, given)
@@ -87,7 +95,7 @@ def serve(
     from zoo.api import Zoo
 
     with ended_by_sigterm(), Zoo(store, database, create=False) as zoo:
-        _run(zoo, options, database)
+        _run(zoo, options, database, as_json)
 
 
 @contextmanager
@@ -106,7 +114,7 @@ def ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
+def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -> None:
     from cli.serving.driver import start_driver
     from cli.serving.models import ZooSource, choose, with_exits
     from runtime.server.app import build_app
@@ -136,7 +144,18 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
         source = ZooSource(zoo, options.deltas and options.adaptive == "latency", engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
-        serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))
+        serve(
+            app, settings, bound, ready=lambda: _announce(address_of(bound), [model.name for model in served], as_json)
+        )
+
+
+def _announce(address: str, names: Sequence[str], as_json: bool) -> None:
+    """The one thing on standard output, once requests are answered."""
+    if as_json:
+        # On one line: it is read from a process that goes on.
+        print(json.dumps({"address": address, "models": list(names)}), flush=True)
+    else:
+        print(address, flush=True)
 
 
 def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> TraceSink | None:

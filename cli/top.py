@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.shared.output import human_bytes, plain_console, print_json
+from cli.shared.output import DEFAULT_STORE, UnusedStoreOption, human_bytes, plain_console, print_json
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1)] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, print and end.")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="ZOO_API_KEY", help="Key that the server asks for.")] = None,
+    store: UnusedStoreOption = DEFAULT_STORE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as one JSON document and end.")] = False,
 ) -> None:
     """Show devices, instances, queues, pages, chains and moves of a running server. Ctrl-C ends it."""

@@ -25,6 +25,7 @@ from surgery.modules.stack import open_stack
 from surgery.text.text import Probe, read_text
 from surgery.text.tokenizers import has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.api import ModelHandle, Zoo
+from zoo.catalog.names import check_name
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import digest_of
 
@@ -67,7 +68,7 @@ def train_stitch(
     Raises:
         NotFound, AmbiguousName: a model is not there.
         Incomparable: their tokenizers differ.
-        InputError: the same model twice, a place outside the models, too little text.
+        InputError: the same model twice, a place outside the models, too little text; a name that no model may have.
         NameTaken: the name holds another model, or another training of the stitch.
         TrainingFailed: the loss was not finite; the last good state is kept.
         KeyboardInterrupt: the state is kept.
@@ -75,7 +76,8 @@ def train_stitch(
     settings = settings or StitchSettings()
     settings.check()
     models = _parents(zoo, a, b)
-    work = _Work.prepare(zoo, models, settings, name or _default_name(models[0].name, models[1].name))
+    called = check_name(name if name is not None else _default_name(models[0].name, models[1].name))
+    work = _Work.prepare(zoo, models, settings, called)
     known = stored_document(zoo.store, work.name)
     if known is not None:
         if known.get("run") != work.run or restart:

@@ -17,6 +17,7 @@ from stitch.block import Folded
 from surgery.chains.plan import STITCH, StitchSpec, stitch_component
 from surgery.chains.stitches import STITCH_FILE
 from surgery.tensors.store import keep_tensors
+from zoo.catalog.names import check_name
 from zoo.errors import NameTaken
 from zoo.manifest import Component, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
 from zoo.objects.headers import make_header
@@ -47,6 +48,7 @@ def stored_document(store: Store, name: str) -> Mapping[str, Any] | None:
 
 def put_stitch(store: Store, name: str, stitch: Folded, document: Mapping[str, Any]) -> None:
     """Store a stitch and its document, durably. Raises NameTaken, StoreFull, StoreError."""
+    check_name(name)
     with store.ingesting():
         kept = keep_tensors(store, {"weight": stitch.weight.contiguous(), "bias": stitch.bias.contiguous()})
         side = (json.dumps(document, indent=2) + "\n").encode()

@@ -63,9 +63,8 @@ def make_from(
     bounds = bounds_of(handle.manifest, layers, "layer")
     first, last = take or proportional(layers, layers_of(handle.manifest), layers_of(source.manifest))
     check_layers((first, last), layers_of(source.manifest), source.name)
-    name = free_name(
-        zoo, options.name or f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{source.name}-{first}-{last}"
-    )
+    default = f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{source.name}-{first}-{last}"
+    name = free_name(zoo, default if options.name is None else options.name)
     swap = _Swap(zoo, handle.manifest, bounds, _composition(handle.manifest, layers, source.name, (first, last)), name)
     made = swap.draft()
     removed = swap.removed(made)

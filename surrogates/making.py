@@ -33,6 +33,7 @@ from surrogates.recovery.refit import refit_
 from surrogates.recovery.saved import RecoveryTask
 from surrogates.scoring.agreement import Agreement
 from surrogates.scoring.timing import Speed
+from zoo.catalog.names import check_name
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import SideFile
 from zoo.records import Equivalence
@@ -77,7 +78,8 @@ def make_surrogate(
     options.check()
     begun = time.monotonic()
     handle = zoo.model(model)
-    name = free_name(zoo, options.name or f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{options.part}")
+    default = f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{options.part}"
+    name = free_name(zoo, default if options.name is None else options.name)
     target = _target(zoo, handle, layers, options.part)
     material = gather(zoo, handle, layers, (target.lo, target.hi), options)
     plan = make_plan(target, material.subject, material, options)
@@ -110,7 +112,8 @@ def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) 
 
 
 def free_name(zoo: Zoo, name: str) -> str:
-    """The name, before long work is done for it. Raises NameTaken."""
+    """The name, before long work is done for it. Raises NameTaken; InputError where no model may be called so."""
+    check_name(name)
     if any(summary.name == name for summary in zoo.models()):
         raise NameTaken(
             f"the name {name!r} holds a model already: choose another with --name, or remove that model first"

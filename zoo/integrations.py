@@ -31,6 +31,7 @@ from transformers import TrainerCallback
 
 from surgery.chains.hf_model import register
 from zoo.api import Zoo
+from zoo.catalog.names import check_name
 from zoo.errors import InputError, InUse, StoreBusy, ZooError
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,10 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 whole.
 
         Raises:
-            InputError: `keep_last` is less than 1.
+            InputError: `keep_last` is less than 1, or no model may be called `name`.
         """
+        if name is not None:
+            check_name(name)
         if keep_last is not None and keep_last < 1:
             raise InputError("keep_last must be at least 1: the newest checkpoint is needed to resume")
         self.store, self.database = Path(store), database

@@ -24,7 +24,7 @@ class Size(StrEnum):
 
 def demo(
     size: Annotated[
-        Size, typer.Option(help="tiny: a few minutes on two cores. small: a better family in about twenty.")
+        Size, typer.Option(help="tiny: seven to eight minutes on two cores. small: a better family in about twenty.")
     ] = Size.tiny,
     folder: Annotated[
         Path, typer.Option("--dir", help="Where models, plots and the report go.", file_okay=False)

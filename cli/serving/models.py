@@ -1,7 +1,7 @@
 """Puts the parts of serving together for the verbs: which models can be served, their tokenizers, the catalogue as the
 server sees it.
 
-Imports torch and transformers only when called, through the engine and the facade.
+Imports torch only when called, through the engine, and transformers only for tokenizers that nothing else reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cli.serving.executor_choice import dense_is_faster
 from cli.shared.documents import model_document
 from cli.shared.output import human_bytes, say
 from runtime.frontend.served_models import ServedModel, defaults_from
-from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
+from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt, adapt_core
+from runtime.frontend.tokenizer_files import read_tokenizer
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
 from zoo.views.exits import chain_id, exit_ids, exit_of, is_exit
@@ -160,12 +161,25 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
         say(f"note: {model.name} takes token ids only: it brought no tokenizer")
         return NoTokenizer()
     try:
+        files = read_tokenizer(
+            _config_of(model), model.side_file, frozenset(side.path for side in model.manifest.side_files)
+        )
+        if files is not None:
+            return adapt_core(files.core, files.chat)
         return adapt(model.tokenizer())
     except StoreError:
         raise
     except InputError as error:
         say(f"note: {model.name} takes token ids only: {error}")
         return NoTokenizer()
+
+
+def _config_of(model: ModelHandle) -> Mapping[str, Any]:
+    """Its config; nothing where it has none that can be read, as an adapter without its base's."""
+    try:
+        return model.config
+    except (InputError, ValueError):
+        return {}
 
 
 class ZooSource:

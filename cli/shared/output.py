@@ -22,6 +22,13 @@ StoreOption = Annotated[
         "--store", envvar="ZOO_STORE", help="Folder of the store.", show_default="./zoo_store", file_okay=False
     ),
 ]
+#: Every verb takes `--store`, so that scripts may give it to all alike.
+UnusedStoreOption = Annotated[
+    Path,
+    typer.Option(
+        "--store", envvar="ZOO_STORE", help="Accepted as by all verbs; nothing is read from it.", show_default=False
+    ),
+]
 DatabaseOption = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cli.shared.output import JsonOption
+from cli.shared.output import DEFAULT_STORE, JsonOption, UnusedStoreOption
 
 
 def simulate(
@@ -54,6 +54,7 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(help="Write the report and its pictures into this folder.", file_okay=False)
     ] = None,
+    store: UnusedStoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
     """Run a cluster in virtual time: the same scheduler as `zoo serve`, simulated devices and links."""

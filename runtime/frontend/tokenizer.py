@@ -1,8 +1,8 @@
-"""What the frontend needs of a tokenizer, and an adapter for the ones that transformers loads.
+"""What the frontend needs of a tokenizer, and an adapter for fast ones: the Rust core, and a chat template.
 
-Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function of
-the ids alone. Imports neither transformers nor tokenizers: the adapter is given a loaded tokenizer. Safe to call from
-several threads.
+Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function
+of the ids alone. Imports neither transformers nor tokenizers: the adapter is given a loaded core
+(`runtime.frontend.tokenizer_files`), or what transformers loaded. Safe to call from several threads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from runtime.frontend.chat_template import ChatTemplate, TemplateRefused, chosen_template
 from runtime.frontend.errors import RequestError
 from zoo.errors import InputError
 
@@ -72,13 +73,13 @@ class NoTokenizer:
         return b""
 
 
-class TransformersTokenizer:
-    """A transformers fast tokenizer. The Rust tokenizer inside is called directly: transformers' own call sets
-    truncation on each use, which is neither thread-safe nor wanted."""
+class FastTokenizer:
+    """A tokenizer of the library `tokenizers`, called directly: transformers' own call sets truncation on each use,
+    which is neither thread-safe nor wanted."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._outer = tokenizer
-        self._inner = tokenizer.backend_tokenizer
+    def __init__(self, core: Any, chat: ChatTemplate | None) -> None:
+        self._inner = core
+        self._chat = chat
         self._inner.no_truncation()
         self._inner.no_padding()
         added = self._inner.get_added_tokens_decoder()
@@ -101,20 +102,18 @@ class TransformersTokenizer:
         return str(self._inner.decode(list(ids), skip_special_tokens=True))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        if not getattr(self._outer, "chat_template", None):
+        if self._chat is None:
             raise RequestError(
                 "this model has no chat template: use /v1/completions", param="messages", code="no_chat_template"
             )
         try:
-            text = self._outer.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template is a program of the model's author and may raise anything
+            text = self._chat.render(messages)
+        except TemplateRefused as error:
             raise RequestError(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages"
             ) from error
         # A template writes its own special tokens, so none are added.
-        return self.encode(str(text), add_special=False)
+        return self.encode(text, add_special=False)
 
     def silent(self, token: int) -> bool:
         known = self._silent.get(token)
@@ -156,9 +155,15 @@ def adapt(tokenizer: Any | None) -> Tokenizer:
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise InputError(f"{type(tokenizer).__name__} has no fast form (tokenizer.json); convert the tokenizer first")
-    if inner.get_vocab_size(with_added_tokens=False) == 0:
+    source = chosen_template(tokenizer.chat_template)
+    return adapt_core(inner, ChatTemplate(source, tokenizer.special_tokens_map) if source else None)
+
+
+def adapt_core(core: Any, chat: ChatTemplate | None) -> Tokenizer:
+    """The adapter for a Rust core and a template. Raises InputError for one without a vocabulary."""
+    if core.get_vocab_size(with_added_tokens=False) == 0:
         raise InputError("the tokenizer has no vocabulary")
-    return TransformersTokenizer(tokenizer)
+    return FastTokenizer(core, chat)
 
 
 def printable(token: bytes) -> str:

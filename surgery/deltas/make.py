@@ -34,6 +34,7 @@ from surgery.scoring.twins import random_twin
 from surgery.sources import open_source
 from surgery.text.text import Probe
 from surgery.training.checkpoint import TaskFolder
+from zoo.catalog.names import check_name
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, ScoredRun
@@ -125,11 +126,13 @@ def delta(
         variant: what to call the result; `<model>@delta-r<rank>` when None.
 
     Raises:
-        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or something
-            is not finite.
+        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or
+            something is not finite; no model may be called `variant`.
         WrongBase: base and fine-tune are built differently.
         NotFound, AmbiguousName, NameTaken, StoreError: as an ingest does.
     """
+    if variant is not None:
+        check_name(variant)
     with store.keeping(), opened(store, name, windows, options, progress) as work:
         ranks = _ranks(work, options)
         point = work.curve.score(ranks)

@@ -22,6 +22,7 @@ from surgery.ingest.draft import Draft, draft
 from surgery.partition.regroup import regroup
 from surgery.sources.base import Source, SourceWeights
 from zoo.catalog import Reader, Writer
+from zoo.catalog.names import check_name
 from zoo.errors import NameTaken, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
 from zoo.objects.objects import Put
@@ -94,7 +95,7 @@ def ingest(
         StoreError: the store is full, busy or damaged.
     """
     started = time.monotonic()
-    called = name if name is not None else default_name(source.origin)
+    called = check_name(name if name is not None else default_name(source.origin))
     parent = _resolved(store, base)
     plan = draft(store, source, parent)
     _check_name_is_free(store, called, source)

@@ -22,6 +22,7 @@ from surgery.families.specs import spec_of
 from surgery.families.table import FAMILIES, Family, family_of, is_tied
 from surgery.models.load import disk_key
 from surgery.partition.regroup import regroup
+from zoo.catalog.names import check_name
 from zoo.errors import InputError
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile, canonical_json
 from zoo.objects.headers import make_header
@@ -74,9 +75,11 @@ def put_made(store: Store, made: MadeModel) -> MadeReport:
     Raises:
         NameTaken: the name holds another model.
         NotFound: the base is not there.
-        InputError: a chain that is no checkpoint, and that no config of its own kind can hold.
+        InputError: a chain that is no checkpoint, and that no config of its own kind can hold; a name that no model
+            may have.
         ValueError: the components name tensors that `tensors` lacks.
     """
+    check_name(made.name)
     plain = plain_config(made.plan, made.components)
     reason = None if plain is not None else why_not_plain(made.plan, made.components)
     config = {**(plain or _own_config(made, reason or "")), **made.extra_config}

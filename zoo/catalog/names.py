@@ -1,16 +1,48 @@
-"""How a model is found by its name or by a unique ending of it. Pure functions of the names."""
+"""What a model may be called, and how it is found by its name or by a unique ending of it. Pure functions of the
+names.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
 
-from zoo.errors import AmbiguousName, NotFound
+from zoo.errors import AmbiguousName, InputError, NotFound
 
+MAX_NAME_CHARACTERS = 255
 #: Names shown in one error line.
 _SHOWN = 8
 #: Characters of a wrong name that are compared with the others: comparing takes time in their square.
 _COMPARED = 255
+
+
+def check_name(name: str) -> str:
+    """Return the name when a model may be called so. The catalogue checks every model; long work is refused before
+    it begins.
+
+    A name is shown in terminals, made into paths and URLs, and typed as an argument: it must not leave a folder,
+    nor read as an option.
+
+    Raises:
+        InputError: it is empty, too long, has spaces around it or unprintable characters, begins with `-`, holds a
+            backslash, or one of its parts between `/` is empty, `.` or `..`.
+    """
+    reason = _why_illegal(name)
+    if reason is not None:
+        raise InputError(f"{name[:80]!r} cannot be a model's name: {reason}")
+    return name
+
+
+def _why_illegal(name: str) -> str | None:
+    if not name or name != name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        return f"1 to {MAX_NAME_CHARACTERS} printable characters, no spaces around them"
+    if name.startswith("-"):
+        return "it would be read as an option; it may not begin with '-'"
+    if "\\" in name:
+        return "it may not hold a backslash"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "no part between its slashes may be empty, '.' or '..'"
+    return None
 
 
 def resolve(name: str, names: Sequence[str]) -> str:

@@ -17,13 +17,12 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import findings
 from zoo.catalog import schema as t
+from zoo.catalog.names import check_name
 from zoo.catalog.reader import CHUNK, Reader
 from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
-from zoo.errors import InputError, InUse, NameTaken, NotFound
+from zoo.errors import InUse, NameTaken, NotFound
 from zoo.manifest import ChainBlock, Component, ModelManifest, block_digest
 from zoo.records import Document, Equivalence
-
-MAX_NAME_CHARACTERS = 255
 
 
 class Writer(Reader):
@@ -36,12 +35,12 @@ class Writer(Reader):
         name already.
 
         Raises:
-            InputError: the name is empty, too long or unprintable.
+            InputError: no model may be called so (`check_name`).
             NameTaken: another model has the name.
             NotFound: the base is not in the catalogue.
             ValueError: a component or a weight file names a tensor that `manifest.tensors` lacks.
         """
-        _check_name(manifest.name)
+        check_name(manifest.name)
         _check_tensors(manifest)
         if self._is_there(manifest):
             return
@@ -231,14 +230,6 @@ def _chunks(digests: Collection[str]) -> Iterator[list[str]]:
     rest = iter(digests)
     while chunk := list(islice(rest, CHUNK)):
         yield chunk
-
-
-def _check_name(name: str) -> None:
-    if not name or name != name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        raise InputError(
-            f"{name[:80]!r} cannot be a model's name: 1 to {MAX_NAME_CHARACTERS} printable characters, no spaces "
-            "around them"
-        )
 
 
 def _check_tensors(manifest: ModelManifest) -> None:

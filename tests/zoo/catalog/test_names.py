@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from zoo.catalog.names import resolve
-from zoo.errors import AmbiguousName, NotFound
+from zoo.catalog.names import check_name, resolve
+from zoo.errors import AmbiguousName, InputError, NotFound
 
 NAMES = ["meta-llama/Llama-2-7b", "meta-llama/Llama-2-13b", "other/llama-2-7B-chat", "chat", "7b-lora"]
 
@@ -50,3 +50,51 @@ def test_the_error_stays_one_short_line() -> None:
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
     assert "and 492 more" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta-llama/Llama-2-7b",
+        "chat@exit-2",
+        "a:b#c",
+        "a/b@step-10",
+        "m@delta-r8+norms",
+        "...",
+        "a..b/.hidden",
+        "Modèle 7 B",
+        "x" * 255,
+    ],
+)
+def test_legal_names_are_kept_as_they_are(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        " ",
+        "a ",
+        "../evil",
+        "a/../b",
+        "..",
+        ".",
+        "a/.",
+        "/etc/passwd",
+        "a//b",
+        "a/",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "a\x1b[31mb",
+        "a\u202eb",
+        "a\ud800",
+        "-rf",
+        "--name",
+        "x" * 256,
+    ],
+)
+def test_names_that_leave_a_folder_or_hide_what_they_are_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be a model's name"):
+        check_name(name)
