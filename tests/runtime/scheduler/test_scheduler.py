@@ -44,7 +44,7 @@ def test_blocks_on_one_device_run_without_a_hop() -> None:
     cluster.ask(request("a", range(1, 6), "m", max_tokens=5))
     cluster.run()
     cluster.expect()
-    passed = [message for _, sender, to, message in cluster.sent if type(message).__name__ == "Pass"]
+    passed = [message for _, sender, to, message in cluster.sent if type(message).__name__ == "ForwardRows"]
     assert len(passed) == 5  # one for the prompt, one for each further token
 
 

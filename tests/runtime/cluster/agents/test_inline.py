@@ -138,7 +138,7 @@ def test_many_that_come_at_once_are_told_in_lots_that_a_log_takes() -> None:
     with alone(log=lines.append) as driver:
         told = answered(driver, asked)
     assert all([event.finish for event in told[one.seq]] == ["error"] for one in asked)
-    events = [json.loads(line) for line in lines[1:] if b"ArriveTogether" in line[:60]]
+    events = [json.loads(line) for line in lines[1:] if b"AddRequests" in line[:60]]
     lots = [[len(one["prompt"]) for one in event["requests"]] for _, _, event, _ in events]
     assert sum(map(len, lots)) == 5000 and max(map(sum, lots)) <= 1 << 20
 

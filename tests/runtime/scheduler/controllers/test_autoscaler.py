@@ -61,7 +61,7 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
     cluster.expect()
     assert max(each[HOT] for each in seen) > 1 and seen[-1][HOT] == 1
     assert cluster.trace.named("scale.down") and cluster.scheduler.control.counts.dropped > 0
-    dropped = [(to, message) for _, _, to, message in cluster.sent if type(message).__name__ == "Drop"]
+    dropped = [(to, message) for _, _, to, message in cluster.sent if type(message).__name__ == "UnloadStages"]
     assert dropped
     for device in cluster.scheduler.devices:
         for stage in device.loaded:

@@ -54,7 +54,7 @@ def test_what_is_asked_for_gets_copies_and_loses_them_again() -> None:
     copies = cluster.trace.named("scale.copy")
     assert copies and {event.cause for event in copies} == {"BL-24"}
     assert all(device.planned <= device.limit for device in cluster.scheduler.devices)
-    assert not [message for *_, message in cluster.sent if type(message).__name__ == "Pass"], (
+    assert not [message for *_, message in cluster.sent if type(message).__name__ == "ForwardRows"], (
         "rows changed their device"
     )
 

@@ -39,7 +39,7 @@ def cluster_of(sharing: Sharing = "running", devices: int = 2, **changes) -> Vir
 
 def computed(cluster: VirtualCluster) -> int:
     """Tokens that went through first hops."""
-    return sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "Go")
+    return sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "RunRows")
 
 
 def refs(cluster: VirtualCluster) -> dict[str, tuple[str, int]]:

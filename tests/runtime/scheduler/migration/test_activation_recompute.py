@@ -251,7 +251,7 @@ def test_what_an_older_epoch_asks_for_is_refused() -> None:
     source = cluster.nodes[member.path[1].device].relay
     want = PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 1)
     (given,) = source.handle(want, (), cluster.now)
-    assert type(given).__name__ == "SendInputs" and given.message.kept == ((0, member.computed),)
+    assert type(given).__name__ == "SendActivations" and given.message.kept == ((0, member.computed),)
     for stale in (
         PageRequest(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1),
         PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2),

@@ -33,7 +33,7 @@ def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, l
     assert cluster.trace.named("scale.up") and cluster.trace.named("scale.down")
     counts = cluster.scheduler.handovers.counts()
     assert counts.committed > 0 and counts.copied > 0
-    assert any(type(message).__name__ == "Drop" for _, _, _, message in cluster.sent)
+    assert any(type(message).__name__ == "UnloadStages" for _, _, _, message in cluster.sent)
 
 
 def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
@@ -76,8 +76,8 @@ def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[st
     cluster.run()
     assert tokens(cluster) == answers
     kinds = {type(message).__name__ for _, _, _, message in cluster.sent}
-    assert kinds == {"Load", "Loaded", "Open", "Go", "Done", "Close"}
-    assert max(len(message.seqs) for _, _, _, message in cluster.sent if type(message).__name__ == "Done") > 4
+    assert kinds == {"LoadStages", "StageReady", "OpenSequences", "RunRows", "RowsDone", "CloseSequences"}
+    assert max(len(message.seqs) for _, _, _, message in cluster.sent if type(message).__name__ == "RowsDone") > 4
     assert not {event.ev for event in cluster.trace.events} & {
         "scale.up",
         "placement.move",

@@ -71,7 +71,7 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
     for seq, one in asked.items():
         stock, tokens = answers[seq]
         assert same_tokens(stock, one.prompt, tokens, cluster.told[seq].tokens) == COUNT
-    run = sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "Go")
+    run = sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "RunRows")
     whole = len(asked) * (SYSTEM + OWN + COUNT - 1)
     widths = [each.chain.spec.page_tokens for each in described]
     spared = {"off": 0, "running": 1, "cached": 2}[sharing] * sum(SYSTEM // width * width for width in widths)

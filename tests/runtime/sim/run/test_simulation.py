@@ -107,7 +107,7 @@ def test_a_log_gives_the_same_commands_again(tmp_path: Path):
 def test_a_log_that_was_changed_gives_others(tmp_path: Path):
     _, log = recorded(tmp_path)
     lines = log.read_bytes().splitlines(keepends=True)
-    arrivals = [number for number, line in enumerate(lines) if b'"Arrive"' in line]
+    arrivals = [number for number, line in enumerate(lines) if b'"AddRequest"' in line]
     log.write_bytes(b"".join(line for number, line in enumerate(lines) if number != arrivals[3]))
     with pytest.raises(Diverged):
         replay(log)
