@@ -267,7 +267,7 @@ class ClusterConfig:
             )
 
 
-#: How the dense executor fills its slots: Baton's four (mechanisms 5.5).
+#: How the dense executor fills its slots: the four that the paper compares (Baton, section 5.1).
 #: `run-to-completion`: a batch takes no one in until all of it are done;
 #: `pd`: the same, but prompts run apart, in batches of similar length;
 #: `baton`: whoever comes takes a free slot at once, and the others' inputs are padded to its prompt (vector shaping);

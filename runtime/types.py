@@ -324,7 +324,7 @@ class PageCounts:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One record of the trace (mechanisms 0.3). Absent fields are left out of the JSON line; `extra` is merged in."""
+    """One record of the trace. Absent fields are left out of the JSON line; `extra` is merged in."""
 
     t: int
     ev: str

@@ -98,7 +98,7 @@ class Component:
 
     @cached_property
     def base_digest(self) -> str:
-        """Digest of the component without its adapter: what a batch can share (design, section 7)."""
+        """Digest of the component without its adapter: what a batch can share (BL-15)."""
         return digest_of(["component", self.kind, self.family, self.spec, self.tensors])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Tells the trace what an agent does: one method per event of mechanisms 0.3, nothing at all without a trace.
+"""Tells the trace what an agent does: one method per event, nothing at all without a trace.
 
 Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`,
 `batch.insert`, `segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing

@@ -6,8 +6,9 @@ model, so that a sequence's table is a list of groups in token order. The map is
     (sequence, token position, layer) -> table[sequence].groups[position // page_tokens][layer], slot position %
     page_tokens
 
-A page goes free -> reserved (given to a sequence, nothing written) -> filling -> resident (full, never written again)
--> free. Lending and moving join as further states: a row in `_NEXT` and a field in `_COUNTED_AS` (mechanisms 6.2).
+A page goes free -> reserved (given to a sequence, nothing written) -> filling -> resident (full, never written
+again)
+-> free. Lending and moving join as further states: a row in `_NEXT` and a field in `_COUNTED_AS`.
 
 It does not know tensors, devices, models' weights, clocks or what the pages are for; and it decides nothing.
 """

@@ -1,4 +1,4 @@
-"""The tensors behind the pages: one pool per device, shared by all models (design, section 6).
+"""The tensors behind the pages: one pool per device, shared by all models.
 
 A page is a fixed number of bytes for K and as many for V, of one attention layer. What it holds depends on who uses it:
 

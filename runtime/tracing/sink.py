@@ -1,4 +1,4 @@
-"""The trace: what happened, one record per event, as JSON lines (mechanisms 0.3).
+"""The trace: what happened, one record per event, as JSON lines.
 
 Contract: `TraceSink` is what the control plane speaks to. `Trace` keeps the latest events in a ring for `/zoo/trace`
 and, if given a path, writes all of them to a file from a thread of its own, so that emitting never waits for a disk. A

@@ -1,4 +1,4 @@
-"""Ingest: check all, write the bytes, then name them in one transaction (design, section 5; BL-12).
+"""Ingest: check all, write the bytes, then name them in one transaction (BL-12).
 
 Until the catalogue commits, nothing of a model exists but objects that nobody names; the store withdraws them when an
 ingest fails. Peak memory does not grow with the model. It knows nothing of torch, nor of where a source came from.

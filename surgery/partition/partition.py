@@ -1,5 +1,4 @@
-"""Lazy partitioning (BL-02, BL-03; design, section 5): the coarsest cut of chains in which whatever is shared is a
-block.
+"""Lazy partitioning (BL-02, BL-03): the coarsest cut of chains in which whatever is shared is a block.
 
 A pure function of component digests. It knows nothing of tensors, scores, families or the catalogue; equivalences come
 in as places where a cut is asked for.

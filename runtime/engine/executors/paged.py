@@ -1,5 +1,4 @@
-"""The paged executor: one device, one page pool, any number of models; a step runs all their rows together (design,
-section 7).
+"""The paged executor: one device, one page pool, any number of models; a step runs all their rows together.
 
 Implements `runtime.types.Engine`. It decides nothing: which rows run, and on which pages, is in the plan.
 """

@@ -1,11 +1,11 @@
 """Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter
 group.
 
-Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the current
-frame.
-Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of adapters
-costs two products and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's grouped products, on
-stock matrix products).
+Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the
+current frame.
+Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of
+adapters costs two products and one mask, not a loop over rows (S-LoRA's and Punica's grouped products, on stock
+matrix products).
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15, design section
-7).
+"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15).
 
 A *unit* is what a batch can share: a component without its adapter, named by digest. Each model is a sequence of units.
 The plan walks all sequences together, runs each shared unit once for all models that meet there, and fuses units that

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-#: Nanoseconds between two checks (section 7.1: one minute).
+#: Nanoseconds between two checks (BlockLLM, section 7.1: one minute).
 PERIOD = 60_000_000_000
 
 #: Why a copy stays.

@@ -4,10 +4,9 @@
     leave --stand--> a guest of its own name on the agents, which holds the ended one's full groups --drop--> closed
 
 Contract: a donor's pages are free for whoever needs them: the least recently used goes first, before anybody is
-preempted (rung 2 of mechanisms 6.4). Of two donors on a shelf of which one begins as the other does, only the longer
-stays. Once in `policy.kv.duplicates.PERIOD` those go that nobody has used since and that another donor has too, on
-other devices (BL-27). A donor dies with any device of its path. Whose pages are whose knows the ledger; who is found
-the index.
+preempted. Of two donors on a shelf of which one begins as the other does, only the longer stays. Once in
+`policy.kv.duplicates.PERIOD` those go that nobody has used since and that another donor has too, on other devices
+(BL-27). A donor dies with any device of its path. Whose pages are whose knows the ledger; who is found the index.
 """
 
 from __future__ import annotations

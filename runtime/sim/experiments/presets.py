@@ -14,7 +14,7 @@ from typing import Any
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from zoo.errors import InputError
 
-#: BlockLLM's own figures (mechanisms 1.4), ratios of ours to the other's.
+#: BlockLLM's own figures (its section 7), ratios of ours to the other's.
 _PAPER_OVERALL = {
     "figure 18, minutes": {
         "median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87},

@@ -1,7 +1,7 @@
 """A described family of models, as the scheduler sees one: chains of blocks, what of them is shared, and what a
 stage of them costs.
 
-Three ways to provision the same applications (BlockLLM 7.1, mechanisms 1.3):
+Three ways to provision the same applications (BlockLLM, section 7.1):
 
     blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside them, FF ones have parts
     of
@@ -38,7 +38,7 @@ MERGED: Collection[Kind] = ("lora", "bitfit")
 #: Kinds that are K and V of tokens that nobody sees.
 VIRTUAL: Collection[Kind] = ("prefix", "prompt")
 
-#: Similarity of a full fine-tune's layers to its foundation's: LLaMA-7B and Vicuna-7B (section 2.2).
+#: Similarity of a full fine-tune's layers to its foundation's: LLaMA-7B and Vicuna-7B (BlockLLM, section 2.2).
 _FULL_SIMILARITY = 0.998
 
 

@@ -86,7 +86,7 @@ def fits(virtual: Virtual, one: SequenceRequest) -> bool:
 
 
 def check_quiet(virtual: Virtual) -> None:
-    """Nothing is left of anybody (page conservation, no leak, mechanisms 0.3)."""
+    """Nothing is left of anybody (page conservation, no leak)."""
     pages = virtual.agent.state().pages
     assert pages.free == pages.capacity
     assert not virtual.agent.busy

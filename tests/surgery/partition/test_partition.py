@@ -1,4 +1,4 @@
-"""Lazy partitioning: the invariants of the design by property, and the worked cases by hand."""
+"""Lazy partitioning: its invariants by property, and the worked cases by hand."""
 
 from __future__ import annotations
 

@@ -1,0 +1,82 @@
+"""The repository's Python and Markdown as text and syntax trees, for checks that import nothing of it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+#: Of what is installed.
+PACKAGES = ("zoo", "surgery", "stitch", "surrogates", "runtime", "cli")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Python file. `path`: below the repository, with slashes."""
+
+    path: str
+    text: str
+
+    @property
+    def module(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def prose(self) -> Iterator[str]:
+        """Its docstrings and comments."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
+
+
+class Repository:
+    """The files below a folder. Raises FileNotFoundError when there are no packages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.product = self._sources(*PACKAGES)
+        self.benchmarks = self._sources("benchmarks")
+        self.tests = self._sources("tests")
+        if not self.product:
+            raise FileNotFoundError(f"{root} has none of the folders {', '.join(PACKAGES)}")
+        documents = sorted([*root.glob("*.md"), *root.glob("docs/**/*.md")])
+        self.documents = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in documents}
+
+    @property
+    def own(self) -> list[Source]:
+        """All Python but the tests."""
+        return [*self.product, *self.benchmarks]
+
+    def _sources(self, *folders: str) -> list[Source]:
+        paths = sorted(path for folder in folders for path in (self.root / folder).rglob("*.py"))
+        return [Source(path.relative_to(self.root).as_posix(), path.read_text(encoding="utf-8")) for path in paths]
+
+
+def imported_modules(source: Source) -> Iterator[str]:
+    """Modules that a file imports, wherever in it; a package for each of them, too."""
+    package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield from _with_parents(each.name)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield from _with_parents(origin)
+            yield from (f"{origin}.{each.name}" for each in node.names)
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
