@@ -92,7 +92,9 @@ def test_a_log_can_be_replayed_and_requests_asked_again(
     _, first, _ = run(capsys, "--config", scenario, "--json", "--log", log, "--save-requests", asked)
     code, out, _ = run(capsys, "--replay", log, "--json")
     assert code == 0 and json.loads(out)["same"]
-    log.write_bytes(log.read_bytes().replace(b'"AddRequest",{"request":{"seq":"r5"', b'"AddRequest",{"request":{"seq":"x5"', 1))
+    log.write_bytes(
+        log.read_bytes().replace(b'"AddRequest",{"request":{"seq":"r5"', b'"AddRequest",{"request":{"seq":"x5"', 1)
+    )
     code, _, told = run(capsys, "--replay", log)
     assert code == 1 and "another answer" in told
     again = tmp_path / "again.toml"

@@ -158,7 +158,13 @@ def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> No
     journal.close()
     assert log.stat().st_mode & 0o77 == 0
     kinds = [json.loads(line)[1] for line in log.read_text().splitlines()[1:]]
-    assert kinds.count("MoveSequence") >= 2 and {"AgentHello", "AddRequest", "RowsDone", "MigrationReady", "Tick"} <= set(kinds)
+    assert kinds.count("MoveSequence") >= 2 and {
+        "AgentHello",
+        "AddRequest",
+        "RowsDone",
+        "MigrationReady",
+        "Tick",
+    } <= set(kinds)
     command = [sys.executable, "-c", "from cli.app import main; main()", "simulate", "--replay", str(log), "--json"]
     assert json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)["same"] is True
 
