@@ -188,7 +188,7 @@ class Cluster:
         self._post.close()
 
 
-class Run:
+class HopRun:
     """One path's sequences, step by step."""
 
     def __init__(self, cluster: Cluster, name: str, path: Hops, rows: int) -> None:
@@ -269,7 +269,7 @@ def _settings(store: Path) -> dict[str, Any]:
     }
 
 
-def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, Run]:
+def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, HopRun]:
     """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a
     layer's attention.
     """
@@ -284,7 +284,7 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dic
             Hop("a", 1 + 4 * third, end, (2 * third, layers)),
         ),
     }
-    runs = {name: Run(cluster, name, path, rows) for name, path in paths.items()}
+    runs = {name: HopRun(cluster, name, path, rows) for name, path in paths.items()}
     skipped = min(_SKIPPED, turn - 1)
     for number in range(1 + -(-steps // (turn - skipped))):
         for run in runs.values():
@@ -333,7 +333,7 @@ def _echo(address: str, keys: tuple[str, str] | None, rounds: int) -> None:
     post.close()
 
 
-def _hops(runs: Mapping[str, Run]) -> dict[str, float]:
+def _hops(runs: Mapping[str, HopRun]) -> dict[str, float]:
     return {
         "two - one": _apart(runs, "two", "one"),
         "two - cut": _apart(runs, "two", "cut"),
@@ -342,14 +342,14 @@ def _hops(runs: Mapping[str, Run]) -> dict[str, float]:
     }
 
 
-def _steps(run: Run, stamps: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+def _steps(run: HopRun, stamps: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """What engines did in each step of a path."""
     begins = [begin for begin, _ in stamps]
     spans = ((end - int(seconds * 1e9), end) for end, seconds in zip(run.ends, run.seconds, strict=True))
     return [list(stamps[bisect(begins, begin) : bisect(begins, end)]) for begin, end in spans]
 
 
-def _between(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+def _between(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
     """From one engine's end to the next one's begin, a hop."""
     out = {}
     for name in ("cut", "two", "three"):
@@ -358,7 +358,7 @@ def _between(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict
     return out
 
 
-def _engines(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+def _engines(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
     """Time of all engines in a step."""
     return {
         name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)])
@@ -366,7 +366,7 @@ def _engines(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict
     }
 
 
-def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
+def _apart(runs: Mapping[str, HopRun], more: str, less: str) -> float:
     """Milliseconds that a step of one path takes longer than the other's of the same round."""
     pairs = zip(runs[more].seconds, runs[less].seconds, strict=True)
     return 1e3 * statistics.median(one - other for one, other in pairs)

@@ -65,7 +65,7 @@ class Query:
 
 
 @dataclass
-class Run:
+class BatonRun:
     """One mode over all queries. `cpu`: seconds of the processor, which other work beside it touches little.
     `trace`: (seconds, pages in use, queries done, tokens put out) after each step.
     """
@@ -101,7 +101,7 @@ def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) 
 
 def run(
     store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int, padding: DensePadding
-) -> Run:
+) -> BatonRun:
     """All queries, from a cold start."""
     engine = DenseEngine(
         store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"]
@@ -122,7 +122,9 @@ def run(
                 put_out += 1
                 tokens[event.seq].append(event.token)
         trace.append((time.perf_counter() - begin, engine.pages_used, done, put_out))
-    return Run(time.perf_counter() - begin, time.process_time() - worked, engine.idle, engine.peak_pages, tokens, trace)
+    return BatonRun(
+        time.perf_counter() - begin, time.process_time() - worked, engine.idle, engine.peak_pages, tokens, trace
+    )
 
 
 def compare(
@@ -137,7 +139,7 @@ def compare(
     """The modes in turn, `rounds` times. Ratios are per round, with median and spread; of the clock's seconds and of
     the processor's.
     """
-    runs: dict[DenseMode, list[Run]] = {mode: [] for mode in modes}
+    runs: dict[DenseMode, list[BatonRun]] = {mode: [] for mode in modes}
     for _ in range(rounds):
         for mode in modes:
             runs[mode].append(run(store, mode, slots, queries, kv_bytes, padding))
@@ -153,7 +155,7 @@ def compare(
     }
 
 
-def _told(made: Sequence[Run], first: Run) -> dict[str, Any]:
+def _told(made: Sequence[BatonRun], first: BatonRun) -> dict[str, Any]:
     last = made[-1]
     return {
         "seconds": [round(each.seconds, 2) for each in made],
@@ -166,7 +168,7 @@ def _told(made: Sequence[Run], first: Run) -> dict[str, Any]:
     }
 
 
-def _ratios(slow: Sequence[Run], fast: Sequence[Run]) -> dict[str, dict[str, float]]:
+def _ratios(slow: Sequence[BatonRun], fast: Sequence[BatonRun]) -> dict[str, dict[str, float]]:
     pairs = list(zip(slow, fast, strict=True))
     return {
         "clock": _spread([a.seconds / b.seconds for a, b in pairs]),

@@ -107,7 +107,7 @@ def _move(parameters: Any, scale: float) -> None:
             parameter.add_(torch.randn_like(parameter) * scale)
 
 
-class Zoo:
+class FamilyZoo:
     """Our side: one engine with all models."""
 
     def __init__(self, store: Store, names: Sequence[str], kv_bytes: int) -> None:
@@ -213,7 +213,7 @@ def measure(
         with Store.open(Path(scratch) / "store") as store:
             for name, folder in folders.items():
                 ingest(store, open_source(str(folder)), name=name, base=None if name == "base" else "base")
-            ours, theirs = Zoo(store, names, 256 << 20), Transformers(folders, names)
+            ours, theirs = FamilyZoo(store, names, 256 << 20), Transformers(folders, names)
             warm = Load(names, prompts, 4)
             ours.run(warm), theirs.run(warm)
             rows = []

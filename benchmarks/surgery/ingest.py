@@ -54,7 +54,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class IngestRun:
     """One process: wall seconds, and its largest resident set in bytes."""
 
     seconds: float
@@ -154,7 +154,7 @@ def copy_and_hash(source: Path, target: Path, flush: bool) -> None:
                 os.fsync(write.fileno())
 
 
-def run(command: list[str], source: Path) -> Run:
+def run(command: list[str], source: Path) -> IngestRun:
     """Run one process from a cold cache; raises SystemExit with its errors when it fails."""
     os.sync()
     for path in source.iterdir():
@@ -168,7 +168,7 @@ def run(command: list[str], source: Path) -> Run:
         if child.returncode:
             errors.seek(0)
             raise SystemExit(f"{command[:4]} failed: {errors.read().decode(errors='replace')[-2000:]}")
-    return Run(seconds, usage.ru_maxrss * 1024)
+    return IngestRun(seconds, usage.ru_maxrss * 1024)
 
 
 def _forget(path: Path) -> None:
@@ -180,14 +180,14 @@ def _forget(path: Path) -> None:
         os.close(descriptor)
 
 
-def ingest_run(source: Path, folder: Path) -> Run:
+def ingest_run(source: Path, folder: Path) -> IngestRun:
     store = folder / "store"
     done = run([sys.executable, "-c", INGEST, "ingest", str(source), "--store", str(store), "--json"], source)
     shutil.rmtree(store)
     return done
 
 
-def copy_run(source: Path, folder: Path, flush: bool) -> Run:
+def copy_run(source: Path, folder: Path, flush: bool) -> IngestRun:
     target = folder / "copy"
     done = run(
         [
@@ -205,9 +205,9 @@ def copy_run(source: Path, folder: Path, flush: bool) -> Run:
     return done
 
 
-def measure(source: Path, folder: Path, pairs: int) -> dict[str, list[Run]]:
+def measure(source: Path, folder: Path, pairs: int) -> dict[str, list[IngestRun]]:
     """Alternate the three, so that a drift of the machine meets all alike."""
-    runs: dict[str, list[Run]] = {"ingest": [], "copy_hash_flushed": [], "copy_hash": []}
+    runs: dict[str, list[IngestRun]] = {"ingest": [], "copy_hash_flushed": [], "copy_hash": []}
     for _ in range(pairs):
         runs["ingest"].append(ingest_run(source, folder))
         runs["copy_hash_flushed"].append(copy_run(source, folder, flush=True))
@@ -215,7 +215,7 @@ def measure(source: Path, folder: Path, pairs: int) -> dict[str, list[Run]]:
     return runs
 
 
-def report(runs: dict[str, list[Run]], total: int) -> dict[str, Any]:
+def report(runs: dict[str, list[IngestRun]], total: int) -> dict[str, Any]:
     """Every figure. A ratio is the ingest's speed over the yardstick's, pair by pair."""
     ingest = runs["ingest"]
     return {

@@ -62,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
             optimized=False,
             finalize=self.shown,
         )
@@ -173,7 +173,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
             yield item
 
 
-class _Generation(Extension):  # type: ignore[misc]
+class _GenerationTag(Extension):  # type: ignore[misc]
     """`{% generation %}`, with which templates mark what the assistant wrote, for training: here what is inside it."""
 
     tags = {"generation"}  # noqa: RUF012

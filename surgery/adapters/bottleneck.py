@@ -33,7 +33,7 @@ _HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
+class _AdapterSite:
     """One place of an adapter: the kind of its component and its layer."""
 
     kind: Literal["attention", "ffn"]
@@ -57,7 +57,7 @@ def place_bottleneck(
     """
     over = Overlay(base)
     hidden = _width(over, config)
-    found: dict[_Site, dict[str, OfferedTensor]] = defaultdict(dict)
+    found: dict[_AdapterSite, dict[str, OfferedTensor]] = defaultdict(dict)
     for key, tensor in sorted(offered.items()):
         if key == _HEAD:
             over.replace(key, "lm_head", "weight", tensor, in_place=True)
@@ -91,7 +91,7 @@ def _width(over: Overlay, config: BottleneckConfig) -> int:
     return width
 
 
-def _read(key: str, config: BottleneckConfig) -> tuple[_Site, str]:
+def _read(key: str, config: BottleneckConfig) -> tuple[_AdapterSite, str]:
     """Where a key belongs, and which part it is."""
     match = _KEY.fullmatch(key)
     if match is None or match["name"] != config.name:
@@ -103,22 +103,22 @@ def _read(key: str, config: BottleneckConfig) -> tuple[_Site, str]:
     part = config.settings.parts.get(match["part"])
     if part is None:
         raise MalformedCheckpoint(f"{key[:200]!r} is no part of an adapter with this config")
-    return _Site("attention" if match["where"] == "attention" else "ffn", int(match["layer"])), part
+    return _AdapterSite("attention" if match["where"] == "attention" else "ffn", int(match["layer"])), part
 
 
-def _sites(config: BottleneckConfig, base: AdapterBase) -> Iterator[_Site]:
+def _sites(config: BottleneckConfig, base: AdapterBase) -> Iterator[_AdapterSite]:
     """Where the config promises bottlenecks."""
     for placed in base.components:
         kind = placed.component.kind
         if placed.layer is None or placed.layer in config.leave_out:
             continue
         if kind == "attention" and config.behind_attention:
-            yield _Site("attention", placed.layer)
+            yield _AdapterSite("attention", placed.layer)
         elif kind == "ffn" and config.behind_ffn:
-            yield _Site("ffn", placed.layer)
+            yield _AdapterSite("ffn", placed.layer)
 
 
-def _check_complete(wanted: set[_Site], found: set[_Site], base: AdapterBase) -> None:
+def _check_complete(wanted: set[_AdapterSite], found: set[_AdapterSite], base: AdapterBase) -> None:
     layers = {placed.layer for placed in base.components}
     for site in sorted(found - wanted, key=lambda site: (site.layer, site.kind)):
         if site.layer not in layers:
@@ -147,7 +147,9 @@ def _wanted(config: BottleneckConfig, hidden: int, layer: int) -> dict[str, Shap
     return shapes
 
 
-def _check_parts(parts: Mapping[str, OfferedTensor], wanted: Mapping[str, Shape], site: _Site, base: str) -> None:
+def _check_parts(
+    parts: Mapping[str, OfferedTensor], wanted: Mapping[str, Shape], site: _AdapterSite, base: str
+) -> None:
     where = f"of the bottleneck behind the {site.kind} of layer {site.layer}"
     for part, shape in wanted.items():
         if part not in parts:

@@ -71,12 +71,12 @@ def refit_(
     given, wanted = states.inputs, states.inputs
     for at, paths in enumerate(outs):
         for path in paths:
-            _fit_(_Place(block, exact, at, path), states.ids, given, wanted, row.turned, ridge, device)
+            _fit_(_RefitPlace(block, exact, at, path), states.ids, given, wanted, row.turned, ridge, device)
         given, wanted = _through(block, at, states.ids, given, device), _through(exact, at, states.ids, wanted, device)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RefitPlace:
     """The layer `path` of component `at` in both blocks."""
 
     block: ParentBlock
@@ -100,7 +100,7 @@ class _Place:
 
 
 def _fit_(
-    place: _Place, ids: Tensor, given: Tensor, wanted: Tensor, turned: bool, ridge: float, device: torch.device
+    place: _RefitPlace, ids: Tensor, given: Tensor, wanted: Tensor, turned: bool, ridge: float, device: torch.device
 ) -> None:
     moments = _Moments()
     layer = place.pruned_layer

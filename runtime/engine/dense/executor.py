@@ -95,7 +95,7 @@ class DenseEngine:
         self._forget(plan.released)
         for opened in plan.opened:
             self._residents.models[opened.request.model].open(opened.request, opened.output)
-        step = _Step(self, self._lanes, rows_by_model(plan.rows))
+        step = _DenseStep(self, self._lanes, rows_by_model(plan.rows))
         step.run()
         self.idle = self.idle.plus(step.idle)
         deferred = tuple(row.seq for row in plan.rows if row.seq not in step.ran)
@@ -139,7 +139,7 @@ class DenseEngine:
                     lane.release(seq, stays=stays)
 
 
-class _Step:
+class _DenseStep:
     """One step over all lanes while it runs."""
 
     def __init__(self, engine: DenseEngine, lanes: Mapping[str, DenseBatch], rows: Mapping[str, list[Row]]) -> None:

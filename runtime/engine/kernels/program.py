@@ -27,7 +27,7 @@ _ATTENTION, _FFN = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _ProgramStep:
     """A half, and the module's own groups, which it points to. Keeps them alive."""
 
     half: Half
@@ -58,7 +58,7 @@ class Cells(Protocol):
         ...
 
 
-class _Work:
+class _ProgramWork:
     """What a run writes to, and what its step points to, kept alive."""
 
     def __init__(self, program: Program, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
@@ -76,7 +76,7 @@ class _Work:
 class Program:
     """See the top of the file."""
 
-    def __init__(self, kernels: Kernels, steps: Sequence[_Step]) -> None:
+    def __init__(self, kernels: Kernels, steps: Sequence[_ProgramStep]) -> None:
         self.kernels = kernels
         self._steps = tuple(steps)
         self._halves = (Half * len(steps))(*(step.half for step in steps))
@@ -119,7 +119,7 @@ class Program:
         """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None
         for an FFN.
         """
-        work = _Work(self, hidden, rotary)
+        work = _ProgramWork(self, hidden, rotary)
         step = work.step
         if paging is not None and self.like is not None:
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
@@ -148,7 +148,7 @@ class Program:
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
-        work = _Work(self, hidden, rotary)
+        work = _ProgramWork(self, hidden, rotary)
         lows = self._adapters(frame, work.step, self._halves)
         starts = [at for at, layer in enumerate(layers) if layer is not None]
         for lo, hi in zip([0, *starts], [*starts, len(layers)], strict=True):
@@ -209,7 +209,7 @@ def program_of(modules: Sequence[nn.Module]) -> Program | None:
     return Program(ops.kernels, known) if isinstance(ops, NativeOperations) else None
 
 
-def _step(module: nn.Module) -> _Step | None:
+def _step(module: nn.Module) -> _ProgramStep | None:
     if not isinstance(module, FusedAttention | FusedFfn) or not isinstance(module.ops, NativeOperations):
         return None
     (first, last), norm = module.groups, module.norm
@@ -236,7 +236,7 @@ def _step(module: nn.Module) -> _Step | None:
             return None
     elif not _attends(half, module, into, out):
         return None
-    return _Step(half, module, first, last)
+    return _ProgramStep(half, module, first, last)
 
 
 def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:

@@ -120,7 +120,7 @@ def decide(
     first, others, behind = _ranked(waiting, now - limits.patience)
     if not returning and all_fit(waiting, blocks, limits):
         return HopDecision((*first, *others), behind)
-    step = _Step(waiting, blocks, limits)
+    step = _StepBuilder(waiting, blocks, limits)
     parts: list[int] = []
     more: list[int] = []
     if limits.divide:
@@ -175,7 +175,7 @@ def _divided(waiting: Sequence[HopRow], places: Sequence[int], overdue: int) -> 
     return [place for place in places if place not in apart], parts
 
 
-class _Step:
+class _StepBuilder:
     """The ledger of one decision: what is left of tokens, rows and each block's slots."""
 
     def __init__(self, waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> None:

@@ -43,7 +43,7 @@ class ScoredPair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Swap:
+class _BlockSwap:
     at: int
     use: BlockUse
     score: float
@@ -65,7 +65,7 @@ def variants_of(
             there is none.
     """
     swaps = [
-        _Swap(at, other, pair.score)
+        _BlockSwap(at, other, pair.score)
         for at, use in enumerate(chain.uses)
         for pair in pairs
         if pair.score >= least and (other := pair.instead_of(use)) is not None and other.block != use.block
@@ -85,10 +85,10 @@ def variants_of(
     return sorted(found.values(), key=rank)[:most]
 
 
-def _together(swaps: Sequence[_Swap]) -> list[list[_Swap]]:
+def _together(swaps: Sequence[_BlockSwap]) -> list[list[_BlockSwap]]:
     """The best two, the best three, …: one for each place."""
-    best: dict[int, _Swap] = {}
-    out: list[list[_Swap]] = []
+    best: dict[int, _BlockSwap] = {}
+    out: list[list[_BlockSwap]] = []
     for swap in swaps:
         if swap.at not in best:
             best[swap.at] = swap
@@ -96,7 +96,7 @@ def _together(swaps: Sequence[_Swap]) -> list[list[_Swap]]:
     return out[1:]
 
 
-def _swapped(chain: Chain, swaps: Sequence[_Swap]) -> Chain:
+def _swapped(chain: Chain, swaps: Sequence[_BlockSwap]) -> Chain:
     """The chain with these uses in place of its own; those behind move up or down where lengths differ."""
     instead = {swap.at: swap.use for swap in swaps}
     uses: list[BlockUse] = []
