@@ -60,7 +60,7 @@ def measure(store: Path, resident: int, requests: int, rounds: int) -> dict[str,
         answers=parse_lengths("32"),
         popularity="skewed",
     )
-    inside = EngineTarget(store, None, ServeOptions(kv_bytes=256 << 20), resident=resident)
+    inside = EngineTarget(store, None, ServeOptions(kv_cache_memory_bytes=256 << 20), resident=resident)
     return run_bench(
         BenchmarkRun(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True
     )

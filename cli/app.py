@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from cli.shared.command import ZooCommand
 from cli.shared.output import say_error
 from zoo.errors import TrainingFailed, ZooError
 
@@ -56,7 +57,7 @@ def build(only: str | None = None) -> typer.Typer:
     )
     app.callback()(_verbs)
     for verb, module in VERBS.items() if only not in VERBS else [(only, VERBS[only])]:
-        app.command(verb)(getattr(importlib.import_module(module), verb))
+        app.command(verb, cls=ZooCommand)(getattr(importlib.import_module(module), verb))
     return app
 
 

@@ -6,15 +6,16 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.serving.options import ServeOptions, gather
+from cli.shared.declared import takes_options
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
 from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
-    from cli.serving.options import ServeOptions
     from runtime.cluster.driver.base import BaseDriver
     from runtime.frontend.assemble import Generation
     from runtime.frontend.choice import TextPiece
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from runtime.types import FinishReason
     from zoo.api import Zoo
 
-Executor = Literal["auto", "paged", "dense"]
 
-
+@takes_options(ServeOptions, "executor", "device", "dtype", "kv_cache_memory_bytes")
 def generate(
     name: Annotated[str, typer.Argument(help="The model, or a unique ending of its name.")],
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
@@ -41,20 +41,12 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids, "1,2,3", instead of text.')] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
-    executor: Annotated[
-        Executor, typer.Option(help="How batches are run; auto is paged where the model allows it.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")
-    ] = None,
-    kv_bytes: Annotated[str, typer.Option(help="Size of the page pool.")] = "1GiB",
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
+    **engine: Any,
 ) -> None:
     """Continue a prompt with one model of the zoo."""
-    from cli.serving.options import gather
     from zoo.api import Zoo
 
     body = {
@@ -69,8 +61,8 @@ def generate(
         "stop": stop or None,
         "ignore_eos": ignore_eos,
     }
-    options = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes})
-    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options, executor) as (driver, model):
+    options = gather(None, engine)
+    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options) as (driver, model):
         generation = _assemble(body, model)
         _print(driver, generation, as_json)
 
@@ -88,15 +80,13 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 
 @contextmanager
-def _started(
-    zoo: Zoo, name: str, options: ServeOptions, executor: Executor
-) -> Iterator[tuple[BaseDriver, ServedModel]]:
+def _started(zoo: Zoo, name: str, options: ServeOptions) -> Iterator[tuple[BaseDriver, ServedModel]]:
     """One model on a device, ready to run."""
     from cli.serving.driver import start_driver
     from cli.serving.models import ZooSource, choose
 
     config = options.engine()
-    chosen = choose(zoo, [name], config.dtype, executor, config.device)
+    chosen = choose(zoo, [name], config.dtype, options.executor, config.device)
     with start_driver(zoo, options, chosen) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])
 

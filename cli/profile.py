@@ -28,7 +28,7 @@ def profile(
     batches: Annotated[str, typer.Option(help="Rows per decode step, with commas.")] = "1,4,16,64",
     contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
     chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
-    kv_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
+    kv_cache_memory_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
     executors: Annotated[
         bool,
         typer.Option(
@@ -46,12 +46,12 @@ def profile(
 
     with Zoo(store, database, create=False) as zoo:
         if executors:
-            _executors(zoo, model, device, kv_bytes, as_json)
+            _executors(zoo, model, device, kv_cache_memory_bytes, as_json)
             return
         documents = (
             _stored(zoo, model)
             if stored
-            else [_measured(zoo, model, device, (batches, contexts, chunks), kv_bytes, as_json)]
+            else [_measured(zoo, model, device, (batches, contexts, chunks), kv_cache_memory_bytes, as_json)]
         )
     if as_json:
         print_json(documents[-1])
@@ -61,11 +61,11 @@ def profile(
 
 
 def _measured(
-    zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool
+    zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_cache_memory_bytes: str, silent: bool
 ) -> dict[str, Any]:
     from cli.serving.models import check_device
-    from cli.serving.options import size_of
     from cli.shared.progress import counting
+    from cli.shared.sizes import size_of
     from runtime.config import EngineConfig
     from runtime.engine.profiling.document import profile_model
     from runtime.engine.profiling.measure import MeasuredExtent
@@ -75,18 +75,24 @@ def _measured(
     extent = MeasuredExtent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
     with counting("measuring", silent) as progress:
         return profile_model(
-            zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress
+            zoo.store,
+            model,
+            EngineConfig(device=device, kv_cache_memory_bytes=size_of(kv_cache_memory_bytes)),
+            extent,
+            progress,
         )
 
 
-def _executors(zoo: Any, model: str, device: str, kv_bytes: str, as_json: bool) -> None:
+def _executors(zoo: Any, model: str, device: str, kv_cache_memory_bytes: str, as_json: bool) -> None:
     from cli.serving.executor_choice import ROWS, measure_executors
     from cli.serving.models import check_device
-    from cli.serving.options import size_of
+    from cli.shared.sizes import size_of
     from runtime.config import EngineConfig
 
     check_device(device)
-    document = measure_executors(zoo, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)))
+    document = measure_executors(
+        zoo, model, EngineConfig(device=device, kv_cache_memory_bytes=size_of(kv_cache_memory_bytes))
+    )
     if as_json:
         print_json(document)
         return

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.serving import flags
+from cli.serving.needs import SAID
 from cli.serving.options import ServeOptions, gather
+from cli.shared.declared import takes_options
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
 from zoo.errors import InputError
 
@@ -33,62 +34,22 @@ ServeJsonOption = Annotated[
 _LOCAL = ("127.", "::1", "localhost")
 
 
+@takes_options(ServeOptions, needs=SAID)
 def serve(
-    names: flags.Names = None,
-    models: flags.Models = None,
-    host: flags.Host = None,
-    port: flags.Port = None,
-    api_key: flags.ApiKey = None,
-    trace: flags.Trace = None,
-    otel: flags.Otel = None,
-    log: flags.Log = None,
-    device: flags.Device = None,
-    dtype: flags.Dtype = None,
-    layers: flags.Layers = None,
-    weights: flags.Weights = None,
-    kernels: flags.Kernels = None,
-    graphs: flags.Graphs = None,
-    async_scheduling: flags.AsyncScheduling = None,
-    executor: flags.Executor = None,
-    dense_mode: flags.DenseMode = None,
-    dense_slots: flags.DenseSlots = None,
-    dense_padding: flags.DensePadding = None,
-    kv_bytes: flags.KvBytes = None,
-    max_model_len: flags.MaxModelLen = None,
-    token_budget: flags.TokenBudget = None,
-    max_sequences: flags.MaxSequences = None,
-    max_queued: flags.MaxQueued = None,
-    drain_seconds: flags.DrainSeconds = None,
-    agents: flags.Agents = None,
-    backend: flags.Backend = None,
-    placing: flags.Placing = None,
-    sharing: flags.Sharing = None,
-    balancing: flags.Balancing = None,
-    dispatch: flags.Dispatch = None,
-    tensors: flags.Tensors = None,
-    block_rows: flags.BlockRows = None,
-    paths: flags.Paths = None,
-    linger_us: flags.LingerUs = None,
-    speculation: flags.Speculation = None,
-    speculation_lane: flags.SpeculationLane = None,
-    agent_weights: flags.AgentWeights = None,
-    boundary_bytes: flags.BoundaryBytes = None,
-    deltas: flags.Deltas = None,
-    early_exit: flags.EarlyExit = None,
-    adaptive: flags.Adaptive = None,
-    adaptive_ms: flags.AdaptiveMs = None,
-    equivalent: flags.Equivalent = None,
-    stitched: flags.Stitched = None,
-    config: flags.ConfigFile = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models to serve, as --models.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="TOML or JSON file of the same options, with underscores.", dir_okay=False),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: ServeJsonOption = False,
+    **given: Any,
 ) -> None:
     """Serve models over HTTP as OpenAI does: their shared blocks once in memory, one batch for all of them."""
-    given = dict(locals())
-    for apart in ("names", "config", "store", "database", "as_json"):
-        del given[apart]
-    given["models"] = [*(models or ()), *(names or ())] or None
+    given["models"] = [*(given["models"] or ()), *(names or ())] or None
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
@@ -131,17 +92,17 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
-        sink = _open_spans(options.otel, trace, stack)
+        sink = _open_spans(options.otlp_traces_endpoint, trace, stack)
         settled = options.settled(chosen.executor)
         why = (
             options.alone_because(chosen.executor) if (options.backend, settled.backend) == ("auto", "local") else None
         )
         note = f" ({settled.backend})" if why is None else f" (local: {why})"
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor{note}")
-        driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.log, stack))
+        driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.scheduler_log, stack))
         stack.enter_context(driver)
         # By accuracy the scheduler alone decides: the server would take a rewriting by latency.
-        source = ZooSource(zoo, options.deltas and options.adaptive == "latency", engine_config.device)
+        source = ZooSource(zoo, options.serve_deltas and options.adaptive == "latency", engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(

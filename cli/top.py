@@ -91,7 +91,7 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
         parts.append(_alone(state))
     else:
         parts += [_devices(cluster, None if before is None else before.get("cluster"), seconds), _instances(cluster)]
-        parts += [_moves(cluster)] if cluster["moves"] else []
+        parts += [_moves(cluster)] if cluster["migrations"] else []
         parts += [_links(cluster)] if any(each.get("links") for each in cluster["devices"]) else []
     parts.append(_models(state, cluster))
     return Group(*parts)
@@ -111,10 +111,14 @@ def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
         line += f"; {counters['speculations']} hops predicted, {counters['speculation_hits']} rightly"
     cluster = state.get("cluster")
     if cluster is not None:
-        moves = cluster["handovers"]
-        line += f"; moves: {len(cluster['moves'])} under way, {moves['committed']} done, {moves['aborted']} given up"
+        totals = cluster["migration_totals"]
         line += (
-            f", {moves['copied']} tokens copied, {moves['recomputed']} recomputed; {cluster['starved']} wait for pages"
+            f"; migrations: {len(cluster['migrations'])} under way, {totals['committed']} done, "
+            f"{totals['aborted']} given up"
+        )
+        line += (
+            f", {totals['copied']} tokens copied, {totals['recomputed']} recomputed; {cluster['starved']} wait "
+            "for pages"
         )
     return line + (" — draining" if state["draining"] else "")
 
@@ -166,7 +170,7 @@ def _instances(cluster: Mapping[str, Any]) -> Table:
 
 def _moves(cluster: Mapping[str, Any]) -> Table:
     table = _table("sequence", "from", "to", "tokens", "stage", title="on the way")
-    for each in cluster["moves"][:_ROWS]:
+    for each in cluster["migrations"][:_ROWS]:
         stage = f"{each['stage']}{' (held)' if each['held'] else ''}"
         table.add_row(each["seq"], each["source"], each["target"], str(each["tokens"]), stage)
     return table

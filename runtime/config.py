@@ -8,134 +8,154 @@ from typing import Literal, get_args
 
 @dataclass(frozen=True, slots=True)
 class BatchingConfig:
-    """Limits of one step. `token_budget`: tokens per step, decodes first, the rest for prompt chunks (TI-08)."""
+    """Limits of one step. `max_num_batched_tokens`: tokens per step, decodes first, the rest for prompt chunks
+    (TI-08).
+    """
 
-    token_budget: int = 512
-    max_sequences: int = 256
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 256
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.token_budget < 1 or self.max_sequences < 1 or not 0.0 <= self.watermark < 1.0:
-            raise ValueError("token_budget and max_sequences must be at least 1, watermark in [0, 1)")
+        if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1 or not 0.0 <= self.watermark < 1.0:
+            raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1, watermark in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True)
 class DirectConfig:
-    """Tensors from device to device, past the host's memory. `network`: between machines, too, which trusts what lies
-    between them; else only between agents of one machine. `seconds`: that a tensor may take that is waited for;
-    `patience`: until one that was sent is taken, by an agent that may be at a long step; `making`: until a link stands.
-    `backlog`: bytes under way on one link, at most.
+    """Tensors from device to device, past the host's memory.
+
+    `network`: also between machines, which trusts the network; otherwise only between agents of one machine.
+    `receive_timeout_s`: the longest wait for a tensor that is due. `send_timeout_s`: the longest wait until a sent
+    tensor is taken by an agent that may be in a long step. `connect_timeout_s`: the longest wait for a link.
+    `max_inflight_bytes`: per link.
     """
 
     network: bool = False
-    seconds: float = 10.0
-    patience: float = 300.0
-    making: float = 20.0
-    backlog: int = 256 << 20
+    receive_timeout_s: float = 10.0
+    send_timeout_s: float = 300.0
+    connect_timeout_s: float = 20.0
+    max_inflight_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        if min(self.seconds, self.patience, self.making) <= 0 or self.backlog < 1:
+        if min(self.receive_timeout_s, self.send_timeout_s, self.connect_timeout_s) <= 0 or self.max_inflight_bytes < 1:
             raise ValueError("the limits of direct links must be positive")
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: of a row
-    that waits for pages, until it is lost.
+    """One device of a cluster.
 
-    A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the
-    back, `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept
-    for a sequence that went on (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that
-    are due back from the scheduler; 0: for none.
-    `boundary_bytes`: of hidden states that came into its stages, kept in the host's memory for as long as their
+    `max_num_batched_tokens`, `max_num_seqs`: limits of one step. `page_timeout_ms`: a row that waits longer for
+    pages is lost.
+
+    A migration recomputes `recompute_chunk` tokens at a time from the front and fetches `fetch_window` page groups
+    at a time from the back, with `max_inflight_fetches` fetches at once.
+    `return_slack`: a slot is kept for a sequence's next row this share longer than its round trips usually take
+    (BL-22).
+    `batch_wait_us`: the longest time that a step waits for rows due back from the scheduler; 0: it never waits.
+    `activation_cache_bytes`: hidden states that came into the device's stages, kept in host memory while their
     sequences are there, so that blocks in the middle of a chain can be recomputed where they move to; the oldest go
     first; 0: none are kept.
-    `divide`: prompts take what decodes leave of a step, token by token, where all of their chain is here; else a chunk
+    `chunk_prefill`: a prompt's chunk takes what decodes leave of a step where the whole chain is here; otherwise it
     runs whole or waits.
     """
 
-    token_budget: int = 512
-    max_rows: int = 256
-    patience_ms: int = 2000
-    chunk: int = 64
-    window: int = 4
-    fetches: int = 2
-    slack: float = 0.5
-    linger_us: int = 2000
-    boundary_bytes: int = 0
-    divide: bool = False
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 256
+    page_timeout_ms: int = 2000
+    recompute_chunk: int = 64
+    fetch_window: int = 4
+    max_inflight_fetches: int = 2
+    return_slack: float = 0.5
+    batch_wait_us: int = 2000
+    activation_cache_bytes: int = 0
+    chunk_prefill: bool = False
 
     def __post_init__(self) -> None:
-        if self.boundary_bytes < 0:
-            raise ValueError("boundary_bytes is at least 0")
-        if (
-            min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1
-            or self.slack < 0
-        ):
-            raise ValueError("the settings of a relay must be at least 1")
-        if not 0 <= self.linger_us <= 1_000_000:
-            raise ValueError("a step lingers for 0 to 1,000,000 us")
+        if self.activation_cache_bytes < 0:
+            raise ValueError("activation_cache_bytes is at least 0")
+        limits = (
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            self.page_timeout_ms,
+            self.recompute_chunk,
+            self.fetch_window,
+        )
+        if min(*limits, self.max_inflight_fetches) < 1 or self.return_slack < 0:
+            raise ValueError("the limits of an agent must be at least 1, return_slack at least 0")
+        if not 0 <= self.batch_wait_us <= 1_000_000:
+            raise ValueError("batch_wait_us is from 0 to 1,000,000")
 
 
-#: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`);
-#: cut over all of them (`split`); one copy of each chain, whole where a device takes it, and further ones as they are
-#: asked for (`demand`), or at once where devices would hold nothing (`ample`); one copy of each block, each by itself
-#: where least is left over (`frag-min`, a baseline); or the first of these on few devices and `demand` on many
-#: (`auto`).
-Placing = Literal["auto", "copies", "split", "demand", "ample", "frag-min"]
+#: How blocks are first placed on devices:
+#: `replicate`: all chains on as few devices as hold them, and as many copies of that as fit;
+#: `partition`: one copy, cut over all devices;
+#: `on-demand`: one copy of each chain, whole where a device takes it; further copies as load asks for them;
+#: `eager`: the same, but devices that would stay empty get further copies at once;
+#: `frag-min`: one copy of each block, each by itself where least memory is left over (a paper's baseline);
+#: `auto`: `replicate` on few devices, `on-demand` on many.
+Placement = Literal["auto", "replicate", "partition", "on-demand", "eager", "frag-min"]
 
-#: By what newcomers' paths are chosen, and copies made, where blocks were not profiled: by what steps read then
-#: (`reads`, `policy.routing.bytes_read`), or by how many sequences are on each device (`loads`).
-Paths = Literal["reads", "loads"]
+#: How a new sequence's path, and places for further copies, are chosen where blocks were not profiled: the path on
+#: which all steps then read the fewest bytes (`least-bytes`, `policy.routing.bytes_read`), or the devices with the
+#: fewest sequences (`least-loaded`).
+Routing = Literal["least-bytes", "least-loaded"]
 
 #: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19,
 #: Figure 24): it stays with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from
 #: both ends, where that gains more than it costs (`owner`); it goes to the least busy one and its K and V are copied
 #: (`least-busy`), or computed there again (`recompute`).
-Balancing = Literal["strict", "owner", "least-busy", "recompute"]
+Rebalancing = Literal["strict", "owner", "least-busy", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """What the scheduler of a cluster does by the clock. Each mechanism is a switch, off or with its paper's baseline
+    """What a cluster's scheduler does by the clock. Each mechanism is a switch: off, or with its paper's baseline
     beside it.
 
-    `scaling`: instances come and go by load (BL-24): above `high` of what a device's memory takes, after `idle_ms`
-    without work.
-    `rearranging`: instances move to whom they exchange rows with (BL-26), every `period_ms`; `locality` false: new
-    instances go where least is left over instead (frag-min). `proactive`: K and V of paused sequences move ahead of
-    their return (BL-17). `balancing`: see there; `margin`: sequences that a device must have more than another to give
-    one away.
+    `scaling`: block instances come and go by load (BL-24): above `high` of what a device's memory takes, after
+    `idle_ms` without work.
+    `rearranging`: instances move next to those with which they exchange rows (BL-26), every
+    `rearrange_interval_ms`. `locality` false: new instances go where least memory is left over instead (frag-min).
+    `proactive`: K and V of paused sequences move ahead of their return (BL-17).
+    `rebalance`: see there. `rebalance_margin`: a device gives sequences away when it has so many more than another.
 
-    `every_ms`: between two looks at loads. `calm_ms`: a block that was scaled is left alone for so long. `patience_ms`:
-    after which a sequence that could not be moved stays. `moves`: sequences that are on their way at once. `bandwidth`:
-    bytes per second at which K and V and weights are taken to move; `crossing_us`: what a row loses between two
-    servers.
+    `interval_ms`: between two looks at loads. `cooldown_ms`: a scaled block is left alone for so long.
+    `migration_timeout_ms`: a sequence that could not be moved by then stays. `max_migrations`: at once.
+    `bandwidth`: bytes per second at which K, V and weights are taken to
+    move. `crossing_us`: what a row loses between two servers.
     """
 
     scaling: bool = True
     rearranging: bool = True
     locality: bool = True
     proactive: bool = True
-    balancing: Balancing = "strict"
+    rebalance: Rebalancing = "strict"
     high: float = 0.8
     low: float = 0.4
     idle_ms: int = 300_000
-    calm_ms: int = 60_000
-    period_ms: int = 60_000
-    every_ms: int = 1_000
-    patience_ms: int = 30_000
-    margin: int = 4
-    moves: int = 16
+    cooldown_ms: int = 60_000
+    rearrange_interval_ms: int = 60_000
+    interval_ms: int = 1_000
+    migration_timeout_ms: int = 30_000
+    rebalance_margin: int = 4
+    max_migrations: int = 16
     bandwidth: float = 1e9
     crossing_us: float = 200.0
 
     def __post_init__(self) -> None:
-        times = (self.idle_ms, self.calm_ms, self.period_ms, self.every_ms, self.patience_ms, self.moves, self.margin)
-        if min(times) < 1 or self.bandwidth <= 0 or self.crossing_us < 0:
+        times = (
+            self.idle_ms,
+            self.cooldown_ms,
+            self.rearrange_interval_ms,
+            self.interval_ms,
+            self.migration_timeout_ms,
+        )
+        if min(*times, self.max_migrations, self.rebalance_margin) < 1 or self.bandwidth <= 0 or self.crossing_us < 0:
             raise ValueError("the periods of a cluster's control must be at least 1, its bandwidth more than 0")
-        if not 0.0 <= self.low < self.high or self.balancing not in get_args(Balancing):
-            raise ValueError(f"control needs 0 <= low < high, and balancing one of {', '.join(get_args(Balancing))}")
+        if not 0.0 <= self.low < self.high or self.rebalance not in get_args(Rebalancing):
+            raise ValueError(f"control needs 0 <= low < high, and rebalance one of {', '.join(get_args(Rebalancing))}")
 
     @classmethod
     def off(cls) -> ControlConfig:
@@ -183,13 +203,13 @@ class SpeculationConfig:
         return self.mode != "off" and self.lane == "own"
 
 
-#: Whether sequences with a common beginning share its pages: never, with those that run, or also with ones that have
-#: ended, which stay as long as nobody else needs their pages (`cached`).
-Sharing = Literal["off", "running", "cached"]
+#: Sharing pages of equal prompt prefixes: not at all, with sequences that run (`active`), or also with ended ones,
+#: whose pages stay until the memory is needed (`cached`).
+PrefixCaching = Literal["off", "active", "cached"]
 
 
 #: Who says where a sequence's hops run (BL-23): the scheduler all of them, by its record of who holds what (`placed`);
-#: or the scheduler the first, and agents those behind it, each offered to up to `offered` devices that could run it,
+#: or the scheduler the first, and agents those behind it, each offered to `broadcast_fanout` devices that could run it,
 #: the first answer takes it (`broadcast`).
 Dispatching = Literal["placed", "broadcast"]
 
@@ -198,73 +218,77 @@ Dispatching = Literal["placed", "broadcast"]
 class ClusterConfig:
     """The scheduler of a cluster.
 
-    `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`:
-    tokens of a prompt
-    that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a
-    sequence decodes before it comes back, on simulated devices. `paths`: see there. `hop_cost`: what a change of device
-    weighs, when paths are
-    chosen: against a sequence on one, or in hundredths of what a chain reads. `sharing`: see there; a newcomer goes
-    where its beginning lies if that path is at most `owner_margin` sequences dearer than the cheapest one, for a prompt
-    that is there whole, and in proportion for less (BL-19; infinite: wherever there is room). A migration hands over
-    when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
-    `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are
-    expected back (BL-14, BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens
-    by the clock. `speculation`: hops that
-    are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends.
-    From the second on it runs beside no other such sequence, so that it is known who kills devices. `row_seconds`: how
-    long all devices of a sequence's path may say that they have nothing to do while a row of it is under way; then it
-    runs again (`scheduler.decode.stall_detector`), and ends after as many
-    in a row. 0: however long.
+    `devices`: how many must be there before blocks are placed. `placement`, `routing`, `prefix_caching`,
+    `dispatch`: see there.
+    `max_num_seqs`: sequences on a device at once. `prefill_chunk`: tokens of a prompt that travel together.
+    `watermark`: share of a device's pages that new sequences leave free. `stride`: tokens that a sequence decodes
+    before it comes back, on simulated devices.
+    `hop_cost`: what a change of device weighs when paths are chosen: in sequences, or in hundredths of the bytes
+    that a chain reads.
+
+    `owner_margin`: a new sequence goes where its prefix is cached if that path is at most so many sequences dearer
+    than the cheapest, for a prompt that is cached whole, and in proportion for less (BL-19; infinite: wherever
+    there is room).
+    `migration_final_sets`: a migration finishes when at most so many page groups are left, and fails after
+    `migration_max_stages` stages.
+    `max_batch_per_block`: rows of a step that may pass one block instance, with slots kept for sequences that are
+    expected back (BL-14, BL-22); 0: as many as a step takes.
+    `max_crashes`: devices that may die in a row with a sequence's row before its next token; then the sequence
+    ends. From the second on it runs beside no other such sequence, so that it is known which one kills devices.
+    `row_timeout_s`: how long all devices of a sequence's path may report that they are idle while a row of it is
+    under way; then the row runs again (`scheduler.decode.stall_detector`), and the sequence ends after as many in a
+    row. 0: no limit.
+    `broadcast_fanout`: devices that a hop is offered to. `control`: what happens by the clock. `speculation`: hops
+    that are predicted.
     """
 
     devices: int = 1
-    placing: Placing = "auto"
-    max_running: int = 256
-    chunk: int = 256
+    placement: Placement = "auto"
+    max_num_seqs: int = 256
+    prefill_chunk: int = 256
     watermark: float = 0.01
     stride: int = 1
     hop_cost: float = 4.0
-    paths: Paths = "loads"
-    handover_groups: int = 2
-    handover_stages: int = 8
+    routing: Routing = "least-loaded"
+    migration_final_sets: int = 2
+    migration_max_stages: int = 8
     control: ControlConfig = field(default_factory=ControlConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    sharing: Sharing = "running"
+    prefix_caching: PrefixCaching = "active"
     owner_margin: float = 8.0
-    block_rows: int = 0
-    deaths: int = 4
-    row_seconds: float = 30.0
+    max_batch_per_block: int = 0
+    max_crashes: int = 4
+    row_timeout_s: float = 30.0
     dispatch: Dispatching = "placed"
-    offered: int = 3
+    broadcast_fanout: int = 3
 
     def __post_init__(self) -> None:
-        if self.paths not in get_args(Paths):
-            raise ValueError("paths are chosen by reads or loads")
-        if self.dispatch not in get_args(Dispatching) or self.offered < 2:
+        if self.routing not in get_args(Routing):
+            raise ValueError(f"routing must be one of {', '.join(get_args(Routing))}")
+        if self.dispatch not in get_args(Dispatching) or self.broadcast_fanout < 2:
             raise ValueError("dispatch is placed or broadcast, and a hop is offered to at least 2 devices")
-        if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
-            raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
-        if not 0 <= self.row_seconds < float("inf"):
-            raise ValueError("row_seconds is a number of seconds, 0 for no limit")
-        whole = (
-            self.devices,
-            self.max_running,
-            self.chunk,
-            self.stride,
-            self.handover_groups,
-            self.handover_stages,
-            self.deaths,
-        )
         if (
-            min(whole) < 1
-            or not 0.0 <= self.watermark < 1.0
-            or self.hop_cost < 0
-            or self.placing not in get_args(Placing)
+            self.prefix_caching not in get_args(PrefixCaching)
+            or not self.owner_margin >= 0
+            or self.max_batch_per_block < 0
         ):
             raise ValueError(
-                "a cluster's numbers must be at least 1, its watermark in [0, 1), its placing one of "
-                f"{', '.join(get_args(Placing))}"
+                "prefix_caching must be off, active or cached, owner_margin and max_batch_per_block at least 0"
             )
+        if not 0 <= self.row_timeout_s < float("inf"):
+            raise ValueError("row_timeout_s is a number of seconds, 0 for no limit")
+        whole = (
+            self.devices,
+            self.max_num_seqs,
+            self.prefill_chunk,
+            self.stride,
+            self.migration_final_sets,
+            self.migration_max_stages,
+        )
+        if min(*whole, self.max_crashes) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0:
+            raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1)")
+        if self.placement not in get_args(Placement):
+            raise ValueError(f"placement must be one of {', '.join(get_args(Placement))}")
 
 
 #: How the dense executor fills its slots: the four that the paper compares (Baton, section 5.1).
@@ -324,16 +348,18 @@ AheadChoice = Literal["auto", "off", "on"]
 class EngineConfig:
     """One device's engine.
 
-    `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
-    largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
+    `kv_cache_memory_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the
+    model with the largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps
+    each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `async_scheduling`: see there.
+    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `async_scheduling`: see
+    there.
     `trace_segments`: report each segment run (for the trace), which keeps steps from being recorded.
     `dense`: what the dense executor does beyond; the paged one does not read it.
     """
 
     device: str = "cpu"
-    kv_bytes: int = 1 << 30
+    kv_cache_memory_bytes: int = 1 << 30
     page_tokens: int = 16
     dtype: str | None = None
     max_model_len: int | None = None
@@ -346,8 +372,12 @@ class EngineConfig:
     dense: DenseConfig = field(default_factory=DenseConfig)
 
     def __post_init__(self) -> None:
-        if self.kv_bytes < 1 or self.page_tokens < 1 or (self.max_model_len is not None and self.max_model_len < 1):
-            raise ValueError("kv_bytes, page_tokens and max_model_len must be positive")
+        if (
+            self.kv_cache_memory_bytes < 1
+            or self.page_tokens < 1
+            or (self.max_model_len is not None and self.max_model_len < 1)
+        ):
+            raise ValueError("kv_cache_memory_bytes, page_tokens and max_model_len must be positive")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
         if self.weights not in get_args(Weights):

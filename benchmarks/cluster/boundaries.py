@@ -4,11 +4,11 @@ virtual time.
     python -m benchmarks.cluster.boundaries [--model llama-7b] [--tokens 512 4096] [--parts 2 4 8] [--output FILE]
 
 The real scheduler and relays over simulated A100s, each on a server of its own. A chain is cut into `parts` over as
-many devices, a sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden states
-are kept (`boundary_bytes` 0, the baseline): upstream would have to run again, so K and V travel. `on`: they are kept,
-and the destination recomputes from the front what it does not copy from the back (BL-16). Printed for each:
-milliseconds from the start of the move to its commit, tokens that were recomputed, and bytes of K and V and of hidden
-states that travelled.
+many devices, a sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden
+states are kept (`activation_cache_bytes` 0, the baseline): upstream would have to run again, so K and V travel.
+`on`: they are kept, and the destination recomputes from the front what it does not copy from the back (BL-16).
+Printed for each: milliseconds from the start of the move to its commit, tokens that were recomputed, and bytes of K
+and V and of hidden states that travelled.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
     server = ServerSpec(GPUS["A100-80GB"], 1)
     cluster, told = ClusterHardware((server,) * parts, link), _Told()
     names = [name for name, _ in cluster.devices()]
-    relay = AgentConfig(token_budget=512, chunk=256, boundary_bytes=boundary_bytes)
-    config = ClusterConfig(devices=parts, placing="split", chunk=512, control=ControlConfig.off())
+    relay = AgentConfig(max_num_batched_tokens=512, recompute_chunk=256, activation_cache_bytes=boundary_bytes)
+    config = ClusterConfig(devices=parts, placement="partition", prefill_chunk=512, control=ControlConfig.off())
     (chain,) = family.chains.values()
     scheduler = Scheduler([chain], family.blocks(), config, told)
     nodes = {name: _node(name, server, family, relay) for name in names}

@@ -1,7 +1,7 @@
 """A cluster whose agents are killed (`kill -9`) at random moments under load, while sequences are moved at random, too.
 
-    python -m benchmarks.cluster.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--tensors
-    host|direct]
+    python -m benchmarks.cluster.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all]
+    [--tensor-transport host|direct]
                                [--output FILE]
 
 Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.fakes.integer_engine`), in
@@ -273,7 +273,7 @@ def chaos(
         blocks,
         devices,
         fleet,
-        ClusterConfig(placing="split", chunk=32),
+        ClusterConfig(placement="partition", prefill_chunk=32),
         lives,
     ) as driver:
         with Clients(driver, clients, seed) as load, Mover(driver, load, seed):
@@ -341,7 +341,7 @@ def main() -> None:
         help="kill in this phase of an agent's work instead, or in `all` of them (`benchmarks.cluster.phases`)",
     )
     parser.add_argument(
-        "--tensors", choices=("host", "direct"), default="host", help="as of `zoo serve`; not with --phase"
+        "--tensor-transport", choices=("host", "direct"), default="host", help="as of `zoo serve`; not with --phase"
     )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -350,7 +350,9 @@ def main() -> None:
 
         document = phases(list(PHASES) if given.phase == "all" else [given.phase], given.clients, given.seed)
     else:
-        document = chaos(given.kills, given.agents, given.clients, given.seed, direct=given.tensors == "direct")
+        document = chaos(
+            given.kills, given.agents, given.clients, given.seed, direct=given.tensor_transport == "direct"
+        )
     deliver(document, given.output)
 
 

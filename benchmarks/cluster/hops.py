@@ -2,22 +2,22 @@
 
     python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets
     unix|ipc|tcp]
-                               [--tensors direct] [--output FILE]
+                               [--tensor-transport direct] [--output FILE]
 
-Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512`
-in float32 are 64 KB of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is
-the way of the rows and nothing else: Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns: the whole chain
-on `a` (`one`), cut in two but both on `a` (`cut`), the second half on `b` (`two`), and `a`, `b`, `a` (`three`).
-Printed: milliseconds per step of each, and what a hop adds: to the whole chain, with a second step of an engine (`two -
-one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`): encoding, the socket,
-another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's, by
-stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between processes (`two`, `three`: half of its two)
-and within one (`cut`);
-`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps
-in a row, as it does in serving, of which the first two do not count. Differences are of steps of neighbouring turns,
-their median, for what else the machine does changes from second to second.
-`bare`: the same bytes from one process to another over the post without engines, one way. `--tensors direct`: hidden
-states go from device to device (gloo on a CPU), not over the post; `links` says whether they did.
+Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width
+512` in float32 are 64 KB of hidden states per hop. The program speaks to the agents as the scheduler does, so that
+a step is the way of the rows and nothing else: Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns:
+the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the second half on `b` (`two`), and `a`, `b`,
+`a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain, with a second step
+of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two -
+cut`): encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to
+the begin of the next one's, by stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between
+processes (`two`, `three`: half of its two) and within one (`cut`);
+`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn`
+steps in a row, as it does in serving, of which the first two do not count. Differences are of steps of neighbouring
+turns, their median, for what else the machine does changes from second to second.
+`bare`: the same bytes from one process to another over the post without engines, one way. `--tensor-transport
+direct`: hidden states go from device to device (gloo on a CPU), not over the post; `links` says whether they did.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _settings(store: Path) -> dict[str, Any]:
     from runtime.engine.models.registry import half_page
     from zoo.store import Store
 
-    config = EngineConfig(kv_bytes=512 << 20)
+    config = EngineConfig(kv_cache_memory_bytes=512 << 20)
     with Store.open(store) as opened:
         half = half_page(opened, config, [MODEL])
     return {
@@ -389,12 +389,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--turn", type=int, default=10)
     parser.add_argument("--sockets", choices=("unix", "ipc", "tcp"), default="unix", help="tcp: encrypted")
-    parser.add_argument("--tensors", choices=("host", "direct"), default="host")
+    parser.add_argument("--tensor-transport", choices=("host", "direct"), default="host")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     deliver(
         measure(
-            given.rows, given.width, given.layers, given.steps, given.turn, given.sockets, given.tensors == "direct"
+            given.rows,
+            given.width,
+            given.layers,
+            given.steps,
+            given.turn,
+            given.sockets,
+            given.tensor_transport == "direct",
         ),
         given.output,
     )

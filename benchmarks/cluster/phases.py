@@ -291,7 +291,9 @@ def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, A
             )
         )
         blocks = list({block.id: block for model in MODELS for block in model.blocks(*CUTS)}.values())
-        config = ClusterConfig(placing="split", sharing="off", chunk=32, speculation=SpeculationConfig("exact"))
+        config = ClusterConfig(
+            placement="partition", prefix_caching="off", prefill_chunk=32, speculation=SpeculationConfig("exact")
+        )
         lives = LifeConfig(starts=1000, steady_seconds=0.05, backoff_seconds=0.02, backoff_most=0.1)
         with ClusterDriver(
             [model.chain(*CUTS) for model in MODELS],

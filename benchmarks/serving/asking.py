@@ -1,7 +1,7 @@
 """One side of `through_http` as a process of its own that answers orders: the engine without a server, or the clients
 of one.
 
-    python -m benchmarks.serving.asking inside STORE MODEL | http URL MODEL  [--threads N] [--token-budget N]
+    python -m benchmarks.serving.asking inside STORE MODEL | http URL MODEL  [--threads N] [--max-num-batched-tokens N]
 
 Orders are lines of JSON on stdin: `{"clients", "requests", "prompt", "tokens", "seed"}`: so many requests, `clients` at
 a time, of random ids, each answered with exactly `tokens` tokens, greedily. Answers are lines on stdout: `{"seconds",
@@ -45,7 +45,7 @@ def inside(args: argparse.Namespace) -> Asking:
     from zoo.api import Zoo
 
     torch.set_num_threads(args.threads)
-    options = ServeOptions(backend=args.backend, token_budget=args.token_budget)
+    options = ServeOptions(backend=args.backend, max_num_batched_tokens=args.max_num_batched_tokens)
     driver = start_driver(Zoo(Path(args.where), create=False), options, Chosen((args.model,), ()))
     numbers = count()
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--backend", choices=("auto", "inline", "local"), default="auto")
-    parser.add_argument("--token-budget", type=int, default=2048)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     args = parser.parse_args()
     # Libraries print as they like: what we say goes to the stdout that we were given, what they say to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)

@@ -104,9 +104,9 @@ def run(
 ) -> BatonRun:
     """All queries, from a cold start."""
     engine = DenseEngine(
-        store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"]
+        store, EngineConfig(kv_cache_memory_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"]
     )
-    config = BatchingConfig(token_budget=1 << 20, max_sequences=len(queries))
+    config = BatchingConfig(max_num_batched_tokens=1 << 20, max_num_seqs=len(queries))
     agent = LocalAgent(engine.models(), engine.page_capacity, config)
     for number, query in enumerate(queries):
         params = SamplingParams(max_tokens=query.answer, ignore_eos=True)

@@ -89,7 +89,9 @@ def main() -> None:
         with Store.open(Path(scratch) / "store") as store:
             ingest(store, open_source(str(Path(scratch) / "model")), name="model")
             how = {"plain": ("stock", "plain"), "packed": ("stock", "packed"), "kernels": ("auto", "auto")}
-            configs = {name: EngineConfig(kv_bytes=1 << 29, kernels=k, weights=w) for name, (k, w) in how.items()}  # type: ignore[arg-type]
+            configs = {
+                name: EngineConfig(kv_cache_memory_bytes=1 << 29, kernels=k, weights=w) for name, (k, w) in how.items()
+            }  # type: ignore[arg-type]
             engines = {name: PagedEngine(store, config, ["model"]) for name, config in configs.items()}
             report = {
                 "benchmark": "packed_weights",

@@ -111,7 +111,7 @@ class FamilyZoo:
     """Our side: one engine with all models."""
 
     def __init__(self, store: Store, names: Sequence[str], kv_bytes: int) -> None:
-        self.engine = PagedEngine(store, EngineConfig(kv_bytes=kv_bytes), names)
+        self.engine = PagedEngine(store, EngineConfig(kv_cache_memory_bytes=kv_bytes), names)
         self.driver = LocalDriver(self.engine, BatchingConfig())
 
     def run(self, load: Load) -> dict[str, list[list[int]]]:

@@ -2,7 +2,7 @@
 turns.
 
     PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT
-        [--threads N] [--dtype D] [--kv-bytes B] [--eager] [--rank R]
+        [--threads N] [--dtype D] [--kv-cache-memory-bytes B] [--eager] [--rank R]
 
 Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`,
 answered greedily, each with as many tokens as it says whatever they are. `models` (the first, or the checkpoint, where
@@ -66,8 +66,12 @@ def zoo(args: argparse.Namespace) -> Answering:
 
     torch.set_num_threads(args.threads)
     names = args.what[1:]
-    engine = PagedEngine(Store.open(Path(args.what[0])), EngineConfig(kv_bytes=args.kv_bytes, dtype=args.dtype), names)
-    driver = LocalDriver(engine, BatchingConfig(token_budget=2048))
+    engine = PagedEngine(
+        Store.open(Path(args.what[0])),
+        EngineConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes, dtype=args.dtype),
+        names,
+    )
+    driver = LocalDriver(engine, BatchingConfig(max_num_batched_tokens=2048))
     numbers = count()
 
     def request(one: Wanted) -> SequenceRequest:
@@ -225,7 +229,7 @@ def main() -> None:
     parser.add_argument("what", nargs="+")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--kv-bytes", type=int, default=1 << 30)
+    parser.add_argument("--kv-cache-memory-bytes", type=int, default=1 << 30)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--rank", type=int, default=8, help="of vLLM's adapters")
     args = parser.parse_args()

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    kernels = kernels_for(EngineConfig(kv_bytes=1))
+    kernels = kernels_for(EngineConfig(kv_cache_memory_bytes=1))
     products = {
         f"{size} {name}": measure(size, getattr(torch, name), kernels)
         for size in SHAPES

@@ -70,7 +70,7 @@ class Server:
             str(store),
             "--port",
             "0",
-            "--token-budget",
+            "--max-num-batched-tokens",
             str(_BUDGET),
         ]
         command += ["--backend", backend]
@@ -183,7 +183,7 @@ def main() -> None:
         make_model(folder / "model", args.layers)
         with Store.open(folder / "store") as store:
             ingest(store, open_source(str(folder / "model")), name="model")
-        options = ["--threads", str(args.threads), "--token-budget", str(_BUDGET), "--backend", args.backend]
+        options = ["--threads", str(args.threads), "--max-num-batched-tokens", str(_BUDGET), "--backend", args.backend]
         engine = Side("engine", [*asking, "inside", str(folder / "store"), "model", *options], env)
         server = Server(folder / "store", env, args.backend)
         client = Side("client", [*asking, "http", server.address, "model"], {})

@@ -80,7 +80,7 @@ def main() -> None:
         found = measure(zoo.store, model)
         depth = found.exits[-1].layers
         names = [make_exit(zoo.store, model, layers).model for layers in range(1, depth)]
-        engine = PagedEngine(zoo.store, EngineConfig(kv_bytes=64 << 20), [name, *names])
+        engine = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=64 << 20), [name, *names])
         cases = {one: [one] for one in (*names, name)}
         cases["whole and half"] = [name, names[depth // 2 - 1]]
         speeds: dict[str, list[float]] = {case: [] for case in cases}

@@ -7,20 +7,23 @@ rounds in `rounds`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from cli.serving.options import ServeOptions, gather
+from cli.shared.declared import takes_options
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
 
 EngineName = Literal["zoo", "transformers", "vllm"]
 
 
+@takes_options(ServeOptions, "executor", "weights", "backend", "device", "dtype", "kv_cache_memory_bytes")
 def bench(
     url: Annotated[
         str | None, typer.Option(help="An OpenAI-compatible server; without it, --engine in this process.")
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="Who answers in this process.")] = "zoo",
+    engine: Annotated[EngineName, typer.Option(help="Engine that answers in this process.")] = "zoo",
     against: Annotated[
         str | None, typer.Option(help="Another URL or engine; rounds of both alternate, and ratios are given.")
     ] = None,
@@ -81,18 +84,6 @@ def bench(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a byte before a server counts as stuck.")
     ] = 600.0,
-    executor: Annotated[Literal["auto", "paged", "dense"], typer.Option(help="zoo: how batches are run.")] = "auto",
-    weights: Annotated[
-        Literal["auto", "plain", "packed"], typer.Option(help="zoo: how a CPU holds linear layers' weights.")
-    ] = "auto",
-    backend: Annotated[
-        Literal["auto", "inline", "local"], typer.Option(help="zoo: who runs the device, as in zoo serve.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="In this process: cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")
-    ] = None,
-    kv_bytes: Annotated[str, typer.Option(help="zoo: size of the page pool.")] = "1GiB",
     api_key: Annotated[
         str | None, typer.Option(envvar="ZOO_API_KEY", help="Of the servers; better in the environment.")
     ] = None,
@@ -105,12 +96,12 @@ def bench(
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
+    **own: Any,
 ) -> None:
     """Measure latency and throughput of a server or an engine under a workload."""
     from cli.bench.report import deliver
     from cli.bench.rounds import BenchmarkRun, run_bench
     from cli.bench.targets import Access, EngineTarget
-    from cli.serving.options import gather
     from runtime.bench.arrivals import Arrivals
     from runtime.bench.lengths import parse_lengths
     from runtime.bench.summary import Slo
@@ -126,10 +117,7 @@ def bench(
         vocabulary, speed, max_model_len,
     )  # fmt: skip
     slo = Slo(*(None if bound is None else bound / 1000 for bound in (slo_ttft, slo_tpot, slo_e2e)))
-    config = gather(
-        None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes, "weights": weights, "backend": backend}
-    )
-    inside = EngineTarget(store, database, config, executor, batch, resident)
+    inside = EngineTarget(store, database, gather(None, own), batch, resident)
     chosen = BenchmarkRun(
         (url or engine, *([against] if against is not None else [])),
         tuple(models or ()),

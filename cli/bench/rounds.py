@@ -161,7 +161,7 @@ def _document(
         "engines": {
             **asdict(bench.inside.config.engine()),
             "backend": bench.inside.config.backend,
-            "executor": bench.inside.executor,
+            "executor": bench.inside.config.executor,
             "batch": bench.inside.batch,
             "resident": bench.inside.resident,
         },

@@ -11,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from runtime.bench.drive import Client, Clock
 from runtime.bench.memory import listener, peak_bytes
@@ -43,7 +43,6 @@ class EngineTarget:
     store: Path
     database: str | None
     config: ServeOptions
-    executor: Literal["auto", "paged", "dense"] = "auto"
     batch: int = 16
     resident: int = 1
 
@@ -105,7 +104,7 @@ def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: EngineTarget)
     from cli.serving.models import choose
     from runtime.bench.inside import DriverClient
 
-    chosen = choose(zoo, models, inside.config.dtype, inside.executor, inside.config.device)
+    chosen = choose(zoo, models, inside.config.dtype, inside.config.executor, inside.config.device)
     with start_driver(zoo, inside.config, chosen) as driver:
         specs = driver.models()
         yield BenchmarkTarget(

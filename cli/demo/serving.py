@@ -48,7 +48,18 @@ def running_server(store: Path, database: str | None, models: Sequence[str], fol
     log, address, trace = (folder / name for name in ("serve.log", "serve.address", "trace.jsonl"))
     trace.unlink(missing_ok=True)
     key = secrets.token_urlsafe(24)
-    arguments = ["serve", *models, "--port", "0", "--store", str(store), "--trace", str(trace), "--kv-bytes", "256MB"]
+    arguments = [
+        "serve",
+        *models,
+        "--port",
+        "0",
+        "--store",
+        str(store),
+        "--trace",
+        str(trace),
+        "--kv-cache-memory-bytes",
+        "256MB",
+    ]
     environment = {**os.environ, "ZOO_API_KEY": key} | ({} if database is None else {"ZOO_DATABASE": database})
     started = time.monotonic()
     with log.open("wb") as err, address.open("wb") as out:

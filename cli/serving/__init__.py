@@ -1,1 +1,1 @@
-"""What `zoo serve`, `zoo generate` and `zoo bench` put together: options, models, engines, drivers."""
+"""Settings and wiring of a server: what `zoo serve`, `zoo generate` and `zoo bench` run."""

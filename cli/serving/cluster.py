@@ -50,7 +50,7 @@ def start_cluster(
     check_device(config.device)
     limits = options.adaptation()
     # On one device the server takes a rewriting by latency; by accuracy, and over several, the scheduler chooses.
-    adapts = options.deltas and not (inline and limits.prefer == "latency")
+    adapts = options.serve_deltas and not (inline and limits.prefer == "latency")
     half = half_page(zoo.store, config, names)
     whole = {
         block.id: block.nbytes
@@ -138,7 +138,7 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
 
     preparation = Preparation("staged", settings)
     own_lane = options.agents > 1 and options.cluster().speculation.own_lane
-    direct = None if options.tensors == "host" else DirectConfig(network=options.tensors == "network")
+    direct = None if options.tensor_transport == "host" else DirectConfig(network=options.tensor_transport == "network")
     agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane, direct=direct)
     if options.backend == "threads":
         return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.relay(), agents)

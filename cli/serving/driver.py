@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cli.serving.effects import require_effects
 from cli.serving.models import Chosen, start_engine
+from cli.serving.needs import require_effects
 from cli.serving.options import ServeOptions
 from runtime.tracing.sink import TraceSink
 from zoo.errors import InputError
@@ -35,7 +35,7 @@ def start_driver(
         require_effects(options, chosen.executor)
         if log is not None:
             raise InputError(
-                "--log is of a scheduler, and there is none: "
+                "--scheduler-log needs a scheduler, and there is none: "
                 f"{options.alone_because(chosen.executor) or '--backend local'}"
             )
         from runtime.cluster.local import LocalDriver

@@ -149,8 +149,9 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
         if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise
         raise InputError(
-            f"the models and a page pool of {human_bytes(config.kv_bytes)} do not fit the memory of {config.device}; "
-            "lower --kv-bytes"
+            f"the models and a page pool of {human_bytes(config.kv_cache_memory_bytes)} do not fit the memory of "
+            f"{config.device}; "
+            "lower --kv-cache-memory-bytes"
         ) from error
 
 

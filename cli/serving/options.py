@@ -1,38 +1,47 @@
-"""The settings of `zoo serve`: defaults, then a TOML or JSON file, then the command line. Unknown keys and wrong types
-are refused.
+"""The options of `zoo serve`, declared once: defaults, then a TOML or JSON file, then the command line.
 
-Knows nothing of serving; it turns text into three frozen configurations.
+Knows nothing of serving; it turns values into the configurations of engine, agents, scheduler and server.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args
 
-from cli.serving.effects import require_effects
+from cli.serving.checks import check_values
+from cli.serving.needs import require_effects
+from cli.shared.declared import option, read_options
+from cli.shared.sizes import size_of
 from runtime.config import (
     AgentConfig,
+    AheadChoice,
     BatchingConfig,
     ClusterConfig,
     ControlConfig,
     DenseConfig,
+    DenseMode,
+    DensePadding,
+    Dispatching,
     EngineConfig,
+    GraphChoice,
+    KernelChoice,
+    LaneChoice,
+    PrefixCaching,
+    Rebalancing,
+    Routing,
     ServerConfig,
     SpeculationConfig,
+    SpeculationMode,
+    Weights,
 )
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.errors import InputError
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-#: An agent alone divides prompts over steps by itself, and is told of so many steps' worth at once: few of them are
-#: then left half full.
+__all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
+
+#: An agent alone splits prompts over steps by itself. It gets so many steps' worth at once: few are then half full.
 _STEPS = 4
 
 C = TypeVar("C")
@@ -40,56 +49,132 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """One field per option. Sizes are numbers of bytes, or text such as `4GiB`."""
+    """One field per option. Sizes are numbers of bytes, or text such as `4GiB`. `process` means `processes`."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    models: tuple[str, ...] = ()
-    api_key: str | None = None
-    trace: str | None = None
-    otel: str | None = None
-    log: str | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    layers: str = "fused"
-    weights: str = "auto"
-    kernels: str = "auto"
-    graphs: str = "auto"
-    async_scheduling: str = "auto"
-    executor: str = "auto"
-    dense_mode: str = "baton-pd"
-    dense_slots: int = 16
-    dense_padding: str = "skipped"
-    kv_bytes: int | str = 1 << 30
-    max_model_len: int | None = None
-    token_budget: int = 512
-    max_sequences: int = 256
-    max_queued: int = 4096
-    drain_seconds: float = 30.0
-    agents: int = 1
-    backend: str = "auto"
-    placing: str = "auto"
-    speculation: str = "off"
-    speculation_lane: str = "own"
-    sharing: str = "running"
-    balancing: str = "strict"
-    dispatch: str = "placed"
-    tensors: str = "host"
-    block_rows: int = 0
-    paths: str = "loads"
-    linger_us: int = 2000
-    agent_weights: int | str = 0
-    boundary_bytes: int | str = 0
-    deltas: bool = False
-    early_exit: bool = False
-    adaptive: str = "latency"
-    adaptive_ms: float = 0.0
-    equivalent: float = 0.98
-    stitched: float = 0.95
+    # fmt: off
+    models: tuple[str, ...] = option((), group="Model", shown="all that can be served",
+        help="Models to serve, by name or unique ending of it.")
+    device: str = option("cpu", group="Model",
+        help="Device of the engine: cpu, cuda or cuda:N.")
+    dtype: str | None = option(None, group="Model", choices=("float32", "bfloat16", "float16"),
+        shown="each model's own",
+        help="Data type of weights and activations.")
+    max_model_len: int | None = option(None, group="Model", shown="each model's own",
+        help="Maximum context length (prompt and output) in tokens, of every model.")
+    executor: str = option("auto", group="Model", choices=("auto", "paged", "dense"),
+        help="Attention over a paged KV cache (paged), or left-padded batches as in Baton (dense); auto: paged, "
+             "unless a model runs only dense or was measured to be faster so.")
+    layers: str = option("fused", group="Model", choices=("fused", "stock"),
+        help="Transformer layers with fused operations, or transformers' own (stock).")
+    weights: str = option("auto", group="Model", choices=get_args(Weights),
+        help="Layout of linear layers' weights on a CPU: as stored (plain), repacked for the matrix kernels "
+             "(packed), or the one measured to be faster (auto).")
+    kernels: str = option("auto", group="Model", choices=get_args(KernelChoice),
+        help="Kernels on a CPU: compiled on first use (native), or torch's (stock); auto: native where there is a C "
+             "compiler.")
+    graphs: str = option("auto", group="Model", choices=get_args(GraphChoice),
+        help="Replay decode steps as CUDA graphs; auto: on CUDA.")
+
+    kv_cache_memory_bytes: int | str = option(1 << 30, group="Memory", shown="1GiB",
+        help="Size of the KV cache of one device, shared by all models: 512MB, 4GiB.")
+    prefix_caching: str = option("active", group="Memory", needs=["scheduler"], choices=get_args(PrefixCaching),
+        help="Share KV pages of equal prompt prefixes: off, with running sequences (active), or also with ended "
+             "ones, while their memory is not needed (cached).")
+    agent_weights: int | str = option(0, group="Memory", needs=["scheduler"],
+        help="Maximum size of the weights on one agent; 0: no limit.")
+    activation_cache_bytes: int | str = option(0, group="Memory", needs=["several devices"],
+        help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
+             "the middle of a chain; 0: none.")
+
+    max_num_batched_tokens: int = option(512, group="Batching",
+        help="Maximum number of tokens in a step.")
+    max_num_seqs: int = option(256, group="Batching",
+        help="Maximum number of sequences in a step.")
+    max_batch_per_block: int = option(0, group="Batching", needs=["scheduler"],
+        help="Maximum number of rows of a step that run through one block; 0: no limit of its own.")
+    batch_wait_us: int = option(2000, group="Batching", needs=["due rows"],
+        help="Longest wait of an agent's step, in microseconds, for rows that are due back, so that they run in one "
+             "batch; 0: no wait.")
+    async_scheduling: str = option("auto", group="Batching", needs=["one device"], choices=get_args(AheadChoice),
+        help="Plan and launch the next step while the current one runs; auto: on CUDA.")
+    dense_mode: str = option("baton-pd", group="Batching", needs=["dense"], choices=get_args(DenseMode),
+        help="How dense batches take new rows in: embedding prefilled K and V (baton-pd), padding beside running "
+             "rows (baton), prefill apart (pd), or not before the batch ends.")
+    dense_slots: int = option(16, group="Batching", needs=["dense"],
+        help="Rows of a dense batch.")
+    dense_padding: str = option("skipped", group="Batching", needs=["dense"], choices=get_args(DensePadding),
+        help="Whether padding of dense batches is skipped, or computed as in the paper.")
+
+    agents: int = option(1, group="Cluster",
+        help="Number of devices, each with an agent, over which chains of blocks are spread.")
+    backend: str = option("auto", group="Cluster",
+        choices=("auto", "inline", "local", "threads", "process", "processes", "ray"),
+        help="Where agents run: in processes, threads, or Ray actors; inline: one, in the scheduler's thread; local: "
+             "one device without a scheduler. auto: inline for one device (local where it is dense or plans ahead), "
+             "else processes.")
+    placement: str = option("auto", group="Cluster", needs=["several devices"],
+        choices=("auto", "replicate", "partition", "on-demand", "eager"),
+        help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
+             "(partition), one copy and more by load (on-demand; eager: empty devices get copies at once); auto: by "
+             "the number of devices.")
+    routing: str = option("least-loaded", group="Cluster", needs=["several devices"],
+        choices=tuple(reversed(get_args(Routing))),
+        help="How a new sequence's path is chosen where blocks were not profiled (zoo profile): devices with the "
+             "fewest sequences, or the fewest bytes read by all steps.")
+    rebalance: str = option("strict", group="Cluster", needs=["several devices"], choices=get_args(Rebalancing),
+        help="Migration of running sequences away from busy devices: never (strict), where it gains more than it "
+             "costs (owner), or always to the least busy device, K and V copied (least-busy) or recomputed "
+             "(recompute).")
+    dispatch: str = option("placed", group="Cluster", needs=["several devices"], choices=get_args(Dispatching),
+        help="Which device runs a hop: decided by the scheduler (placed), or offered to several devices, of which "
+             "the first to answer gets it (broadcast).")
+    tensor_transport: str = option("host", group="Cluster", needs=["several devices"],
+        choices=("host", "direct", "network"),
+        help="How tensors pass between agents: through host memory (host), device to device by NCCL or gloo on one "
+             "machine (direct), or also between machines, unencrypted, for a trusted network (network).")
+
+    speculation: str = option("off", group="Approximations", needs=["several devices"],
+        choices=get_args(SpeculationMode),
+        help="Run stored surrogates ahead of hops with long queues: exact keeps every token the model's own; "
+             "similarity accepts predictions that are similar enough, in adaptive requests.")
+    speculation_lane: str = option("own", group="Approximations", needs=["speculation"], choices=get_args(LaneChoice),
+        help="Surrogates run on a thread or CUDA stream of their own, or before the other steps (shared).")
+    serve_deltas: bool = option(False, group="Approximations",
+        help="Answer adaptive requests by a model's low-rank delta where that is served too; over agents also by "
+             "composed models that were scored against it.")
+    early_exit: bool = option(False, group="Approximations",
+        help="Accept `early_exit` in requests: the layer behind which their model is left (zoo exits --make).")
+    adaptive: str = option("latency", group="Approximations", needs=["scheduler"], choices=("latency", "accuracy"),
+        help="What adaptive requests get with --serve-deltas: the fastest variant, or the most accurate one.")
+    adaptive_ms: float = option(0.0, group="Approximations", shown="0",
+        help="With --adaptive accuracy, the longest step in milliseconds; 0: no limit.")
+    min_equivalence: float = option(0.98, group="Approximations", needs=["deltas"],
+        help="Minimum similarity of blocks that replace a model's own.")
+    min_stitched: float = option(0.95, group="Approximations", needs=["deltas"],
+        help="Minimum similarity of chains with stitches.")
+
+    trace: str | None = option(None, group="Observability",
+        help="Write every event to this file (JSON lines), and serve /zoo/trace.")
+    otlp_traces_endpoint: str | None = option(None, group="Observability",
+        help="Send OpenTelemetry spans of requests to this OTLP/HTTP address: http://host:4318/v1/traces.")
+    scheduler_log: str | None = option(None, group="Observability",
+        help="Log all events of the scheduler, prompts included, for zoo simulate --replay.")
+
+    host: str = option("127.0.0.1", group="Server",
+        help="Address to listen on.")
+    port: int = option(8000, group="Server",
+        help="Port to listen on; 0: any free one.")
+    api_key: str | None = option(None, group="Server", envvar="ZOO_API_KEY",
+        help="API key that requests must present.")
+    max_queued: int = option(4096, group="Server",
+        help="Maximum number of sequences in the server, running and waiting; further requests get status 429.")
+    drain_seconds: float = option(30.0, group="Server", shown="30",
+        help="Longest wait for running requests after SIGTERM, in seconds.")
+    # fmt: on
 
     @property
     def clustered(self) -> bool:
-        """Whether it was said that agents run the models. (`process` is another word for `processes`.)"""
+        """Whether it was said that agents run the models."""
         return self.agents > 1 or self.backend not in ("auto", "local")
 
     def alone_because(self, executor: str) -> str | None:
@@ -110,8 +195,6 @@ class ServeOptions:
 
     def engine(self) -> EngineConfig:
         """Raises InputError."""
-        if self.dtype not in (None, "float32", "bfloat16", "float16"):
-            raise InputError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
         return _built(
             EngineConfig,
             device=self.device,
@@ -121,7 +204,7 @@ class ServeOptions:
             kernels=self.kernels,
             graphs=self.graphs,
             async_scheduling=self.async_scheduling,
-            kv_bytes=size_of(self.kv_bytes),
+            kv_cache_memory_bytes=size_of(self.kv_cache_memory_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,
             dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
@@ -129,43 +212,35 @@ class ServeOptions:
 
     def batching(self) -> BatchingConfig:
         """Raises InputError."""
-        return _built(BatchingConfig, token_budget=self.token_budget, max_sequences=self.max_sequences)
+        return _built(
+            BatchingConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs
+        )
 
     def cluster(self) -> ClusterConfig:
         """Raises InputError."""
-        inline = self.backend == "inline"
-        control = _built(ControlConfig, balancing=self.balancing)
+        inline, tokens = self.backend == "inline", self.max_num_batched_tokens
+        control = _built(ControlConfig, rebalance=self.rebalance)
         return _built(
-            ClusterConfig,
-            devices=self.agents,
-            placing=self.placing,
-            max_running=self.max_sequences,
-            chunk=_STEPS * self.token_budget if inline else min(self.token_budget, 256),
+            ClusterConfig, devices=self.agents, placement=self.placement, max_num_seqs=self.max_num_seqs,
+            prefill_chunk=_STEPS * tokens if inline else min(tokens, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
-            sharing=self.sharing,
-            block_rows=self.block_rows,
-            paths=self.paths,
-            control=ControlConfig.off() if inline else control,
-            dispatch=self.dispatch,
-        )
+            prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
+            control=ControlConfig.off() if inline else control, dispatch=self.dispatch,
+        )  # fmt: skip
 
     def adaptation(self) -> DispatchLimits:
         """How adaptive requests are dispatched over agents."""
         prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
-        return DispatchLimits(prefer, self.equivalent, self.stitched, limit=limit)
+        return DispatchLimits(prefer, self.min_equivalence, self.min_stitched, limit=limit)
 
     def relay(self) -> AgentConfig:
         """Raises InputError."""
-        kept = size_of(self.boundary_bytes)
         return _built(
-            AgentConfig,
-            token_budget=self.token_budget,
-            max_rows=self.max_sequences,
-            linger_us=self.linger_us,
-            boundary_bytes=kept,
-            divide=self.backend == "inline",
-        )
+            AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
+            batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
+            chunk_prefill=self.backend == "inline",
+        )  # fmt: skip
 
     def server(self) -> ServerConfig:
         return ServerConfig(
@@ -180,106 +255,12 @@ class ServeOptions:
 
 
 def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
-    """Options from a file overlaid by those given on the command line (None: not given). Raises InputError."""
-    options = ServeOptions()
-    for source, values in ((str(file), _read(file) if file else {}), ("command line", given)):
-        options = replace(
-            options, **_checked(source, {key: value for key, value in values.items() if value is not None})
-        )
-    _check(options)
-    return options
-
-
-def size_of(text: int | str) -> int:
-    """`1024`, `512MB` (decimal) or `4GiB` (binary) in bytes. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d{1,15})\s*([kmgt]i?)?b?\s*", str(text), re.IGNORECASE)
-    if match is None:
-        raise InputError(f"{text!r} is no size in bytes; write a number, 512MB or 4GiB")
-    return int(match[1]) * _UNITS[(match[2] or "").lower()]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"{path} is neither TOML nor JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{path} holds no table of options")
-    return {key.replace("-", "_"): value for key, value in values.items()}
-
-
-def _checked(source: str, values: dict[str, Any]) -> dict[str, Any]:
-    types = get_type_hints(ServeOptions)
-    unknown = sorted(set(values) - set(types))
-    if unknown:
-        raise InputError(
-            f"{source}: unknown option {unknown[0]!r}; known are "
-            f"{', '.join(field.name for field in fields(ServeOptions))}"
-        )
-    return {key: _typed(source, key, types[key], value) for key, value in values.items()}
-
-
-def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
-    if get_origin(kind) is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise InputError(f"{source}: {key} must be a list of names")
-    allowed = (
-        tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) in (UnionType,) else (kind,)
-    )
-    if float in allowed:
-        allowed += (int,)
-    if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
-        raise InputError(f"{source}: {key} must be {' or '.join(one.__name__ for one in allowed)}, not {value!r}")
-    return value
-
-
-def _check(options: ServeOptions) -> None:
-    if options.backend not in ("auto", "local", "inline", "threads", "process", "processes", "ray"):
-        raise InputError(f"backend must be auto, inline, local, threads, processes or ray, not {options.backend!r}")
-    if options.backend == "inline" and options.agents != 1:
-        raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
-    if options.otel is not None and not options.otel.startswith(("http://", "https://")):
-        raise InputError(f"otel must be an address such as http://host:4318/v1/traces, not {options.otel!r}")
-    if options.backend == "local" and options.agents != 1:
-        raise InputError("the local driver is of one device: leave --agents 1, or take another --backend")
-    if options.log is not None and options.backend == "local":
-        raise InputError("--log is of a scheduler, which --backend local has not: give --trace instead")
-    if not 1 <= options.agents <= 256:
-        raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
-    if options.tensors not in ("host", "direct", "network"):
-        raise InputError(f"tensors must be host, direct or network, not {options.tensors!r}")
-    if options.tensors == "network" and options.backend != "ray":
-        raise InputError("agents of one machine have no network between them: give --tensors direct, or --backend ray")
-    if options.clustered and options.executor == "dense":
-        raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
-    if options.executor not in ("auto", "paged", "dense"):
-        raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
-    _check_adaptive(options)
-    options.batching()  # refuses limits that no step can have, whoever plans it
+    """Make options of a file overlaid by the command line (None: not given), and check them. Raises InputError."""
+    options = read_options(ServeOptions, file, given)
+    check_values(options)
+    options.batching()  # refuses limits that no step can have
     require_effects(options)
-    if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
-        raise InputError("the API key is empty; leave it out to serve without one")
-    if not 0 <= options.port <= 65535:
-        raise InputError(f"{options.port} is no port")
-    if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
-        raise InputError("max_queued and drain_seconds must be positive")
-
-
-def _check_adaptive(options: ServeOptions) -> None:
-    if options.adaptive not in ("latency", "accuracy"):
-        raise InputError(f"adaptive must be latency or accuracy, not {options.adaptive!r}")
-    if options.adaptive == "accuracy" and not (options.deltas and options.backend != "local"):
-        raise InputError(
-            "accuracy first is how a scheduler serves adaptive requests: give --deltas, and no --backend local"
-        )
-    if options.adaptive_ms and options.adaptive != "accuracy":
-        raise InputError("adaptive_ms is the time up to which accuracy comes first: give --adaptive accuracy")
-    if not (0.0 <= options.equivalent <= 1.0 and 0.0 <= options.stitched <= 1.0 and 0.0 <= options.adaptive_ms < 1e9):
-        raise InputError("equivalent and stitched must be from 0 to 1, adaptive_ms at least 0")
+    return options
 
 
 def _built(kind: type[C], **values: Any) -> C:

@@ -1,1 +1,1 @@
-"""What verbs share: values of options, output, progress."""
+"""Code that several verbs use: declared options, values of options, the command class."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.serving.options import size_of
+from cli.shared.sizes import size_of
 from zoo.errors import InputError
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]

@@ -35,7 +35,7 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)
     ] = None,
-    log: Annotated[
+    scheduler_log: Annotated[
         Path | None,
         typer.Option(
             help="Write the first run's scheduler log here: every event, a digest of every answer.", dir_okay=False
@@ -79,7 +79,7 @@ def simulate(
         except OSError as error:
             raise InputError(f"{save_requests} cannot be written: {error.strerror}") from None
     with counting("simulating", as_json) as progress:
-        document = run_study(chosen, seed, trace, log, progress)
+        document = run_study(chosen, seed, trace, scheduler_log, progress)
     deliver(document, as_json, out)
 
 

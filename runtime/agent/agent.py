@@ -102,15 +102,17 @@ class Agent:
         self._alike, self._ran = alike, ran
         self._config = config
         self._tables = SequencePageTables(page_capacity)
-        self._kept, self._keeps = ActivationCache(config.boundary_bytes), config.boundary_bytes > 0
+        self._kept, self._keeps = ActivationCache(config.activation_cache_bytes), config.activation_cache_bytes > 0
         self._moves = IncomingMigrations(device, self._tables, config, self._kept)
-        self._shelf = StageTable(device, self._tables, config.max_rows)
-        self._returns = ExpectedReturns(config.slack)
-        self._due = RoundTrips(config.linger_us * 1000, config.slack)
+        self._shelf = StageTable(device, self._tables, config.max_num_seqs)
+        self._returns = ExpectedReturns(config.return_slack)
+        self._due = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
         self._early = EarlyRows()
         self._bidding = HopBidding(device)
         self._ahead = SpeculativeHop(device, self._tables)
-        limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
+        limits = HopLimits(
+            config.max_num_batched_tokens, config.max_num_seqs, config.page_timeout_ms * 1_000_000, config.chunk_prefill
+        )
         self._foreseen = StepPrefetcher(device, self._tables, limits)
         self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
         self._seats = SequenceTable(
@@ -122,7 +124,7 @@ class Agent:
     @property
     def inputs(self) -> int:
         """Bytes that it keeps of what came into its stages."""
-        return self._config.boundary_bytes
+        return self._config.activation_cache_bytes
 
     @property
     def busy(self) -> bool:
@@ -289,7 +291,7 @@ class Agent:
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
-        late = self._queue.starved(now - self._config.patience_ms * 1_000_000)
+        late = self._queue.starved(now - self._config.page_timeout_ms * 1_000_000)
         self._early.expire(now)
         return [*self._lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
@@ -390,7 +392,7 @@ class Agent:
         out: list[AgentCommand] = [*self._bidding.told()]
         if not self._steps.under_way:
             waiting = sum(each.tokens for each in self._queue.rows)
-            out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
+            out += self._bidding.bids(self._config.max_num_batched_tokens - waiting if waiting else None)
         return out
 
     def _onward(self, row: QueuedRow, output: Array, judged: SpeculationResults) -> QueuedRow | None:

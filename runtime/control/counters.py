@@ -47,8 +47,9 @@ class AgentCounters:
     `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often
     (BL-25).
     `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were
-    `copied` and `recomputed` for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among themselves
-    (BL-23). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32).
+    `copied` and `recomputed` for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among
+    themselves (BL-23). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32);
+    `prefix_queries`: tokens for which cached pages were looked up.
     """
 
     prompt_tokens: int = 0
@@ -74,6 +75,7 @@ class AgentCounters:
     moved_bytes: int = 0
     shared: int = 0
     shared_tokens: int = 0
+    prefix_queries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Scheduler:
         estimates = _estimates(adaptation, config)
         provision = Provision(blocks, config, devices, estimates)
         served = {chain.model: chain for chain in chains}
-        tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.block_rows)
+        tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.max_batch_per_block)
         self._state = ClusterState(config, served, devices, provision, tell, PageAccounting(devices), out)
         self._donors = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._donors)
@@ -233,7 +233,7 @@ class Scheduler:
     @property
     def max_running(self) -> int:
         """Sequences on a device at once."""
-        return self._state.config.max_running
+        return self._state.config.max_num_seqs
 
     @property
     def starved(self) -> int:
@@ -264,7 +264,7 @@ class Scheduler:
         models = model_loads(
             self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting)
         )
-        instances = block_loads(self.models(), models, state.config.max_running)
+        instances = block_loads(self.models(), models, state.config.max_num_seqs)
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
@@ -283,6 +283,7 @@ class Scheduler:
             moved_bytes=moved.nbytes,
             shared=shared.matches,
             shared_tokens=shared.tokens,
+            prefix_queries=shared.queried,
         )
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 

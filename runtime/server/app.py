@@ -35,14 +35,15 @@ def build_app(
     service = make_service(driver, ServedModels(models), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.service = service
-    app.router.routes.extend(_routes(service))
+    app.router.routes.extend(routes_of(service))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
     app.add_middleware(Guard, api_key=config.api_key)
     return app
 
 
-def _routes(service: Service) -> list[Route]:
+def routes_of(service: Service) -> list[Route]:
+    """Return every route of the server."""
     routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
     return [

@@ -43,6 +43,11 @@ class Generate:
         self._service = service
         self._kind = kind
 
+    @property
+    def body(self) -> type[CompletionBody] | type[ChatBody]:
+        """The kind of body that the route reads."""
+        return self._kind
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         receipt = Receipt(self._name(request), int(time.time()), time.monotonic_ns())

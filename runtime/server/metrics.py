@@ -256,7 +256,7 @@ class _DriverCollector(Collector):
             "blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments
         )
         yield CounterMetricFamily(
-            "blockzoo:idle_tokens", "Tokens computed for nobody: padding of dense batches.", value=counters.idle_tokens
+            "blockzoo:idle_tokens", "Padding tokens of dense batches.", value=counters.idle_tokens
         )
         yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
         yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
@@ -273,21 +273,22 @@ class _DriverCollector(Collector):
         )
 
     def _cluster(self, state: AgentState) -> Iterator[Metric]:
-        """What only several devices do; zero on one."""
+        """What a scheduler does; zero without one."""
         counters = state.counters
         for name, documentation, value in (
-            ("blockzoo:moves", "Sequences handed over to another device.", counters.moves),
-            ("blockzoo:moves_aborted", "Moves of sequences that were given up.", counters.moves_aborted),
+            ("blockzoo:migrations", "Sequences migrated to another device.", counters.moves),
+            ("blockzoo:migrations_aborted", "Migrations that were given up.", counters.moves_aborted),
             ("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.", counters.hops_won),
-            ("blockzoo:moved_copied_tokens", "Tokens whose K and V were copied for moves.", counters.copied),
+            ("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.", counters.copied),
             (
-                "blockzoo:moved_recomputed_tokens",
-                "Tokens whose K and V were computed again for moves.",
+                "blockzoo:migration_recomputed_tokens",
+                "Tokens whose K and V migrations recomputed.",
                 counters.recomputed,
             ),
-            ("blockzoo:moved_bytes", "Bytes of K and V that travelled for moves.", counters.moved_bytes),
-            ("blockzoo:shared_sequences", "Sequences that began with pages of others.", counters.shared),
-            ("blockzoo:shared_tokens", "Tokens that were not computed for that.", counters.shared_tokens),
+            ("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.", counters.moved_bytes),
+            ("blockzoo:shared_sequences", "Sequences that started from cached pages.", counters.shared),
+            ("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.", counters.prefix_queries),
+            ("vllm:prefix_cache_hits", "Tokens that were found in cached pages.", counters.shared_tokens),
         ):
             yield CounterMetricFamily(name, documentation, value=value)
 

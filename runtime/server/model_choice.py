@@ -1,6 +1,6 @@
-"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve
---deltas`); or that model left behind so many of its layers, where the request asks for that (`zoo serve --early-exit`,
-BL-30).
+"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo
+serve --serve-deltas`); or that model left behind so many of its layers, where the request asks for that (`zoo serve
+--early-exit`, BL-30).
 
 With the profiles of both chains stored the policy decides by the load of the moment; without, the rewriting is taken
 wherever it is

@@ -33,9 +33,11 @@ class ZooRoutes:
     # -- OpenAI --------------------------------------------------------------------------------------------------------
 
     async def list_models(self, request: Request) -> Response:
+        """List the models that are served."""
         return reply({"object": "list", "data": [_card(model) for model in self._service.models.all()]})
 
     async def show_model(self, request: Request) -> Response:
+        """Show one served model, named in full or by a unique ending."""
         return reply(_card(self._service.models.find(request.path_params["name"])))
 
     # -- is it well? ---------------------------------------------------------------------------------------------------
@@ -58,6 +60,7 @@ class ZooRoutes:
         return reply(dict(health) if known else {"status": health["status"]})
 
     async def metrics(self, request: Request) -> Response:
+        """All metrics in Prometheus' text format."""
         text = await run_in_threadpool(self._service.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -70,6 +73,7 @@ class ZooRoutes:
         return reply({"models": [{**row, "loaded": row["name"] in served} for row in listing]})
 
     async def zoo_state(self, request: Request) -> Response:
+        """Agents, block instances, pages, models and counters, now."""
         return reply(await run_in_threadpool(state_document, self._service))
 
     async def zoo_trace(self, request: Request) -> Response:
@@ -103,14 +107,15 @@ class ZooRoutes:
             return reply({"unloaded": model.name})
 
     async def pause(self, request: Request) -> Response:
-        """A request waits for somebody else, a tool or a person: no tokens until it goes on. `?expected_ms=`: for how
-        long, if known.
+        """A request waits, for a tool or a person: no tokens until it is resumed. `?expected_ms=`: for how long, if
+        known.
         """
         expected = _whole(request, "expected_ms")
         nanoseconds = None if expected is None else expected * 1_000_000
         return await self._held(request, True, lambda name: self._service.driver.pause(name, nanoseconds))
 
     async def resume(self, request: Request) -> Response:
+        """A paused request goes on."""
         return await self._held(request, False, self._service.driver.resume)
 
     async def _held(self, request: Request, paused: bool, act: Callable[[str], int]) -> Response:

@@ -48,7 +48,7 @@ def bench(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def run(*arguments: str) -> Result:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.app.main(["bench", "--store", str(store), "--kv-bytes", "4MiB", *arguments])
+            cli.app.main(["bench", "--store", str(store), "--kv-cache-memory-bytes", "4MiB", *arguments])
         printed = capsys.readouterr()
         return Result(int(ended.value.code or 0), printed.out, printed.err)
 

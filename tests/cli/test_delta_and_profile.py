@@ -62,7 +62,7 @@ def test_the_server_is_told_of_rewritings_where_it_may_use_them(store, deltas, s
 
 
 def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys, store):
-    sizes = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-bytes", "16MiB")
+    sizes = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-cache-memory-bytes", "16MiB")
     code, out, _ = run(capsys, "profile", "fine", "--store", str(store), *sizes, "--json")
     said = json.loads(out)
     assert code == 0 and said["device"] == "cpu" and said["links"]

@@ -32,7 +32,7 @@ def generate(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*arguments: str) -> Result:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            cli.app.main(["generate", "--store", str(store), "--kv-bytes", "4MiB", *arguments])
+            cli.app.main(["generate", "--store", str(store), "--kv-cache-memory-bytes", "4MiB", *arguments])
         printed = capsys.readouterr()
         return Result(int(ended.value.code or 0), printed.out, printed.err)
 
@@ -123,8 +123,8 @@ def test_what_needs_the_dense_executor_gets_it(generate: Run, store: Path) -> No
         (("base", "x", "--top-p", "2"), "top_p"),
         (("base", "x", "--device", "abacus"), "abacus"),
         (("base", "x", "--dtype", "int3"), "dtype"),
-        (("base", "x", "--kv-bytes", "many"), "size"),
-        (("base", "x", "--kv-bytes", "900TB"), "lower --kv-bytes"),
+        (("base", "x", "--kv-cache-memory-bytes", "many"), "size"),
+        (("base", "x", "--kv-cache-memory-bytes", "900TB"), "lower --kv-cache-memory-bytes"),
     ],
 )
 def test_refusals_are_one_line_and_exit_code_two(generate: Run, arguments: tuple[str, ...], word: str) -> None:

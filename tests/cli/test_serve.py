@@ -52,7 +52,7 @@ def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
         str(store),
         "--port",
         "0",
-        "--kv-bytes",
+        "--kv-cache-memory-bytes",
         "4MiB",
         *arguments,
     ]
@@ -157,22 +157,22 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--executor", "dense", "--dense-mode", "relay"), "baton-pd"),
         (("--models", "nobody"), "nobody"),
         (("--agents", "0"), "at least 1"),
-        (("--backend", "pigeons"), "threads, processes or ray"),
-        (("--otel", "collector:4318"), "http://host:4318"),
+        (("--backend", "pigeons"), "threads, process, processes or ray"),
+        (("--otlp-traces-endpoint", "collector:4318"), "http://host:4318"),
         (("--agents", "2", "--executor", "dense"), "one device only"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
         (("--agents", "2", "--backend", "inline"), "the only one"),
         (("--agents", "2", "--backend", "local"), "of one device"),
         (("--backend", "inline", "--executor", "dense"), "--backend local"),
-        (("--models", "bloom", "--log", "/dev/null"), "the dense executor plans its own batches"),
+        (("--models", "bloom", "--scheduler-log", "/dev/null"), "the dense executor plans its own batches"),
         (
-            ("--models", "bloom", "--sharing", "cached"),
-            "--sharing has no effect without a scheduler: the dense executor plans",
+            ("--models", "bloom", "--prefix-caching", "cached"),
+            "--prefix-caching has no effect without a scheduler: the dense executor plans",
         ),
         (("--api-key", ""), "empty"),
         (("--device", "abacus"), "abacus"),
-        (("--token-budget", "0"), "token_budget"),
-        (("--kv-bytes", "0"), "kv_bytes"),
+        (("--max-num-batched-tokens", "0"), "max_num_batched_tokens"),
+        (("--kv-cache-memory-bytes", "0"), "kv_cache_memory_bytes"),
         (("--host", "no such host"), "cannot listen"),
         (("--trace", "/nowhere/at/all"), "trace"),
         (("--config", "/nowhere.toml"), "cannot be read"),
@@ -199,10 +199,12 @@ def test_a_taken_port_is_known_before_models_are_loaded(refusal) -> None:
 
 def test_file_then_command_line(tmp_path: Path) -> None:
     toml = tmp_path / "serve.toml"
-    toml.write_text('port = 9000\nmodels = ["a", "b"]\nkv-bytes = "2GiB"\ndrain_seconds = 5\nmax_model_len = 512\n')
+    toml.write_text(
+        'port = 9000\nmodels = ["a", "b"]\nkv-cache-memory-bytes = "2GiB"\ndrain_seconds = 5\nmax_model_len = 512\n'
+    )
     options = gather(toml, {"port": 9001, "models": None, "host": None})
     assert (options.port, options.models, options.drain_seconds) == (9001, ("a", "b"), 5)
-    assert options.engine().kv_bytes == 2 << 30 and options.engine().max_model_len == 512
+    assert options.engine().kv_cache_memory_bytes == 2 << 30 and options.engine().max_model_len == 512
     assert not options.clustered and gather(None, {"backend": "process"}).clustered
     backends = {
         "inline": ServeOptions(), "local": ServeOptions(async_scheduling="on"), "processes": ServeOptions(agents=2),
@@ -216,38 +218,50 @@ def test_file_then_command_line(tmp_path: Path) -> None:
 
 
 def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
-    options = gather(None, {"agents": 2, "paths": "reads", "linger_us": 500, "placing": "split", "sharing": "off"})
+    options = gather(
+        None,
+        {
+            "agents": 2,
+            "routing": "least-bytes",
+            "batch_wait_us": 500,
+            "placement": "partition",
+            "prefix_caching": "off",
+        },
+    )
     assert (
-        options.cluster().paths == "reads" and options.cluster().sharing == "off" and options.relay().linger_us == 500
+        options.cluster().routing == "least-bytes"
+        and options.cluster().prefix_caching == "off"
+        and options.relay().batch_wait_us == 500
     )
     assert (
         gather(None, {"agents": 2}).relay() == AgentConfig()
-        and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
+        and gather(None, {"agents": 2}).cluster().routing == ClusterConfig().routing
     )
-    for wrong in ({"paths": "bytes"}, {"linger_us": -1}):
+    for wrong in ({"routing": "bytes"}, {"batch_wait_us": -1}):
         with pytest.raises(InputError):
             given = gather(None, {"agents": 2, **wrong})
             given.cluster(), given.relay()
 
 
 def test_what_is_as_it_is_by_default_is_not_refused() -> None:
-    assert gather(None, {"placing": "auto", "linger_us": 2000, "equivalent": 0.98, "dense_slots": 16}) == gather(
-        None, {}
-    )
+    assert gather(
+        None, {"placement": "auto", "batch_wait_us": 2000, "min_equivalence": 0.98, "dense_slots": 16}
+    ) == gather(None, {})
 
 
 def test_what_agents_keep_for_moves() -> None:
-    assert gather(None, {"agents": 2, "boundary_bytes": "2MiB"}).relay().boundary_bytes == 2 << 20
-    assert gather(None, {}).relay().boundary_bytes == 0
-    with pytest.raises(InputError, match="boundary-bytes has no effect"):
-        gather(None, {"boundary_bytes": "1MiB"})
+    assert gather(None, {"agents": 2, "activation_cache_bytes": "2MiB"}).relay().activation_cache_bytes == 2 << 20
+    assert gather(None, {}).relay().activation_cache_bytes == 0
+    with pytest.raises(InputError, match="activation-cache-bytes has no effect"):
+        gather(None, {"activation_cache_bytes": "1MiB"})
 
 
 def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
     assert gather(None, {}).adaptation() == DispatchLimits()
     toml = tmp_path / "serve.toml"
     toml.write_text(
-        'agents = 2\ndeltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nequivalent = 0.9\nstitched = 0.8\n'
+        'agents = 2\nserve_deltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nmin_equivalence = '
+        "0.9\nmin_stitched = 0.8\n"
     )
     assert gather(toml, {}).adaptation() == DispatchLimits("accuracy", 0.9, 0.8, limit=0.05)
 
@@ -265,28 +279,31 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("port = ", "neither TOML nor JSON"),
         ('api_key = ""', "empty"),
         ('adaptive = "speed"', "latency or accuracy"),
-        ('adaptive = "accuracy"', "give --deltas"),
-        ('adaptive = "accuracy"\ndeltas = true\nbackend = "local"', "no --backend local"),
+        ('adaptive = "accuracy"', "give --serve-deltas"),
+        ('adaptive = "accuracy"\nserve_deltas = true\nbackend = "local"', "no --backend local"),
         ("adaptive_ms = 5", "give --adaptive accuracy"),
-        ("equivalent = 1.5", "from 0 to 1"),
-        ('log = "events"\nbackend = "local"', "give --trace"),
+        ("min_equivalence = 1.5", "from 0 to 1"),
+        ('scheduler_log = "events"\nbackend = "local"', "give --trace"),
         ("max_queued = 0", "positive"),
-        ('placing = "split"', "--placing has no effect on one device"),
-        ('agents = 1\nbackend = "inline"\nbalancing = "owner"', "--balancing has no effect on one device"),
-        ('backend = "local"\nsharing = "cached"', "--sharing has no effect without agents"),
-        ('backend = "local"\nlinger_us = 0', "--linger-us has no effect without agents"),
+        ('placement = "partition"', "--placement has no effect on one device"),
+        ('agents = 1\nbackend = "inline"\nrebalance = "owner"', "--rebalance has no effect on one device"),
+        ('backend = "local"\nprefix_caching = "cached"', "--prefix-caching has no effect without agents"),
+        ('backend = "local"\nbatch_wait_us = 0', "--batch-wait-us has no effect without agents"),
         (
-            'executor = "dense"\nsharing = "cached"',
-            "--sharing has no effect without a scheduler: the dense executor plans",
+            'executor = "dense"\nprefix_caching = "cached"',
+            "--prefix-caching has no effect without a scheduler: the dense executor plans",
         ),
-        ('device = "cuda"\nblock_rows = 4', "--block-rows has no effect without a scheduler: steps are planned ahead"),
-        ("linger_us = 0", "--linger-us has no effect on the only agent"),
+        (
+            'device = "cuda"\nmax_batch_per_block = 4',
+            "--max-batch-per-block has no effect without a scheduler: steps are planned ahead",
+        ),
+        ("batch_wait_us = 0", "--batch-wait-us has no effect on the only agent"),
         ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
         ('agents = 2\nasync_scheduling = "on"', "--async-scheduling has no effect on agents"),
-        ("agents = 2\nequivalent = 0.9", "--equivalent has no effect without stand-ins"),
-        ('tensors = "direct"', "--tensors has no effect on one device"),
-        ('agents = 2\ntensors = "nccl"', "tensors must be host, direct or network"),
-        ('agents = 2\ntensors = "network"', "give --tensors direct, or --backend ray"),
+        ("agents = 2\nmin_equivalence = 0.9", "--min-equivalence has no effect without stand-ins"),
+        ('tensor_transport = "direct"', "--tensor-transport has no effect on one device"),
+        ('agents = 2\ntensor_transport = "nccl"', "--tensor-transport must be host, direct or network"),
+        ('agents = 2\ntensor_transport = "network"', "give --tensor-transport direct, or --backend ray"),
         ('agents = 2\nspeculation_lane = "shared"', "--speculation-lane has no effect where no hop is predicted"),
     ],
 )

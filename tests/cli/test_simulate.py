@@ -23,7 +23,7 @@ seconds = 4
 prompts = "uniform:8-64"
 answers = "uniform:2-8"
 [policies.blocks]
-placing = "split"
+placement = "partition"
 [policies.pm]
 provision = "pm"
 """
@@ -72,7 +72,7 @@ def test_same_seed_same_files(scenario: Path, tmp_path: Path, capsys: pytest.Cap
         files = (
             "--trace",
             tmp_path / f"{name}.trace",
-            "--log",
+            "--scheduler-log",
             tmp_path / f"{name}.log",
             "--save-requests",
             tmp_path / f"{name}.asked",
@@ -89,7 +89,7 @@ def test_a_log_can_be_replayed_and_requests_asked_again(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     log, asked = tmp_path / "log", tmp_path / "asked.jsonl"
-    _, first, _ = run(capsys, "--config", scenario, "--json", "--log", log, "--save-requests", asked)
+    _, first, _ = run(capsys, "--config", scenario, "--json", "--scheduler-log", log, "--save-requests", asked)
     code, out, _ = run(capsys, "--replay", log, "--json")
     assert code == 0 and json.loads(out)["same"]
     log.write_bytes(
@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_in_one_line(
         ("[cluster]\ngpus = 3\n", "no 'gpus'"),
         ('[cluster]\ngpu = "abacus"\n', "abacus"),
         ("[policies.blocks]\nchunks = 3\n", "no 'chunks'"),
-        ("[policies.blocks]\nchunk = 0\n", "at least 1"),
+        ("[policies.blocks]\nprefill_chunk = 0\n", "at least 1"),
         ("[policies.blocks.control]\nscale = true\n", "no 'scale'"),
         ("[policies.blocks]\ncontrol = 3\n", "control is a table"),
         ('[asked]\nkind = "none"\n', "asked.kind"),

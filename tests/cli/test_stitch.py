@@ -133,7 +133,7 @@ def test_a_stitched_chain_is_served_token_for_token(folder, capsys):
         "--max-tokens",
         "16",
         "--ignore-eos",
-        "--kv-bytes",
+        "--kv-cache-memory-bytes",
         "4MiB",
         "--json",
     ]

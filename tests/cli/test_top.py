@@ -73,7 +73,7 @@ def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_cluster_with_a_sequence_on_its_way() -> None:
     model = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=256)
     cluster = VirtualCluster(
-        [model], [(1, 3, 4)], devices=3, config=ClusterConfig(placing="split", devices=3), page_bytes_per_ms=10.0
+        [model], [(1, 3, 4)], devices=3, config=ClusterConfig(placement="partition", devices=3), page_bytes_per_ms=10.0
     )
     cluster.ask(request("travels", range(1, 30), "m", max_tokens=200))
     cluster.at(8 * MS, lambda: cluster.migrate("travels", range(2, 3), "d0"))
@@ -87,7 +87,7 @@ def test_a_cluster_with_a_sequence_on_its_way() -> None:
 
 def test_links_between_devices_are_shown_and_those_that_failed_first() -> None:
     model = counting_model("m", "1 2* 3", max_model_len=256)
-    cluster = VirtualCluster([model], [(1,)], devices=2, config=ClusterConfig(placing="split", devices=2))
+    cluster = VirtualCluster([model], [(1,)], devices=2, config=ClusterConfig(placement="partition", devices=2))
     cluster.run(until=1 * MS)
     document = picture_of(cluster.scheduler).document()
     assert "device to device" not in text(state(5, document))

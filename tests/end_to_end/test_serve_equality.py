@@ -56,7 +56,7 @@ def prompts(name: str) -> list[list[int]]:
 
 
 def test_the_server_gives_the_models_own_tokens(root: Path, tmp_path: Path) -> None:
-    small = ("--kv-bytes", "256KiB", "--token-budget", "24", "--max-sequences", "24")
+    small = ("--kv-cache-memory-bytes", "256KiB", "--max-num-batched-tokens", "24", "--max-num-seqs", "24")
     with (
         serving(root / "store", tmp_path / "log", *small, "--trace", str(tmp_path / "trace")) as served,
         served.client() as client,
@@ -97,7 +97,7 @@ def test_the_command_line_gives_the_models_own_tokens(
         ids,
         "--max-tokens",
         str(COUNT),
-        "--kv-bytes",
+        "--kv-cache-memory-bytes",
         "4MiB",
         "--store",
         str(root / "store"),

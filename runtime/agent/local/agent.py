@@ -225,7 +225,7 @@ class LocalAgent:
     def state(self) -> AgentState:
         running, waiting = self._roster.running, self._roster.waiting
         models = model_loads(self.models, (live.spec.name for live in running), (live.spec.name for live in waiting))
-        instances = block_loads(self.models, models, self._config.max_sequences)
+        instances = block_loads(self.models, models, self._config.max_num_seqs)
         return AgentState(len(running), len(waiting), self._book.counts(), models, instances, self._tally.snapshot())
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ class Planner:
         """
         running = tuple(live.view(self._book.holds(live.seq)) for live in self._roster.running if not live.concluding)
         # A step admits no more than there are places and tokens for: the rest of the queue is not worth a picture.
-        places = min(self._config.max_sequences - len(running), self._config.token_budget)
+        places = min(self._config.max_num_seqs - len(running), self._config.max_num_batched_tokens)
         waiting = tuple(live.view(0) for live in self._roster.waiting.head(places))
         return DeviceSnapshot(self._book.capacity, self._book.free, running, waiting)
 

@@ -57,7 +57,7 @@ class IncomingMigration:
         out = self._front(rows, now) if self.feed is None else self._fed_front(self.feed, rows, now)
         ends = self.ends
         while (free := self._ahead(now) - ends.copying) > 0:
-            span = ends.next_back(min(free, self.config.window))
+            span = ends.next_back(min(free, self.config.fetch_window))
             if span is None:
                 break
             if not ends.copying - self.groups(len(span)):
@@ -133,9 +133,9 @@ class IncomingMigration:
     def _portion(self, feed: ActivationFetch) -> int:
         """Tokens that the front is given next."""
         if not self.order.copy:
-            return self.config.chunk
+            return self.config.recompute_chunk
         lo, hi = self.ends.gap
-        return self.shared.chunk(hi - lo - feed.behind, feed.behind, self.config.chunk)
+        return self.shared.chunk(hi - lo - feed.behind, feed.behind, self.config.recompute_chunk)
 
     def _want(self, lo: int, hi: int, before: int = 0) -> Send:
         order = self.order
@@ -146,7 +146,7 @@ class IncomingMigration:
     @property
     def _most(self) -> int:
         """Page groups that are under way at once."""
-        return self.config.fetches * self.config.window
+        return self.config.max_inflight_fetches * self.config.fetch_window
 
     def _ahead(self, now: int) -> int:
         """Page groups that the back may have under way."""
@@ -163,7 +163,7 @@ class IncomingMigration:
     def _chunk(self) -> int:
         """Tokens that the front is given next."""
         lo, hi = self.ends.gap
-        return self.pace.chunk(hi - lo, self.config.chunk) if self.order.copy else self.config.chunk
+        return self.pace.chunk(hi - lo, self.config.recompute_chunk) if self.order.copy else self.config.recompute_chunk
 
     def _start(self, span: range) -> int:
         """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been

@@ -58,7 +58,7 @@ class InlineAgent:
     ) -> None:
         """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
         self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
-        self._relay = replace(relay or AgentConfig(), linger_us=0)
+        self._relay = replace(relay or AgentConfig(), batch_wait_us=0)
         self._tally, self._narrator = Counters(), TraceEvents(trace, device)
         self.device = device
         self.lives = AgentLifecycles([device])

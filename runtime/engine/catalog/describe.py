@@ -56,7 +56,7 @@ def describe_chain(
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     found = servable(store, manifest, dtype)
     layers = sum(_attends(placed.component) for placed in manifest.components)
-    pages = PageSizes(config.kv_bytes, half_page)
+    pages = PageSizes(config.kv_cache_memory_bytes, half_page)
     spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))
     sizes = Sizes(manifest)
     uses, blocks = [], []

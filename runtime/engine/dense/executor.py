@@ -44,7 +44,7 @@ class DenseEngine:
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         self._config = config
         self._residents = ModelRegistry(store, config, "dense")
-        self._sizes = PageSizes(config.kv_bytes, self._residents.half_page(names))
+        self._sizes = PageSizes(config.kv_cache_memory_bytes, self._residents.half_page(names))
         self._lanes: dict[str, DenseBatch] = {}
         self.idle = IdleCounts()
         self.peak_pages = 0

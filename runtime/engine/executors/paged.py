@@ -42,7 +42,7 @@ class PagedEngine:
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         self._config = config
         self._residents = ModelRegistry(store, config, "paged")
-        self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
+        self._pool = PagePool(config.kv_cache_memory_bytes, self._residents.half_page(names), config.device)
         # A trace tells which modules ran, and behind a recording none does.
         self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
         self._ahead = looks_ahead(config.async_scheduling, self._residents.units.device)

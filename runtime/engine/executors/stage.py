@@ -50,7 +50,7 @@ class StagedEngine:
         self._trace = config.trace_segments
         self._device = device or config.device
         self._residents = ModelRegistry(store, config, "paged")
-        self._pool = PagePool(config.kv_bytes, half_page, config.device)
+        self._pool = PagePool(config.kv_cache_memory_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
         self._again = (
             DecodeReuse(self._residents.units)

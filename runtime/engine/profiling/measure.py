@@ -71,11 +71,12 @@ class Workbench:
             half = -(-config.page_tokens * servable(store, self.manifest, None).token_bytes // 64) * 64
             layers = sum(placed.component.kind in ("attention", "layer") for placed in self.manifest.components)
             pages = max(_groups(extent, config.page_tokens)) * layers
-            if 2 * half * pages > config.kv_bytes:
+            if 2 * half * pages > config.kv_cache_memory_bytes:
                 raise InputError(
                     f"{max(extent.batches)} rows of {max(extent.contexts)} tokens take {2 * half * pages:,} bytes of "
                     "pages, more than "
-                    f"{config.kv_bytes:,}: measure smaller batches or contexts, or give --kv-bytes"
+                    f"{config.kv_cache_memory_bytes:,}: measure smaller batches or contexts, or give "
+                    "--kv-cache-memory-bytes"
                 )
             pool, device = TensorPool(store, config.device), torch.device(config.device)
             self._units = ComponentPool(pool, device, config.layers == "fused", config.weights)

@@ -51,7 +51,7 @@ class _End:
         self, rail: ProcessGroup, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str
     ) -> None:
         self._rail, self._config, self._rank, self._tell, self._ended = rail, config, rank, tell, ended
-        self._store = Rendezvous(lambda key, value: tell(_STORE + key, value), config.making)
+        self._store = Rendezvous(lambda key, value: tell(_STORE + key, value), config.connect_timeout_s)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._lock = threading.Lock()
         self._group: Any = None
@@ -106,7 +106,7 @@ class _End:
 
     def _make(self) -> Any:
         """A group whose other end has proven who it is."""
-        rail, seconds = self._rail, self._config.making
+        rail, seconds = self._rail, self._config.connect_timeout_s
         group = rail.group(self._store, self._rank, seconds)
         expected = self._store.get("/" + _TOKEN)
         theirs = rail.empty(_TOKEN_BYTES)
@@ -157,7 +157,7 @@ class OutgoingTensors(_End):
 
     def carries(self, nbytes: int) -> bool:
         """Whether it stands, and has room. (What is larger than the room goes when nothing else is under way.)"""
-        return self._ready and (self._nbytes + nbytes <= self._config.backlog or not self._nbytes)
+        return self._ready and (self._nbytes + nbytes <= self._config.max_inflight_bytes or not self._nbytes)
 
     def send(self, tensor: Tensor, ticket: int) -> None:
         """The link is over if it fails."""
@@ -173,10 +173,10 @@ class OutgoingTensors(_End):
 
     def _work(self) -> None:
         while (one := self._under_way.get()) is not None:
-            if self._nbytes < self._config.backlog // 4:
+            if self._nbytes < self._config.max_inflight_bytes // 4:
                 time.sleep(_LATER)
             work, tensor = one
-            self._rail.arrived(work, self._config.patience)
+            self._rail.arrived(work, self._config.send_timeout_s)
             with self._lock:
                 self._nbytes -= tensor.numel()
             del one, work, tensor
@@ -242,7 +242,7 @@ class IncomingTensors(_End):
         """Begin receives, in order, as long as there is room for their bytes. The lock is held."""
         while self._group is not None and self._begun < len(self._awaited):
             one = self._awaited[self._begun]
-            if self._bytes and self._bytes + one.nbytes > self._config.backlog:
+            if self._bytes and self._bytes + one.nbytes > self._config.max_inflight_bytes:
                 return
             one.tensor = self._rail.empty(one.nbytes)
             one.work = self._rail.receive(self._group, one.tensor, _FIRST + one.ticket)
@@ -259,7 +259,7 @@ class IncomingTensors(_End):
                 if self._over:
                     return
                 one = self._awaited[0]
-            self._rail.arrived(one.work, self._config.seconds)
+            self._rail.arrived(one.work, self._config.receive_timeout_s)
             with self._changed:
                 if self._over:
                     return

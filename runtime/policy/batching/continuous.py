@@ -90,8 +90,8 @@ class _Step:
         self._waiting = snapshot.waiting
         self._running = list(snapshot.running)  # preempted ones leave from the end
         self._free = snapshot.free
-        self._budget = config.token_budget
-        self._max_sequences = config.max_sequences
+        self._budget = config.max_num_batched_tokens
+        self._max_sequences = config.max_num_seqs
         self._watermark = math.ceil(config.watermark * snapshot.capacity)
         self._short_of_pages = False
         self._shares: dict[str, TokenShare] = {}

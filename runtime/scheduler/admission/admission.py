@@ -129,7 +129,7 @@ class Admission:
         """
         state, spec = self._state, member.chain.spec
         if (
-            state.config.sharing == "off"
+            state.config.prefix_caching == "off"
             or member.alone
             or spec.virtual_tokens
             or member.request.sampling.prompt_logprobs is not None
@@ -242,7 +242,7 @@ class Admission:
         Donors have gone for it then.
         """
         devices, config = self._state.devices, self._state.config
-        if any(devices[name].expected >= config.max_running for name in route.devices):
+        if any(devices[name].expected >= config.max_num_seqs for name in route.devices):
             return False
         groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
         needs = {name: pages * groups for name, pages in route.weights}

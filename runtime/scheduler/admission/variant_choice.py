@@ -93,7 +93,7 @@ class VariantChooser:
         return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
-        return self._state.config.paths == "reads" and not self._estimates.covers(chain)
+        return self._state.config.routing == "least-bytes" and not self._estimates.covers(chain)
 
     def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
         """Where paths go by what is read, only chains that are loaded, if any is."""
@@ -125,8 +125,8 @@ class VariantChooser:
         for head in self._state.waiting.heads():
             theirs = set(joined.from_iterable(instances.get(use.block, ()) for use in head.chain.uses))
             waiting += counts[head.chain.version] if theirs & devices else 0
-        full, rest = divmod(waiting, self._state.config.max_running)
-        return [self._state.config.max_running] * full + [rest] * (rest > 0)
+        full, rest = divmod(waiting, self._state.config.max_num_seqs)
+        return [self._state.config.max_num_seqs] * full + [rest] * (rest > 0)
 
     # -- profiles ------------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class BroadcastDispatch:
     def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
         self._state = state
         self._seating = seating
-        self._most = state.config.offered if state.config.dispatch == "broadcast" else 1
+        self._most = state.config.broadcast_fanout if state.config.dispatch == "broadcast" else 1
         self.settled = 0
 
     def of(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
@@ -106,7 +106,7 @@ class BroadcastDispatch:
         if not device.has(stage):
             self._state.ask_for(member.chain, device.name, stage)
             return False
-        if device.capacity < self._state.devices[hop.device].capacity or device.expected >= config.max_running:
+        if device.capacity < self._state.devices[hop.device].capacity or device.expected >= config.max_num_seqs:
             return False
         needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
         slack = int(device.capacity * config.watermark) if device.members else 0

@@ -153,7 +153,7 @@ class Actions:
         if not self._stays(wish.target, member.chain, part):
             self.counts.lapsed += 1
             return False
-        if not member.move and len(self._handovers) < self._state.config.control.moves:
+        if not member.move and len(self._handovers) < self._state.config.control.max_migrations:
             self._start(member, part, wish.target, wish.cause, now, wish)
         return True
 
@@ -216,7 +216,7 @@ class Actions:
 
     def _send_on(self, member: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
         """Have a sequence leave an instance that is to go, if any may move now."""
-        if member.move or len(self._handovers) >= self._state.config.control.moves:
+        if member.move or len(self._handovers) >= self._state.config.control.max_migrations:
             return
         target = drain.target
         if target is None or not self._stays(target, member.chain, part):

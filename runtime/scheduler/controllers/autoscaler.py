@@ -41,8 +41,8 @@ class Autoscaler:
         self._orders = orders
         self._flow = flow
         self._asked = asked
-        self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.calm_ms * _MS)
-        self._patience = config.patience_ms * _MS
+        self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.cooldown_ms * _MS)
+        self._patience = config.migration_timeout_ms * _MS
         self._changed: dict[str, int] = {}
         #: (blocks, device) of what came by load -> since when it has had nobody.
         self._grown: dict[tuple[tuple[str, ...], str], int | None] = {}
@@ -54,7 +54,7 @@ class Autoscaler:
         hot = [name for name, part in full.items() if part > self._limits.high]
         for name in heapq.nlargest(_HOT, hot, key=full.__getitem__):
             self._saturated(self._state.devices[name], queues, full, now)
-        if self._asked and self._state.config.paths == "reads":
+        if self._asked and self._state.config.routing == "least-bytes":
             self._relieve(queues, now)
         elif self._asked:
             self._copy(queues, now)
@@ -64,7 +64,7 @@ class Autoscaler:
 
     def _full(self, device: Device, queues: Hotspots) -> float:
         """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
-        running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_running
+        running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_num_seqs
         return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
 
     def _saturated(self, device: Device, queues: Hotspots, full: Mapping[str, float], now: int) -> None:
@@ -119,7 +119,7 @@ class Autoscaler:
         """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
         here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
         others = max(device.taken - part.pages, 0)
-        places = self._state.config.max_running - (device.members - here)
+        places = self._state.config.max_num_seqs - (device.members - here)
         longest = max(min(int((device.capacity - others) / own), places), 1)
         waiting = sum(
             count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses)
@@ -165,7 +165,7 @@ class Autoscaler:
 
     def _copy(self, queues: Hotspots, now: int) -> None:
         """Devices with many more sequences than others give away part of them, with a copy of what they use."""
-        state, margin = self._state, self._state.config.control.margin
+        state, margin = self._state, self._state.config.control.rebalance_margin
         loads = {each.name: each.members + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive}
         idle = heapq.nsmallest(_SPOTS, loads, key=lambda name: (loads[name], name))
         for name in heapq.nlargest(_HOT, loads, key=lambda name: loads[name]):

@@ -31,9 +31,9 @@ class Balancer:
         config = state.config.control
         self._state = state
         self._orders = orders
-        self._how = config.balancing
-        self._margin = config.margin if self._how == "owner" else 1
-        self._patience = config.patience_ms * _MS
+        self._how = config.rebalance
+        self._margin = config.rebalance_margin if self._how == "owner" else 1
+        self._patience = config.migration_timeout_ms * _MS
 
     def look(self, now: int) -> None:
         if self._how == "strict":

@@ -47,7 +47,7 @@ class Controller:
             return
         self.pauses.look(now)
         if now >= self._next:
-            self._next = now + self._config.every_ms * _MS
+            self._next = now + self._config.interval_ms * _MS
             self.flow.gather(_PATHS)
             if self._config.scaling:
                 self._scaler.look(now)
@@ -65,7 +65,7 @@ class Controller:
         """Whether a period of what rows are counted in is over: another begins then. Scaling goes by it too."""
         if self._begun is None:
             self._begun = now
-        if now - self._begun < self._config.period_ms * _MS:
+        if now - self._begun < self._config.rearrange_interval_ms * _MS:
             return False
         self._begun = now
         return True

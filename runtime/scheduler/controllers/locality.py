@@ -49,8 +49,8 @@ class LocalityController:
         self._orders = orders
         self._flow = flow
         self._crossing = config.crossing_us / 1e6
-        self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.period_ms * _MS)
-        self._patience = config.patience_ms * _MS
+        self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.rearrange_interval_ms * _MS)
+        self._patience = config.migration_timeout_ms * _MS
         self._moved: dict[tuple[str, str], int] = {}
         self._todo: deque[_Planned] = deque()
 

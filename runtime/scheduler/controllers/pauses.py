@@ -26,7 +26,7 @@ class Pauses:
         self._orders = orders
         config = state.config.control
         self._proactive, self._low, self._bandwidth = config.proactive, config.low, config.bandwidth
-        self._patience = config.patience_ms * _MS
+        self._patience = config.migration_timeout_ms * _MS
         self._paused: dict[str, Waiting] = {}
         self._again: dict[str, int] = {}
 

@@ -266,7 +266,7 @@ class DecodeLoop:
         if member.phase == "decode":
             count, steps = 1, self._stride(member)
         else:
-            count, steps = min(state.config.chunk, member.tokens - member.computed), 1
+            count, steps = min(state.config.prefill_chunk, member.tokens - member.computed), 1
         after = member.computed + count + steps - 1
         if after > member.room:
             more = groups_for(member.spec, after) - member.groups

@@ -36,7 +36,7 @@ class DeviceEvents:
         self._handovers = handovers
         self._updates = updates
         self._offers = offers
-        self._overdue = StallDetector(int(state.config.row_seconds * 1e9))
+        self._overdue = StallDetector(int(state.config.row_timeout_s * 1e9))
 
     def up(self, ready: AgentHello, now: int) -> None:
         """A device is there; one that was known is empty again."""
@@ -86,7 +86,7 @@ class DeviceEvents:
         often.
         """
         member.deaths += member.flying and not down.planned
-        if member.deaths >= self._state.config.deaths:
+        if member.deaths >= self._state.config.max_crashes:
             why = (
                 f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: "
                 f"{down.reason}"
@@ -103,13 +103,13 @@ class DeviceEvents:
         for member in self._overdue.look(lambda name: state.devices[name].here.values(), self._handovers.target, now):
             if not member.flying:
                 self._handovers.give_up(
-                    member, now, f"nothing has come of it for {MOVES * state.config.row_seconds:g} s"
+                    member, now, f"nothing has come of it for {MOVES * state.config.row_timeout_s:g} s"
                 )
                 continue
             member.strays, member.alone = member.strays + 1, True
-            why = f"no device has its row, after {state.config.row_seconds:g} s"
+            why = f"no device has its row, after {state.config.row_timeout_s:g} s"
             state.tell.fault(now, 0, f"{member.seq}: {why}")
-            if member.strays >= state.config.deaths:
+            if member.strays >= state.config.max_crashes:
                 self._seating.end(member, "error", now, f"{why}; the {member.strays}th in a row")
             else:
                 self._seating.preempt(member, now)

@@ -63,7 +63,7 @@ class PrefixCache:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
         beginning = member.beginning
         if (
-            self._state.config.sharing != "cached"
+            self._state.config.prefix_caching != "cached"
             or beginning is None
             or not beginning.known
             or not member.holding.ends

@@ -139,7 +139,7 @@ class Migrations:
         config, width = self._state.config, member.spec.page_tokens
         grown = member.computed - move.upto
         remaining = 0 if grown == 0 else groups_for(member.spec, member.computed) - move.upto // width
-        match next_stage(remaining, move.stages, config.handover_groups, config.handover_stages):
+        match next_stage(remaining, move.stages, config.migration_final_sets, config.migration_max_stages):
             case Phase.CONTINUE:
                 self._ask_more(move, now)
             case Phase.GIVE_UP:

@@ -1,7 +1,7 @@
 """The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be
 played again.
 
-    line 1    {"log": 1, "chains": …, "blocks": …, "config": …, "surrogates": …}
+    line 1    {"log": 2, "chains": …, "blocks": …, "config": …, "surrogates": …}
     then      [time in ns, kind, event, digest of the commands]
 
 Contract: a `ReplayRecorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new
@@ -27,7 +27,7 @@ from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.scheduler import Scheduler
 from zoo.errors import InputError
 
-_FORMAT = 1
+_FORMAT = 2
 #: Whatever a scheduler takes, by the name that stands in the log.
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(SchedulerEvent), *get_args(ToScheduler))}
 #: A request with its prompt, or a step's rows: far below.

@@ -82,15 +82,15 @@ class MovePicture:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicture:
-    """`handovers`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait for
-    pages.
+    """`migration_totals`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait
+    for pages.
     """
 
     devices: tuple[DevicePicture, ...]
     instances: tuple[InstancePicture, ...]
     chains: tuple[ChainPicture, ...]
-    moves: tuple[MovePicture, ...]
-    handovers: Mapping[str, int]
+    migrations: tuple[MovePicture, ...]
+    migration_totals: Mapping[str, int]
     starved: int
 
     def document(self) -> dict[str, Any]:
@@ -113,11 +113,11 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
         ),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
-        moves=tuple(
+        migrations=tuple(
             MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.held)
             for move in scheduler.handovers
         ),
-        handovers=asdict(scheduler.handovers.counts()),
+        migration_totals=asdict(scheduler.handovers.counts()),
         starved=scheduler.starved,
     )
 

@@ -61,7 +61,7 @@ def _alone(state: ClusterState, fresh: list[BlockUse], room: dict[str, int | Non
     names = [name for name, left in room.items() if left is None or left > 0]
     limits, sizes = [room[name] or 0 for name in names], [state.provision.block(use.block).nbytes for use in fresh]
     wishes: dict[str, tuple[str, ...]] = {}
-    for group in cells(sizes, limits, state.config.placing == "split"):
+    for group in cells(sizes, limits, state.config.placement == "partition"):
         plan = spread(sizes, [limits[at] for at in group]) or ()
         for use, at in zip(fresh, plan, strict=True):
             wishes[use.block] = (*wishes.get(use.block, ()), names[group[at]])

@@ -1,4 +1,4 @@
-"""Where blocks are put before anybody has asked for anything, one way or another (`config.Placing`), as data.
+"""Where blocks are put before anybody has asked for anything, one way or another (`config.Placement`), as data.
 
 Contract: pure but for what it reads of devices. A chain that does not fit beside the others is left out, with a reason;
 chains are taken in order. Instances that are there already may be named again.
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.chains import Block, Chain
-from runtime.config import Placing
+from runtime.config import Placement
 from runtime.policy.placement.locality import ClusterLayout, place
 from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.placement.packing import fill, pack
@@ -27,20 +27,20 @@ class InitialPlacement:
 
 
 def laid_out(
-    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placement
 ) -> InitialPlacement:
     """Blocks of these chains on these devices."""
     if placing == "frag-min":
         return _scattered(chains, blocks, devices)
-    if placing in ("demand", "ample"):
-        return _packed(chains, blocks, devices, placing == "ample")
-    return _copied(chains, blocks, devices, placing == "split")
+    if placing in ("on-demand", "eager"):
+        return _packed(chains, blocks, devices, placing == "eager")
+    return _copied(chains, blocks, devices, placing == "partition")
 
 
 def _packed(
-    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], eager: bool
 ) -> InitialPlacement:
-    """One copy of each chain, whole where a device takes it; with `ample` further ones where devices would hold
+    """One copy of each chain, whole where a device takes it; with `eager` further ones where devices would hold
     nothing.
     """
     limits = [device.limit for device in devices]
@@ -53,7 +53,7 @@ def _packed(
         if plan is None:
             lacking[chain.version] = _lacks(chain, blocks, limits)
         made += [(use.block, devices[at].name) for use, at in zip(chain.uses, plan or (), strict=False)]
-    if ample:
+    if eager:
         taken = {name for _, name in made}
         free = [at for at, device in enumerate(devices) if not device.blocks and device.name not in taken]
         made += [(block, devices[at].name) for at, copied in fill(runs, plans, sizes, limits, free) for block in copied]

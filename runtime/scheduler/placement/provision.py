@@ -72,8 +72,8 @@ class Provision:
     @property
     def by_demand(self) -> bool:
         """Whether there is one copy of each chain at first, and more of what is asked for."""
-        return self._config.placing in ("demand", "ample", "frag-min") or (
-            self._config.placing == "auto" and self._config.devices > _FEW
+        return self._config.placement in ("on-demand", "eager", "frag-min") or (
+            self._config.placement == "auto" and self._config.devices > _FEW
         )
 
     def block(self, name: str) -> Block:
@@ -130,7 +130,7 @@ class Provision:
 
         A chain that does not fit beside the others is left out, with a reason. Chains are taken in order.
         """
-        how = "demand" if self._config.placing == "auto" and self.by_demand else self._config.placing
+        how = "on-demand" if self._config.placement == "auto" and self.by_demand else self._config.placement
         found = laid_out(chains, self._blocks, list(self._devices), how)
         for chain in chains:
             self._why.pop(chain.version, None)
@@ -226,7 +226,7 @@ class Provision:
             )
             if context:
                 self.on_table(chain, table, chosen)
-        elif self._config.paths == "reads":
+        elif self._config.routing == "least-bytes":
             chosen = self._by_reading(chain, candidates, context)
         else:
             chosen = choose_devices(candidates, loads, self._config.hop_cost)

@@ -26,10 +26,12 @@ from runtime.types import FinishReason, ModelSpec, SequenceRequest
 
 @dataclass(frozen=True, slots=True)
 class SharingCounts:
-    """Totals since the beginning: newcomers that began as others did, and tokens that were not computed for them."""
+    """Totals since the beginning: sequences that started from cached pages, their tokens that were not computed,
+    and all tokens for which cached pages were looked up."""
 
     matches: int = 0
     tokens: int = 0
+    queried: int = 0
 
 
 class SequenceLifecycle:
@@ -40,8 +42,8 @@ class SequenceLifecycle:
     def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
         self._state = state
         self.donors = donors
-        self._matches = self._spared = 0
-        self._shares = state.config.sharing != "off"
+        self._matches = self._spared = self._queried = 0
+        self._shares = state.config.prefix_caching != "off"
         self.on_leaving: Callable[[ScheduledSequence], None] = lambda member: None
         self.predict: Callable[[ScheduledSequence, Path], Planned | None] = lambda member, path: None
         self.offer: Callable[[ScheduledSequence, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
@@ -52,7 +54,7 @@ class SequenceLifecycle:
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:
-        return SharingCounts(self._matches, self._spared)
+        return SharingCounts(self._matches, self._spared, self._queried)
 
     def seat(self, member: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
         """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its
@@ -68,6 +70,8 @@ class SequenceLifecycle:
         elif match is None:
             member.offered(self.offer(member, route))
         member.holds(groups_for(member.spec, member.tokens))
+        if self._shares:
+            self._queried += member.tokens
         shared = self._take(member, match, planned, now)
         for name in sorted(member.devices):
             state.devices.enter(name, member)

@@ -93,10 +93,10 @@ def alone(scenario: Scenario) -> Preset:
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for the
-    baselines too, whose models are scaled with demand. Paths and copies by what steps read: these devices are bound by
-    memory."""
-    return {name: {"provision": name, "placing": "ample", "paths": "reads", **settings} for name in names}
+    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for
+    the baselines too, whose models are scaled with demand. Paths and copies by what steps read: these devices are
+    bound by memory."""
+    return {name: {"provision": name, "placement": "eager", "routing": "least-bytes", **settings} for name in names}
 
 
 def _overall() -> Preset:
@@ -161,16 +161,16 @@ def _table2() -> Preset:
 
 def _kv() -> Preset:
     """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go
-    elsewhere. Whoever sends rows to the least busy device does so as often as loads are looked at: ten times a second,
-    for any difference; and a row waits there until its K and V are. Ours hands over while the sequence runs on. Nothing
-    else moves sequences: scaling is off."""
-    base = {"provision": "blocks", "placing": "ample", "paths": "reads"}
-    often = {"every_ms": 100, "margin": 1, "moves": 256, "scaling": False}
+    elsewhere. Whoever sends rows to the least busy device does so as often as loads are looked at: ten times a
+    second, for any difference; and a row waits there until its K and V are. Ours hands over while the sequence runs
+    on. Nothing else moves sequences: scaling is off."""
+    base = {"provision": "blocks", "placement": "eager", "routing": "least-bytes"}
+    often = {"interval_ms": 100, "rebalance_margin": 1, "max_migrations": 256, "scaling": False}
     policies = {
-        "blocks": {**base, "control": {"balancing": "owner", "scaling": False}},
-        "recompute": {**base, "control": {"balancing": "recompute", **often}},
-        "least-busy": {**base, "control": {"balancing": "least-busy", **often}},
-        "strict": {**base, "control": {"balancing": "strict", "scaling": False}},
+        "blocks": {**base, "control": {"rebalance": "owner", "scaling": False}},
+        "recompute": {**base, "control": {"rebalance": "recompute", **often}},
+        "least-busy": {**base, "control": {"rebalance": "least-busy", **often}},
+        "strict": {**base, "control": {"rebalance": "strict", "scaling": False}},
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where a sequence's next tokens run (Figure 24), 8 times the paper's load"
@@ -178,20 +178,21 @@ def _kv() -> Preset:
 
 
 def _placement() -> Preset:
-    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without
-    copies by load, and
-    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run is
-    a tenth as long as the paper's; then with copies by load, too). What moving costs is said by the cluster's links."""
-    base = {"provision": "blocks", "paths": "reads"}
+    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these
+    without copies by load, and
+    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run
+    is a tenth as long as the paper's; then with copies by load, too). What moving costs is said by the cluster's
+    links."""
+    base = {"provision": "blocks", "routing": "least-bytes"}
     here = {"scaling": False, "rearranging": False}
-    moves = {"period_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
+    moves = {"rearrange_interval_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
     policies = {
-        "locality": {**base, "placing": "demand"},
-        "frag-min": {**base, "placing": "frag-min", "control": {"locality": False, "rearranging": False}},
-        "whole": {**base, "placing": "demand", "control": here},
-        "scattered": {**base, "placing": "frag-min", "control": here},
-        "mended": {**base, "placing": "frag-min", "control": {"scaling": False, **moves}},
-        "mended, scaled": {**base, "placing": "frag-min", "control": moves},
+        "locality": {**base, "placement": "on-demand"},
+        "frag-min": {**base, "placement": "frag-min", "control": {"locality": False, "rearranging": False}},
+        "whole": {**base, "placement": "on-demand", "control": here},
+        "scattered": {**base, "placement": "frag-min", "control": here},
+        "mended": {**base, "placement": "frag-min", "control": {"scaling": False, **moves}},
+        "mended, scaled": {**base, "placement": "frag-min", "control": moves},
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where blocks are (Figure 26), 8 times the paper's load"
@@ -212,10 +213,10 @@ def _adaptive() -> Preset:
 
 
 def _speculation() -> Preset:
-    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are
-    as fast as the paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half the
-    weights would. `exact` tells the chain's own tokens with the paper's surrogates."""
-    base = {"provision": "blocks", "placing": "split", "paths": "reads", "control": _STILL}
+    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates
+    are as fast as the paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half
+    the weights would. `exact` tells the chain's own tokens with the paper's surrogates."""
+    base = {"provision": "blocks", "placement": "partition", "routing": "least-bytes", "control": _STILL}
 
     def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
         return {**base, "speculation": {"mode": mode}, "stand_ins": stand_ins}
@@ -274,10 +275,10 @@ def _scale() -> Preset:
                 "stride": 64,
                 "page_layers": 64,
                 "page_tokens": 128,
-                "chunk": 512,
-                "placing": "copies",
+                "prefill_chunk": 512,
+                "placement": "replicate",
                 "control": _STILL,
-                "sharing": "off",  # no two prompts begin alike, and looking costs a third of the time
+                "prefix_caching": "off",  # no two prompts begin alike, and looking costs a third of the time
             }
         },
         "pace": {"tick": 10**10, "report": 10**10},
@@ -294,7 +295,7 @@ def _full() -> Preset:
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
         "policies": {
-            "blocks": {"max_running": 256, "parts": 1, "page_layers": 32, "placing": "copies", "control": _STILL}
+            "blocks": {"max_num_seqs": 256, "parts": 1, "page_layers": 32, "placement": "replicate", "control": _STILL}
         },
     }
     return Preset(

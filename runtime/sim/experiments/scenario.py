@@ -249,21 +249,21 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
 
 
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
-    """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices
-    are there.
+    """A policy from one flat table: each value goes to every setting of its name. Blocks are placed when all
+    devices are there.
     """
-    left = {"devices": devices, **values}
-    stand_ins = _settings(StandIns, left.pop("stand_ins", {}), "stand_ins")
-    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(AgentConfig, left), stand_ins)
-    if left:
-        raise InputError(f"a policy has no {sorted(left)[0]!r}")
-    return made
+    given = {"devices": devices, **values}
+    stand_ins = _settings(StandIns, given.pop("stand_ins", {}), "stand_ins")
+    unknown = given.keys() - {each.name for kind in (Cutting, ClusterConfig, AgentConfig) for each in fields(kind)}
+    if unknown:
+        raise InputError(f"a policy has no {min(unknown)!r}")
+    return Policy(_named(Cutting, given), _named(ClusterConfig, given), _named(AgentConfig, given), stand_ins)
 
 
-def _taken(kind: type[_Settings], left: dict[str, Any]) -> _Settings:
-    """Settings from the values of a table that have their names; these leave it."""
-    names = [each.name for each in fields(kind) if each.name in left]  # type: ignore[arg-type]
-    return _settings(kind, {name: left.pop(name) for name in names}, "policies")
+def _named(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Settings from the values of a table that have their names."""
+    names = [each.name for each in fields(kind) if each.name in values]  # type: ignore[arg-type]
+    return _settings(kind, {name: values[name] for name in names}, "policies")
 
 
 def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:

@@ -97,7 +97,7 @@ def test_our_side_answers_with_the_model_that_is_asked_for_and_not_before_it_is_
         store.ingest(tmp_path / "base", "base")
         store.ingest(tmp_path / "lora", "lora", "base")
     what = [str(tmp_path / "store"), "base", "lora"]
-    answer = zoo(argparse.Namespace(what=what, threads=1, kv_bytes=4 << 20, dtype="float32"))
+    answer = zoo(argparse.Namespace(what=what, threads=1, kv_cache_memory_bytes=4 << 20, dtype="float32"))
     alone = {model: answer([Wanted([5, 6, 7], 6, model)])[0].tokens for model in ("base", "lora")}
     assert alone["base"] != alone["lora"] and len(alone["base"]) == 6
 

@@ -36,7 +36,7 @@ from zoo.records import Document
 
 MODEL = "org/base"
 OPTIONS = ServeOptions(
-    agents=2, backend="threads", kv_bytes="1MiB", placing="copies", kernels="stock", max_model_len=256
+    agents=2, backend="threads", kv_cache_memory_bytes="1MiB", placement="replicate", kernels="stock", max_model_len=256
 )
 
 

@@ -52,12 +52,14 @@ def test_what_was_measured_decides(store: Path) -> None:
 
 def test_measuring_times_both_and_keeps_it(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Zoo(store) as zoo:
-        document = measure_executors(zoo, "one", EngineConfig(kv_bytes=8 << 20))
+        document = measure_executors(zoo, "one", EngineConfig(kv_cache_memory_bytes=8 << 20))
         assert set(document["seconds"]) == {"paged", "dense"}
         assert all(seconds > 0 for rows in document["seconds"].values() for seconds in rows.values())
         wanted = "dense" if document["dense_over_paged"] < 1.0 else "paged"
         assert choose(zoo, ["one"]).executor == wanted
     with pytest.raises(SystemExit) as ended:
-        cli.app.main(["profile", "two", "--executors", "--kv-bytes", "8MiB", "--store", str(store), "--json"])
+        cli.app.main(
+            ["profile", "two", "--executors", "--kv-cache-memory-bytes", "8MiB", "--store", str(store), "--json"]
+        )
     assert not ended.value.code
     assert json.loads(capsys.readouterr().out)["model"] == "two"

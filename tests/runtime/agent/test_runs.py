@@ -74,8 +74,8 @@ def loads(draw: st.DrawFn, disturbed: bool = True) -> Load:
     )
     fail_at = tuple(draw(st.lists(st.integers(1, 30), max_size=2))) if disturbed else ()
     config = BatchingConfig(
-        token_budget=draw(st.integers(1, 30)),
-        max_sequences=draw(st.integers(1, 12)),
+        max_num_batched_tokens=draw(st.integers(1, 30)),
+        max_num_seqs=draw(st.integers(1, 12)),
         watermark=draw(st.sampled_from([0.0, 0.1])),
     )
     return Load(arrivals, aborts, fail_at, draw(st.integers(30, 70)), config)
@@ -139,7 +139,7 @@ def test_a_replay_gives_the_same_trace_byte_for_byte(load: Load) -> None:
 
 
 def test_a_crowd_on_a_tiny_device_is_preempted_again_and_again_and_still_right() -> None:
-    virtual = Virtual(FakeEngine(MODELS, 30), BatchingConfig(token_budget=16, watermark=0))
+    virtual = Virtual(FakeEngine(MODELS, 30), BatchingConfig(max_num_batched_tokens=16, watermark=0))
     crowd = [
         request(f"s{index}", range(1, 3 + index % 5), MODELS[index % 3].name, max_tokens=18, ignore_eos=True)
         for index in range(40)
@@ -164,7 +164,7 @@ def test_first_come_first_served_finishes_in_order_under_pressure() -> None:
 def test_an_endless_stream_leaves_no_trace_of_itself() -> None:
     """10^4 sequences: what the agent and the engine hold afterwards is what they held at the start."""
     engine = FakeEngine(MODELS, 200)
-    virtual = Virtual(engine, BatchingConfig(token_budget=64, max_sequences=32), watched=False)
+    virtual = Virtual(engine, BatchingConfig(max_num_batched_tokens=64, max_num_seqs=32), watched=False)
     largest = 0
     for batch in range(100):
         for index in range(100):

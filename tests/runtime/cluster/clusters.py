@@ -63,7 +63,9 @@ def cluster(
 ) -> Iterator[ClusterDriver]:
     made = (processes() if fleet == "processes" else in_threads()) if isinstance(fleet, str) else fleet
     chains = [model.chain(*CUTS) for model in MODELS]
-    driver = ClusterDriver(chains, blocks(), devices, made, ClusterConfig(placing="split", **config), lives, log=log)
+    driver = ClusterDriver(
+        chains, blocks(), devices, made, ClusterConfig(placement="partition", **config), lives, log=log
+    )
     try:
         yield driver
     finally:

@@ -43,7 +43,7 @@ Backend = Literal["processes", "ray"]
 MODELS = ("llama", "neox", "lora", "stitched")
 COUNT = 20
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 LENGTHS = (3, 11, 26)
 #: Pages of a device: enough for what runs at once, not for much more.
 PAGES = 160
@@ -103,7 +103,7 @@ def cluster(
     """These models over so many agents; and the fleet that they are."""
     half = half_page(bench.store, CONFIG, [*MODELS, "wide", "slim"])
     # Each device holds the longest sequence alone: any block may go to any device, and no answer becomes shorter by it.
-    engine = replace(CONFIG, kv_bytes=2 * half * PAGES, max_model_len=96)
+    engine = replace(CONFIG, kv_cache_memory_bytes=2 * half * PAGES, max_model_len=96)
     described = [describe_chain(bench.store, name, engine, half, 1) for name in MODELS]
     settings = {
         "store": str(bench.store.root),
@@ -134,7 +134,7 @@ def _fleet(
 ) -> AgentLauncher:
     settings, relay = (
         AgentSettings(report_seconds=0.05, direct=direct),
-        AgentConfig(chunk=8, window=1, boundary_bytes=boundary_bytes),
+        AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=boundary_bytes),
     )
     if backend == "processes":
         return ProcessLauncher(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))

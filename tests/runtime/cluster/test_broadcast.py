@@ -25,7 +25,7 @@ DEVICES = ("a", "b", "c", "d")
 def broadcasting() -> Iterator[ClusterDriver]:
     settings = AgentSettings(report_seconds=0.05, weights=6500)
     fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
-    config = ClusterConfig(placing="copies", dispatch="broadcast", devices=len(DEVICES), chunk=16)
+    config = ClusterConfig(placement="replicate", dispatch="broadcast", devices=len(DEVICES), prefill_chunk=16)
     driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), list(DEVICES), fleet, config)
     try:
         yield driver

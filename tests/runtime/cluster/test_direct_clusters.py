@@ -46,7 +46,7 @@ from tests.runtime.cluster.clusters import (
 )
 from tests.runtime.engine.links import Faulty
 
-DIRECT = DirectConfig(seconds=1.0)
+DIRECT = DirectConfig(receive_timeout_s=1.0)
 
 
 class Counting(LinkedIntegerEngine):
@@ -131,7 +131,7 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
     rail = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
     rail.sound = True  # of the first move some pages go by the host, while the link is made, and some perhaps directly
     made = [with_rail(rail, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
-    with threads("a", "b", engines=made, direct=replace(DIRECT, seconds=0.5)) as (end, _):
+    with threads("a", "b", engines=made, direct=replace(DIRECT, receive_timeout_s=0.5)) as (end, _):
         end.welcome("a", "b")
         provide(end, whole)
         provide(end, there)

@@ -32,7 +32,7 @@ def test_streams_of_many_clients_at_once() -> None:
     requests = [request(f"s{index}", range(1, 4 + index % 9), max_tokens=1 + index % 13) for index in range(120)]
 
     async def clients() -> list[list[TokenEvent]]:
-        with driver(FakeEngine([M], 400), token_budget=32, max_sequences=16) as one:
+        with driver(FakeEngine([M], 400), max_num_batched_tokens=32, max_num_seqs=16) as one:
             return await asyncio.gather(*(collect(one.open_stream([wanted])) for wanted in requests))
 
     for wanted, events in zip(requests, asyncio.run(clients()), strict=True):
@@ -99,7 +99,7 @@ def test_a_client_that_leaves_frees_its_pages_at_once() -> None:
 
 def test_a_client_that_leaves_a_waiting_sequence_or_a_run_early() -> None:
     gate = Gate()
-    with driver(FakeEngine([M], 4000, pace=gate), max_sequences=1) as one:
+    with driver(FakeEngine([M], 4000, pace=gate), max_num_seqs=1) as one:
         events = one.run([request("a", max_tokens=1000), request("b", max_tokens=1000)])
         gate.open(1)
         assert next(events).seq == "a"
@@ -241,7 +241,7 @@ def test_drain_waits_for_what_runs_and_refuses_what_comes() -> None:
 
 def test_shutdown_ends_what_is_unfinished() -> None:
     gate = Gate()
-    one = LocalDriver(FakeEngine([M], 4000, pace=gate), BatchingConfig(max_sequences=1))
+    one = LocalDriver(FakeEngine([M], 4000, pace=gate), BatchingConfig(max_num_seqs=1))
     events = one.run([request("a", max_tokens=1000), request("b")])
     gate.wait()
     assert not one.shutdown(0.01)  # the step is still under way

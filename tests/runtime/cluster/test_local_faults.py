@@ -32,7 +32,7 @@ def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on() -> None:
 
 def test_three_failures_in_a_row_are_the_end() -> None:
     engine = FakeEngine([M], 4000, fail_at=range(1, 100))
-    with driver(engine, max_sequences=1) as one:
+    with driver(engine, max_num_seqs=1) as one:
         requests = [request(f"s{index}") for index in range(5)]
         try:
             events = list(one.run(requests))
@@ -59,7 +59,7 @@ def test_a_lost_engine_ends_every_stream(error: BaseException) -> None:
     async def client() -> tuple[list[list[TokenEvent]], str | None]:
         gate = Gate()
         engine = Broken([M], 4000, pace=gate)
-        with driver(engine, max_sequences=2) as one:
+        with driver(engine, max_num_seqs=2) as one:
             streams = [one.open_stream([request(f"s{index}", max_tokens=50)]) for index in range(4)]
             gate.wait()
             engine.error = error  # type: ignore[assignment]

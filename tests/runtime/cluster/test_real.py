@@ -63,7 +63,13 @@ def answers(family: Bench) -> dict[Question, list[int]]:
 @pytest.fixture(scope="module", params=BACKENDS)
 def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver]:
     """As `zoo serve` puts it together, sharing off, and nothing of what goes by the clock due."""
-    given = {"agents": 2, "backend": request.param, "placing": "split", "sharing": "off", "kv_bytes": "8MiB"}
+    given = {
+        "agents": 2,
+        "backend": request.param,
+        "placement": "partition",
+        "prefix_caching": "off",
+        "kv_cache_memory_bytes": "8MiB",
+    }
     with Zoo(family.store.root) as zoo:
         driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
         try:
@@ -75,13 +81,19 @@ def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver
 @pytest.fixture(scope="module", params=BACKENDS)
 def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[ClusterDriver, Any, ListTrace]]:
     control = ControlConfig(
-        balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=1500, calm_ms=100, patience_ms=5000
+        rebalance="owner",
+        rebalance_margin=1,
+        interval_ms=20,
+        rearrange_interval_ms=200,
+        idle_ms=1500,
+        cooldown_ms=100,
+        migration_timeout_ms=5000,
     )
     config = ClusterConfig(
-        placing="split",
-        sharing="off",
-        chunk=8,
-        handover_groups=1,
+        placement="partition",
+        prefix_caching="off",
+        prefill_chunk=8,
+        migration_final_sets=1,
         control=control,
         speculation=SpeculationConfig("exact", top=0.5),
     )
@@ -168,7 +180,7 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
     tokens.
     """
     config, trace, rng = (
-        ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1),
+        ClusterConfig(placement="partition", prefix_caching="off", prefill_chunk=8, migration_final_sets=1),
         ListTrace(),
         random.Random(2),
     )

@@ -50,10 +50,10 @@ def test_two_agents_as_zoo_serve_makes_them(
     given = {
         "agents": 2,
         "backend": backend,
-        "placing": "split",
-        "sharing": "off",
-        "kv_bytes": "8MiB",
-        "tensors": tensors,
+        "placement": "partition",
+        "prefix_caching": "off",
+        "kv_cache_memory_bytes": "8MiB",
+        "tensor_transport": tensors,
     }
     with Zoo(family.store.root) as zoo:
         driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
@@ -75,7 +75,11 @@ def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: di
     killed meanwhile.
     """
     config = ClusterConfig(
-        placing="split", sharing="off", chunk=8, handover_groups=1, speculation=SpeculationConfig("exact", top=0.5)
+        placement="partition",
+        prefix_caching="off",
+        prefill_chunk=8,
+        migration_final_sets=1,
+        speculation=SpeculationConfig("exact", top=0.5),
     )
     trace, rng = ListTrace(), random.Random(2)
 

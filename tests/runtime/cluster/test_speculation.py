@@ -29,7 +29,7 @@ def test_exact_tokens_over_real_agents() -> None:
     engines = ThreadLauncher(
         lambda device: lambda: engine(device), settings=AgentSettings(report_seconds=0.02), beat_seconds=0.1
     )
-    config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
+    config = ClusterConfig(placement="partition", speculation=SpeculationConfig("exact", top=0.5))
     chains = [model.chain(*CUTS) for model in MODELS]
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
     with ClusterDriver(chains, blocks(), DEVICES, engines, config, surrogates=known) as driver:

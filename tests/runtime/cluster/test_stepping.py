@@ -130,7 +130,7 @@ def test_streams_of_many_clients(made: FakeEngine) -> None:
     requests = [request(f"s{index}", range(1, 4 + index % 9), max_tokens=1 + index % 13) for index in range(60)]
 
     async def clients() -> list[list[TokenEvent]]:
-        with driver(made, token_budget=32, max_sequences=16) as one:
+        with driver(made, max_num_batched_tokens=32, max_num_seqs=16) as one:
             return await asyncio.gather(*(collect(one.open_stream([wanted])) for wanted in requests))
 
     for wanted, events in zip(requests, asyncio.run(clients()), strict=True):
@@ -150,7 +150,7 @@ def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on(made: FakeEngin
 
 @pytest.mark.parametrize("made", engines(fail_at=range(1, 100)))
 def test_three_failures_in_a_row_are_the_end(made: FakeEngine) -> None:
-    with driver(made, max_sequences=1) as one:
+    with driver(made, max_num_seqs=1) as one:
         try:
             events = list(one.run([request(f"s{index}") for index in range(5)]))
         except Unavailable:

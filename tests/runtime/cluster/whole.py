@@ -79,16 +79,19 @@ def inline(
     engine: FakeEngine,
     available: Sequence[ModelSpec] = (),
     trace: TraceSink | None = None,
-    token_budget: int = 64,
-    max_sequences: int = 16,
+    max_num_batched_tokens: int = 64,
+    max_num_seqs: int = 16,
 ) -> ClusterDriver:
     """One agent alone, as `zoo serve` makes it of stored models."""
     specs = {spec.name: spec for spec in (*engine.models(), *available)}
     served = [specs[spec.name] for spec in engine.models()]
-    relay = AgentConfig(token_budget=token_budget, max_rows=max_sequences, divide=True)
+    relay = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
     only = InlineAgent(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
     config = ClusterConfig(
-        max_running=max_sequences, chunk=4 * token_budget, control=ControlConfig.off(), sharing="off"
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=4 * max_num_batched_tokens,
+        control=ControlConfig.off(),
+        prefix_caching="off",
     )
     return ClusterDriver(
         [chain_of(spec) for spec in served],

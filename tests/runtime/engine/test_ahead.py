@@ -20,7 +20,7 @@ from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.runtime.engine.drive import Drive, drive, drive_ahead
 from tests.runtime.engine.gpu_kernel_fakes import Watched, watching
 
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4, kernels="stock", async_scheduling="on")
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, kernels="stock", async_scheduling="on")
 NAMES = ["base", "tuned", "other"]
 EVERYTHING = [
     SamplingParams(max_tokens=9),
@@ -119,9 +119,9 @@ def test_random_schedules_on_few_pages(bench, family, data):
             SequenceRequest(f"s{i}", f"s{i}", name, prompt, params)
         )
     batching = BatchingConfig(
-        token_budget=data.draw(st.integers(1, 24)), max_sequences=data.draw(st.integers(1, 6)), watermark=0.0
+        max_num_batched_tokens=data.draw(st.integers(1, 24)), max_num_seqs=data.draw(st.integers(1, 6)), watermark=0.0
     )
-    small = replace(CONFIG, kv_bytes=data.draw(st.integers(14, 40)) * 2 * _half(bench, family))
+    small = replace(CONFIG, kv_cache_memory_bytes=data.draw(st.integers(14, 40)) * 2 * _half(bench, family))
     plain, made = (PagedEngine(bench.store, small, family) for _ in range(2))
     expected, got = drive(plain, arrivals, batching), drive_ahead(inline(made), arrivals, batching)
     for seq, events in heard(expected).items():
@@ -176,7 +176,7 @@ def test_a_row_cannot_await_what_nobody_sampled(bench, family):
 def test_the_switch(bench, family):
     assert [looks_ahead("auto", torch.device(kind)) for kind in ("cpu", "cuda")] == [False, True]
     assert [looks_ahead(choice, torch.device("cuda")) for choice in ("on", "off")] == [True, False]
-    assert not PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20), ["base"]).ahead
+    assert not PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["base"]).ahead
     assert PagedEngine(bench.store, CONFIG, ["base"]).ahead
     with pytest.raises(ValueError, match="async_scheduling must be one of"):
         EngineConfig(async_scheduling="always")

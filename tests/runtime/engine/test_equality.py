@@ -32,12 +32,12 @@ def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequ
 
 
 def engine(bench, *names: str, pages: int | None = None, layers: str = "fused", kernels: str = "auto") -> PagedEngine:
-    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers=layers, kernels=kernels)
+    config = EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, layers=layers, kernels=kernels)
     made = PagedEngine(bench.store, config, names)
     if pages is None:
         return made
     size = made.memory().kv_pool // made.page_capacity
-    return PagedEngine(bench.store, replace(config, kv_bytes=pages * size), names)
+    return PagedEngine(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
 
 
 @pytest.mark.parametrize("layers", ["fused", "stock"])
@@ -62,7 +62,7 @@ def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
     wanted = prompts(2, (9, 2, 21, 13, 1, 17, 30, 6))
     made = engine(bench, name, pages=3 * 15, layers=layers)
     arrivals = {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}
-    out = drive(made, arrivals, BatchingConfig(token_budget=6, max_sequences=6))
+    out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=6, max_num_seqs=6))
     assert out.preemptions > 0, "the pool was to be too small"
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -78,7 +78,7 @@ def test_bfloat16(bench, family):
     out = drive(
         engine(bench, name),
         {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)},
-        BatchingConfig(token_budget=8),
+        BatchingConfig(max_num_batched_tokens=8),
     )
     agreed = [
         same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)

@@ -49,9 +49,11 @@ class Anything(Changing):
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0, 200.0, 50.0))
         self.restart = rng.choice((5, 50)) * MS
         self.relay_config = AgentConfig(
-            chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)),
-            boundary_bytes=(0, 2000, 1 << 20)[self.seed // 3 % 3],
-        )  # fmt: skip
+            recompute_chunk=rng.choice((4, 16, 64)),
+            fetch_window=rng.choice((1, 2, 4)),
+            page_timeout_ms=rng.choice((50, 2000)),
+            activation_cache_bytes=(0, 2000, 1 << 20)[self.seed // 3 % 3],
+        )
         self.servers = rng.choice(((), tuple("xxyy"[: self.devices])))
         self.config = replace(_config(rng, self.devices, predicted), dispatch=("placed", "broadcast")[self.seed % 2])
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
@@ -121,30 +123,29 @@ def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
         scaling=on[0],
         rearranging=on[1],
         proactive=on[2],
-        balancing=rng.choice(("strict", "owner", "least-busy", "recompute")),
+        rebalance=rng.choice(("strict", "owner", "least-busy", "recompute")),
         high=rng.choice((0.5, 0.8)),
         low=0.3,
         idle_ms=40,
-        calm_ms=20,
-        period_ms=40,
-        every_ms=5,
-        patience_ms=rng.choice((20, 400)),
-        margin=1,
-        moves=rng.choice((1, 4)),
+        cooldown_ms=20,
+        rearrange_interval_ms=40,
+        interval_ms=5,
+        migration_timeout_ms=rng.choice((20, 400)),
+        rebalance_margin=1,
+        max_migrations=rng.choice((1, 4)),
         bandwidth=1e6,
         crossing_us=1e5,
     )
     return ClusterConfig(
         devices=devices,
-        placing=rng.choice(("split",) if predicted else ("split", "copies", "demand", "auto")),
-        chunk=rng.choice((4, 256)),
-        control=control,
-        sharing=rng.choice(("off",) if predicted else ("off", "running", "cached")),
+        placement=rng.choice(("partition",) if predicted else ("partition", "replicate", "on-demand", "auto")),
+        prefill_chunk=rng.choice((4, 256)), control=control,
+        prefix_caching=rng.choice(("off",) if predicted else ("off", "active", "cached")),
         owner_margin=rng.choice((0.0, 8.0)),
         watermark=rng.choice((0.0, 0.05)),
         speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5),
-        handover_groups=rng.choice((1, 2)),
-    )
+        migration_final_sets=rng.choice((1, 2)),
+    )  # fmt: skip
 
 
 def _serve(model: IntegerModel) -> ServeModel:

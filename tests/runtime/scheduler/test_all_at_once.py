@@ -37,13 +37,19 @@ def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualClus
     that stay.
     """
     control = ControlConfig(
-        period_ms=30, every_ms=5, calm_ms=20, idle_ms=40, patience_ms=200, crossing_us=1e6, margin=1, low=0.1, high=0.3,
-        balancing=rng.choice(("owner", "least-busy", "recompute", "strict")), bandwidth=64000.0,
+        rearrange_interval_ms=30, interval_ms=5, cooldown_ms=20, idle_ms=40, migration_timeout_ms=200,
+        crossing_us=1e6, rebalance_margin=1, low=0.1, high=0.3,
+        rebalance=rng.choice(("owner", "least-busy", "recompute", "strict")), bandwidth=64000.0,
     )  # fmt: skip
     config = ClusterConfig(
-        devices=4, placing="split", control=control, hop_cost=0.0, sharing=rng.choice(("cached", "running", "off")),
-        chunk=rng.choice((4, 256)), speculation=SpeculationConfig("exact", top=0.5),
-    )  # fmt: skip
+        devices=4,
+        placement="partition",
+        control=control,
+        hop_cost=0.0,
+        prefix_caching=rng.choice(("cached", "active", "off")),
+        prefill_chunk=rng.choice((4, 256)),
+        speculation=SpeculationConfig("exact", top=0.5),
+    )
     cluster = Hasty(
         [A, B],
         [CUT, CUT],
@@ -80,13 +86,11 @@ def ask(cluster: VirtualCluster, rng: random.Random, count: int = 40) -> list[st
 def played(seed: int) -> VirtualCluster:
     rng = random.Random(seed)
     cluster = crowd(
-        rng,
-        rng.choice((60, 90, 400)),
-        latency=rng.choice((MS // 100, MS // 4)),
+        rng, rng.choice((60, 90, 400)), latency=rng.choice((MS // 100, MS // 4)),
         page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))),
+        relay_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
         lanes=rng.choice((("all",), ("real", "ahead"))),
-    )
+    )  # fmt: skip
     gone = ask(cluster, rng)
     for _ in range(rng.randrange(4)):
         cluster.at(rng.randrange(250 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))

@@ -35,7 +35,7 @@ def one_small(*small: str) -> VirtualCluster:
     def made(name: str) -> IntegerEngine:
         return (Small if name in small else IntegerEngine)([M], 256, device=name)
 
-    return VirtualCluster([M], devices=2, config=ClusterConfig(devices=2, placing="copies"), make_engine=made)
+    return VirtualCluster([M], devices=2, config=ClusterConfig(devices=2, placement="replicate"), make_engine=made)
 
 
 def test_what_a_device_refuses_runs_on_the_others() -> None:
@@ -94,7 +94,7 @@ class Stuffed(IntegerEngine):
 def stuffed(*, ticks: int = 4000) -> tuple[VirtualCluster, Stuffed]:
     engine = Stuffed([M], 256, device="d0")
     cluster = VirtualCluster(
-        [M], devices=1, config=ClusterConfig(devices=1, placing="copies"), make_engine=lambda name: engine
+        [M], devices=1, config=ClusterConfig(devices=1, placement="replicate"), make_engine=lambda name: engine
     )
     cluster.ticks(1000 * MS, ticks * 1000 * MS)
     return cluster, engine
@@ -142,7 +142,7 @@ def test_the_one_of_many_devices_that_is_large_enough_is_found(large: int) -> No
     def made(name: str) -> IntegerEngine:
         return IntegerEngine([M], 40 if name == f"d{large}" else 8, device=name)
 
-    cluster = VirtualCluster([M], devices=12, config=ClusterConfig(devices=12, placing="copies"), make_engine=made)
+    cluster = VirtualCluster([M], devices=12, config=ClusterConfig(devices=12, placement="replicate"), make_engine=made)
     cluster.ask(request("long", range(30), "m", max_tokens=20), at=50 * MS)
     cluster.run()
     cluster.expect()

@@ -86,14 +86,10 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     chunk, window = rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
     cluster = VirtualCluster(
-        [M, N],
-        CUTS,
-        devices=3,
-        pages=rng.choice((120, 400)),
-        relay_config=AgentConfig(chunk=chunk, window=window, patience_ms=200),
-        page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)),
-        latency=rng.choice((MS // 100, MS // 4)),
-    )
+        [M, N], CUTS, devices=3, pages=rng.choice((120, 400)),
+        relay_config=AgentConfig(recompute_chunk=chunk, fetch_window=window, page_timeout_ms=200),
+        page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
+    )  # fmt: skip
     for one in some(14, seed):
         cluster.ask(one, at=rng.randrange(20 * MS))
 
@@ -153,7 +149,7 @@ def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_no
     """
     long = counting_model("long", "1 2* 3 4* 5* 6", max_model_len=128)
     cluster = VirtualCluster(
-        [long], [(1, 3, 4)], devices=2, pages=48, config=ClusterConfig(devices=2, placing="copies")
+        [long], [(1, 3, 4)], devices=2, pages=48, config=ClusterConfig(devices=2, placement="replicate")
     )
     cluster.ask(request("a", range(30), "long", max_tokens=60), request("b", range(9), "long", max_tokens=30))
     cluster.run(until=12 * MS)
@@ -172,7 +168,7 @@ def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_no
 def test_pages_that_do_not_verify_are_not_used() -> None:
     """The move is given up, or recomputed; the tokens stay the model's."""
     cluster = VirtualCluster(
-        [M], [(1, 3, 4)], devices=3, config=ClusterConfig(devices=3, placing="split"), damage=lambda pages: True
+        [M], [(1, 3, 4)], devices=3, config=ClusterConfig(devices=3, placement="partition"), damage=lambda pages: True
     )
     cluster.ask(request("a", range(20), "m", max_tokens=20))
     cluster.at(8 * MS, lambda: cluster.migrate("a", range(2, 3), "d0"))

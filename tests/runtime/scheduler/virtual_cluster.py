@@ -70,7 +70,7 @@ class VirtualCluster:
     devices: int = 2
     pages: int = 256
     config: ClusterConfig | None = None
-    relay_config: AgentConfig = field(default_factory=lambda: AgentConfig(chunk=8, window=1))
+    relay_config: AgentConfig = field(default_factory=lambda: AgentConfig(recompute_chunk=8, fetch_window=1))
     latency: int = MS // 10
     page_bytes_per_ms: float = 1e9
     restart: int = 50 * MS
@@ -102,7 +102,7 @@ class VirtualCluster:
             block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)
         }
         self.trace = ListTrace()
-        config = self.config or ClusterConfig(devices=self.devices, placing="split")
+        config = self.config or ClusterConfig(devices=self.devices, placement="partition")
         self.scheduler = Scheduler(chains, blocks.values(), config, self.trace, self.surrogates, self.adaptation)
         self.now = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
@@ -236,7 +236,7 @@ class VirtualCluster:
             limit,
             name,
             self.servers[number] if self.servers else "",
-            inputs=self.relay_config.boundary_bytes,
+            inputs=self.relay_config.activation_cache_bytes,
         )
         self.at(self.now + self.latency, lambda: self.tell(ready))
 

@@ -116,7 +116,7 @@ def driver_of(backend: Backend, engine: FakeEngine, trace: Trace | None) -> Loca
     """Of one device, as `zoo serve --backend` has them."""
     if backend == "inline":
         return inline(engine, (SPARE,), trace)
-    return LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=trace)
+    return LocalDriver(engine, BatchingConfig(max_num_batched_tokens=64, max_num_seqs=16), trace=trace)
 
 
 @contextmanager

@@ -32,7 +32,11 @@ DEVICES = ("a", "b")
 def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
     fleet = processes(models=MODELS, pace=1.0)
     driver = ClusterDriver(
-        [model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split")
+        [model.chain(*CUTS) for model in MODELS],
+        blocks(MODELS, CUTS),
+        DEVICES,
+        fleet,
+        ClusterConfig(placement="partition"),
     )
     with (
         driver,
@@ -64,7 +68,7 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -
     ]
     for agent in state["agents"]:
         assert agent["instances"] and {"block", "queue", "batch_limit"} <= agent["instances"][0].keys()
-        assert agent["instances"][0]["batch_limit"] == ClusterConfig().max_running
+        assert agent["instances"][0]["batch_limit"] == ClusterConfig().max_num_seqs
         pages = agent["pages"]
         assert pages["capacity"] == sum(pages[name] for name in ("free", "local", "lent", "reserved", "in_flight")) > 0
     assert {each["block"] for agent in state["agents"] for each in agent["instances"]} == {
@@ -74,9 +78,10 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -
     with cluster[0].http() as http:
         metrics = http.get("/metrics").text
     assert "blockzoo:pages" in metrics
+    assert all(f"\nvllm:prefix_cache_{name}_total " in metrics for name in ("queries", "hits"))
     assert all(
         f"\nblockzoo:{name}_total " in metrics
-        for name in ("moves", "moved_copied_tokens", "shared_sequences", "speculation_hits")
+        for name in ("migrations", "migration_copied_tokens", "shared_sequences", "speculation_hits")
     )
     assert all(f'blockzoo:agent_up{{device="{name}"}} 1.0' in metrics for name in DEVICES)
     assert all(f'blockzoo:agent_deaths_total{{device="{name}"}} 0.0' in metrics for name in DEVICES)

@@ -57,14 +57,18 @@ def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterat
     fleet = ProcessLauncher(
         ProcessConfig(
             counting(MODELS, pages, pace=1.0),
-            AgentConfig(window=1),
+            AgentConfig(fetch_window=1),
             AgentSettings(weights, report_seconds=0.05),
             beat_seconds=0.1,
             warm=False,
         )
     )
     driver = ClusterDriver(
-        [model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split")
+        [model.chain(*CUTS) for model in MODELS],
+        blocks(MODELS, CUTS),
+        DEVICES,
+        fleet,
+        ClusterConfig(placement="partition"),
     )
     with (
         driver,

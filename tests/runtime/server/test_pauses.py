@@ -30,7 +30,7 @@ PROMPT, LENGTH = [5, 6, 7, 8], 120
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     fleet = processes(200, 5.0, (MODEL,))
-    config = ClusterConfig(placing="copies", control=CONTROL)
+    config = ClusterConfig(placement="replicate", control=CONTROL)
     driver = ClusterDriver([MODEL.chain()], MODEL.blocks(), ("a", "b"), fleet, config)
     with driver, serving(driver, FakeSource(tokenizer, known=[MODEL.spec]), ServerConfig(api_key="k3y")) as started:
         yield started
@@ -110,9 +110,9 @@ def test_what_waits_moves_ahead_to_where_there_is_more_room(server: Running) -> 
             got.append(tokens_of(first))
             names.append(first["id"])
             assert control.post(f"/zoo/requests/{first['id']}/pause", params={"expected_ms": 60_000}).status_code == 200
-        assert eventually(lambda: control.get("/zoo/state").json()["cluster"]["handovers"]["committed"] > 0, 10), (
-            "nothing moved"
-        )
+        assert eventually(
+            lambda: control.get("/zoo/state").json()["cluster"]["migration_totals"]["committed"] > 0, 10
+        ), "nothing moved"
         for name, rest, tokens, prompt in zip(names, coming, got, prompts, strict=True):
             assert control.post(f"/zoo/requests/{name}/resume").status_code == 200
             for chunk in rest:

@@ -19,7 +19,9 @@ def scenario(dispatch: str) -> Scenario:
             "cluster": {"servers": [2, 2, 2], "gpu": "A10", "weights": 0.45},
             "apps": {"count": 1, "foundations": ["llama-7b"]},
             "asked": {"count": 40, "seconds": 10.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"},
-            "policies": {"blocks": {"placing": "copies", "dispatch": dispatch, "page_layers": 32, "page_tokens": 128}},
+            "policies": {
+                "blocks": {"placement": "replicate", "dispatch": dispatch, "page_layers": 32, "page_tokens": 128}
+            },
         },
     )
 

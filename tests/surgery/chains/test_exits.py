@@ -68,8 +68,8 @@ def test_an_exit_costs_no_bytes_in_the_store_and_none_in_memory(zoo) -> None:
     report = make_exit(zoo.store, zoo.model("m"), 2)
     assert report.model == "org/m@exit-2" and set(zoo.store.objects.digests()) == before
     assert make_exit(zoo.store, zoo.model("m"), 2).model == "org/m@exit-2"  # again: it is there
-    alone = PagedEngine(zoo.store, EngineConfig(kv_bytes=1 << 20), ["org/m"])
-    both = PagedEngine(zoo.store, EngineConfig(kv_bytes=1 << 20), ["org/m", "org/m@exit-2"])
+    alone = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m"])
+    both = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m", "org/m@exit-2"])
     assert both.memory().weights == alone.memory().weights
 
 

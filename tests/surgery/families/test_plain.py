@@ -119,6 +119,6 @@ def test_the_engine_does_without_transformers(tmp_path, monkeypatch):
     with Store.open(tmp_path / "store") as store:
         ingest(store, open_source(str(checkpoints.make("llama", tmp_path / "hf", tokenizer=False))), name="model")
         monkeypatch.setattr(skeleton.Skeleton, "__init__", refused)
-        PagedEngine(store, EngineConfig(kv_bytes=1 << 20, page_tokens=4), ["model"])
+        PagedEngine(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), ["model"])
         with pytest.raises(AssertionError, match="asked"):
-            PagedEngine(store, EngineConfig(kv_bytes=1 << 20, page_tokens=4, layers="stock"), ["model"])
+            PagedEngine(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, layers="stock"), ["model"])

@@ -130,7 +130,7 @@ def answers(zoo):
     from runtime.types import SamplingParams, SequenceRequest
 
     names = choose(zoo, [model.name for model in zoo.models()]).names
-    with LocalDriver(start_engine(zoo, EngineConfig(kv_bytes=1 << 22), names), BatchingConfig()) as driver:
+    with LocalDriver(start_engine(zoo, EngineConfig(kv_cache_memory_bytes=1 << 22), names), BatchingConfig()) as driver:
         sampling = SamplingParams(max_tokens=8)
         requests = [SequenceRequest(name, name, name, tuple(range(5, 17)), sampling) for name in names]
         found = {name: [] for name in names}

@@ -58,13 +58,15 @@ def test_a_device_smaller_than_the_context_caps_it() -> None:
 
 def test_virtual_tokens_take_pages_and_positions_but_are_nobodys_tokens() -> None:
     model = spec(virtual_tokens=5)
-    virtual = played(request("a", (8, 9), max_tokens=50, prompt_logprobs=0), models=(model,), pages=7, token_budget=4)
+    virtual = played(
+        request("a", (8, 9), max_tokens=50, prompt_logprobs=0), models=(model,), pages=7, max_num_batched_tokens=4
+    )
     assert [one.max_model_len for one in virtual.agent.models] == [7]  # of the 12 tokens that the device holds
     told = virtual.told["a"]
     assert len(told.tokens) == 5 and told.last.finish == "length"
     assert [score.start for event in told.events for score in event.prompt_logprobs] == [1]
     assert virtual.agent.state().counters.prompt_tokens == 2
-    agent = LocalAgent([model], 7, BatchingConfig(token_budget=6))
+    agent = LocalAgent([model], 7, BatchingConfig(max_num_batched_tokens=6))
     agent.add(request("b", (8, 9)), 0)
     plan = agent.next_step(0)
     assert plan is not None and (plan.rows[0].tokens, plan.rows[0].start, plan.rows[0].sample) == (
@@ -80,7 +82,7 @@ def test_a_device_too_small_for_virtual_tokens_and_one_more_refuses_the_model() 
 
 
 def test_scoring_a_prompt_needs_no_token() -> None:
-    virtual = played(request("a", range(1, 11), max_tokens=0, prompt_logprobs=0), token_budget=4)
+    virtual = played(request("a", range(1, 11), max_tokens=0, prompt_logprobs=0), max_num_batched_tokens=4)
     (event,) = virtual.told["a"].events
     assert (event.token, event.index, event.finish) == (None, 0, "length")
     assert [score.start for score in event.prompt_logprobs] == [1, 4, 8]
@@ -89,7 +91,7 @@ def test_scoring_a_prompt_needs_no_token() -> None:
 
 
 def test_scores_of_a_prompt_come_with_the_first_token_only() -> None:
-    told = only(request("a", range(1, 11), max_tokens=3, prompt_logprobs=1, logprobs=1), token_budget=4)
+    told = only(request("a", range(1, 11), max_tokens=3, prompt_logprobs=1, logprobs=1), max_num_batched_tokens=4)
     assert [len(event.prompt_logprobs) for event in told.events] == [3, 0, 0]
     assert all(event.logprob == -1.0 and len(event.top) == 1 for event in told.events)
 
@@ -142,7 +144,7 @@ def test_lower_priority_numbers_go_first_then_arrival_then_order_of_coming() -> 
         request("early", arrival=1),
         request("same", arrival=1),
         request("urgent", priority=-1, arrival=99),
-        max_sequences=4,
+        max_num_seqs=4,
     )
     plan = agent.next_step(0)
     assert plan is not None
@@ -210,7 +212,7 @@ def test_flush_lets_the_engine_forget() -> None:
 
 def test_state_counts_by_model_and_by_block() -> None:
     tuned = spec("tuned", blocks=("b0", "own"))
-    agent = LocalAgent([M, tuned], 200, BatchingConfig(max_sequences=2))
+    agent = LocalAgent([M, tuned], 200, BatchingConfig(max_num_seqs=2))
     for seq, model in (("a", "m"), ("b", "tuned"), ("c", "tuned")):
         agent.add(request(seq, model=model), 0)
     agent.next_step(0)
@@ -235,7 +237,7 @@ def test_counters() -> None:
 
 
 def test_the_trace_tells_the_whole_life_of_a_sequence() -> None:
-    virtual = Virtual(FakeEngine([M], 200, segments=True), BatchingConfig(token_budget=4))
+    virtual = Virtual(FakeEngine([M], 200, segments=True), BatchingConfig(max_num_batched_tokens=4))
     virtual.arrive(request("a", range(6), max_tokens=2))
     virtual.run()
     own = [event.ev for event in virtual.trace.events if event.seq == "a"]

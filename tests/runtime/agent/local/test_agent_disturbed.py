@@ -97,7 +97,7 @@ def test_scores_of_a_prompt_are_told_once_in_spite_of_preemption() -> None:
 
 def test_scores_come_whole_after_a_preemption_in_the_middle_of_a_prompt() -> None:
     requests = [request("a", range(4), max_tokens=14), request("b", range(12), max_tokens=1, prompt_logprobs=0)]
-    virtual = played(*requests, pages=10, token_budget=2, watermark=0)
+    virtual = played(*requests, pages=10, max_num_batched_tokens=2, watermark=0)
     assert [(event.seq, event.n) for event in virtual.trace.named("batch.preempt")] == [("b", 0)]
     chunks = [event.extra["start"] for event in virtual.trace.named("prefill.chunk") if event.seq == "b"]
     assert chunks.count(0) == 2
@@ -150,7 +150,7 @@ def test_a_result_that_does_not_answer_the_plan_changes_nothing() -> None:
 
 
 def test_the_end_of_the_engine_ends_everything() -> None:
-    agent = agent_with(request("a"), request("b"), request("c"), max_sequences=2)
+    agent = agent_with(request("a"), request("b"), request("c"), max_num_seqs=2)
     agent.next_step(0)
     agent.abort("a", 0)
     events = agent.end_all("gone", 0)

@@ -132,7 +132,7 @@ def test_nobody_hears_other_tokens_than_without(load: Load) -> None:
 
 
 def test_a_crowd_on_a_tiny_device_is_preempted_again_and_again_and_still_right() -> None:
-    virtual = Virtual(Late([M], 30, ahead=True), BatchingConfig(token_budget=16, watermark=0))
+    virtual = Virtual(Late([M], 30, ahead=True), BatchingConfig(max_num_batched_tokens=16, watermark=0))
     crowd = [request(f"s{index}", range(1, 3 + index % 5), max_tokens=18) for index in range(30)]
     for index, one in enumerate(crowd):
         virtual.arrive(one, index * 1000)
@@ -221,7 +221,7 @@ def test_a_newcomer_joins_while_a_step_is_under_way() -> None:
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_waiting() -> None:
-    agent = ahead_agent(request("a", range(10), max_tokens=2), token_budget=4)
+    agent = ahead_agent(request("a", range(10), max_tokens=2), max_num_batched_tokens=4)
     assert [planned(agent)[0].tokens for _ in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert told(agent, 1) == []
     (last,) = planned(agent)

@@ -44,8 +44,8 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
     pages, devices = rng.choice((14, 24, 80)), rng.choice((2, 3))
     cluster = VirtualCluster(
         [M], [CUT], devices=devices, make_engine=lambda name: Logged(log, pages, name), prepares=prepares,
-        latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placing="split"),
-        relay_config=AgentConfig(chunk=8, window=1, patience_ms=rng.choice((20, 2000))),
+        latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placement="partition"),
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, page_timeout_ms=rng.choice((20, 2000))),
     )  # fmt: skip
     for number in range(rng.randrange(2, 7)):
         prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
@@ -74,7 +74,9 @@ def test_steps_are_the_same_as_without(seed: int) -> None:
 
 def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
     """Rows that decode along three devices; the first gets tokens, the others hidden states."""
-    cluster = VirtualCluster([M], [CUT], devices=3, config=ClusterConfig(devices=3, placing="split"), prepares=prepares)
+    cluster = VirtualCluster(
+        [M], [CUT], devices=3, config=ClusterConfig(devices=3, placement="partition"), prepares=prepares
+    )
     cluster.ask(*[request(f"r{number}", [number + 1] * (number + 1), "m", max_tokens=40) for number in range(rows)])
     return cluster
 

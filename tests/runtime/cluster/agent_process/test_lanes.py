@@ -176,7 +176,7 @@ def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
 
     settings = AgentSettings(report_seconds=0.02, own_lane=own)
     engines = ThreadLauncher(lambda device: lambda: engine(device), settings=settings, beat_seconds=0.1)
-    config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
+    config = ClusterConfig(placement="partition", speculation=SpeculationConfig("exact", top=0.5))
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
     with ClusterDriver(
         [model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config, surrogates=known

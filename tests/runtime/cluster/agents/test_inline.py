@@ -199,7 +199,7 @@ def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -
     spec = _model("m")
     engine = Watched([spec], 200, pace=lambda _: time.sleep(0.002))
     prompt = tuple(number % 90 for number in range(100))
-    with inline(engine, token_budget=16) as driver:
+    with inline(engine, max_num_batched_tokens=16) as driver:
         short = [
             SequenceRequest(f"s{number}", "s", "m", (number,), SamplingParams(80, ignore_eos=True))
             for number in range(3)

@@ -22,7 +22,9 @@ from zoo.api import Zoo
 
 NAMES = ("base", "lora", "dora", "ia3", "prompt", "prefix", "bottleneck", "other")
 #: Pages for some of the sequences at once: the others wait, and whoever grows too far is preempted.
-TIGHT = ServeOptions(kv_bytes="72KiB", token_budget=24, max_sequences=8, max_model_len=128, kernels="stock")
+TIGHT = ServeOptions(
+    kv_cache_memory_bytes="72KiB", max_num_batched_tokens=24, max_num_seqs=8, max_model_len=128, kernels="stock"
+)
 
 Told = dict[str, list[TokenEvent]]
 
@@ -115,7 +117,7 @@ def test_tenants_share_with_themselves_only(family: Zoo) -> None:
     def run(**changes: Any) -> tuple[dict[str, list[int | None]], AgentCounters]:
         got: dict[str, list[int | None]] = {one.seq: [] for one in (first, *later)}
         with start_driver(
-            family, replace(TIGHT, kv_bytes="4MiB", max_sequences=4, **changes), Chosen(NAMES, ())
+            family, replace(TIGHT, kv_cache_memory_bytes="4MiB", max_num_seqs=4, **changes), Chosen(NAMES, ())
         ) as driver:
             events = driver.run([first])
             got["first"].append(next(events).token)
@@ -124,8 +126,10 @@ def test_tenants_share_with_themselves_only(family: Zoo) -> None:
             return got, driver.state().counters
 
     shared, counters = run(backend="inline")
-    off, none = run(backend="inline", sharing="off")
+    off, none = run(backend="inline", prefix_caching="off")
     alone, _ = run(backend="local")
     assert shared == off == alone and not none.shared
     width = counters.shared_tokens // counters.shared
+    assert counters.prefix_queries == sum(len(one.prompt) for one in (first, *later)) > counters.shared_tokens
+    assert not none.prefix_queries
     assert counters.shared == 3 and 0 < width <= 40, "both of the tenant's own, and the other tenant's second one"

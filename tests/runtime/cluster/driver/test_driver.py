@@ -162,7 +162,7 @@ def test_models_come_and_go_and_are_replaced_under_load() -> None:
         blocks(MODELS[:1]),
         DEVICES,
         fleet,
-        ClusterConfig(placing="split"),
+        ClusterConfig(placement="partition"),
         describe=lambda name: described(MODELS[1], name),
     )
     try:

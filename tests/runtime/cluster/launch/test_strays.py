@@ -22,7 +22,7 @@ def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPat
         settings=AgentSettings(report_seconds=0.05),
         beat_seconds=0.1,
     )
-    config = ClusterConfig(placing="split", row_seconds=0.5)
+    config = ClusterConfig(placement="partition", row_timeout_s=0.5)
     with ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config) as driver:
         receive = driver._company.receive
 

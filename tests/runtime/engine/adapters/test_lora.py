@@ -36,7 +36,7 @@ def test_lora_beside_its_base(bench, family):
         name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate((base, *loras))
     }
     requests = [ask(name, p, seq) for i in range(2) for name in wanted for p, seq in [wanted[name][i]]]
-    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(token_budget=8))
+    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=8))
     check(reference(bench.folders[base]), base, wanted[base], out)
     for name in loras:
         check(peft_reference(bench, base, name), name, wanted[name], out)
@@ -117,7 +117,9 @@ def test_rows_of_adapters_share_the_base_product(bench):
     base = bench.family("llama", "share-base", seed=5)
     names = (base, bench.lora(base, "share-a"), bench.lora(base, "share-b", seed=4))
     made = PagedEngine(
-        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True, kernels="stock"), names
+        bench.store,
+        EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True, kernels="stock"),
+        names,
     )
     out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
     for step in out.steps:

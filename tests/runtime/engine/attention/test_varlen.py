@@ -135,7 +135,7 @@ def test_tokens_of_mixed_batches(bench, family):
     out = drive(
         made,
         {3 * i: [ask(name, p, f"{i}")] for i, p in enumerate(wanted)},
-        BatchingConfig(token_budget=6, max_sequences=6),
+        BatchingConfig(max_num_batched_tokens=6, max_num_seqs=6),
     )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -151,7 +151,7 @@ def test_tokens_of_layers_at_other_depths_and_pages_of_other_sizes(bench):
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(names)}
     requests = [ask(name, p, seq, ignore_eos=True) for i in range(2) for name in names for seq, p in [wanted[name][i]]]
     out = drive(
-        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14)
+        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_num_seqs=14)
     )
     for name in names:
         out.events.update({seq: out.events[seq][:CHAIN_COUNT] for seq, _ in wanted[name]})

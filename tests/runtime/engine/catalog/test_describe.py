@@ -47,7 +47,7 @@ def test_all_with_their_parents_in_one_engine(bench, family, layers):
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(family)}
     requests = [ask(name, p, seq) for i in range(2) for name in family for seq, p in [wanted[name][i]]]
     out = drive(
-        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14)
+        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_num_seqs=14)
     )
     assert out.preemptions > 0, "the pool was to be too small"
     for name in family:
@@ -77,7 +77,9 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
     over.
     """
     names = ["narrow", "lora", "stitched", "pruned", "shifted", "with an adapter"]
-    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True), names)
+    made = PagedEngine(
+        bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True), names
+    )
     assert len({spec.page_tokens for spec in made.models()}) > 1, (
         "these were to put different numbers of tokens into a page"
     )
@@ -105,7 +107,7 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
 
 def test_weights_that_a_chain_shares_are_resident_once(bench, family):
     names = [name for name in family if "adapter" not in name and "lora" not in name]
-    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights="plain"), names)
+    made = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, weights="plain"), names)
     distinct = {tensor.digest: tensor.nbytes for name in names for tensor in manifest_of(bench.store, name).tensors}
     assert made.memory().weights == sum(distinct.values())
     for name in names:
@@ -128,7 +130,7 @@ def test_unloading_a_chain_leaves_its_parents_as_they_were(bench, family):
 def test_logprobs_are_those_of_the_stack(bench, family, name):
     prompt = prompts(6, (11,))[0]
     asked = ask(name, prompt, "p", prompt_logprobs=0, logprobs=0)
-    out = drive(engine(bench, name), {0: [asked]}, BatchingConfig(token_budget=4))
+    out = drive(engine(bench, name), {0: [asked]}, BatchingConfig(max_num_batched_tokens=4))
     with torch.inference_mode():
         logits = Recomputed(bench.store, name)(torch.tensor([[*prompt, *out.tokens("p")]])).logits[0].float()
     want = torch.log_softmax(logits, -1)

@@ -37,12 +37,14 @@ def dense(
     padding: str = "skipped",
     **options,
 ) -> DenseEngine:
-    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options)
+    config = EngineConfig(
+        kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options
+    )
     made = DenseEngine(bench.store, config, names)
     if pages is None:
         return made
     size = made.memory().kv_pool // made.page_capacity
-    return DenseEngine(bench.store, replace(config, kv_bytes=pages * size), names)
+    return DenseEngine(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
 
 
 def known(bench, family: str, name: str | None = None, **options) -> str:
@@ -86,7 +88,7 @@ def test_random_schedules(bench, family, mode, options):
     name = known(bench, family)
     arrivals = schedule(MODES.index(mode), name, 9)
     made = dense(bench, name, mode=mode, slots=3, **options)
-    out = drive(made, arrivals, BatchingConfig(token_budget=11))
+    out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=11))
     check(bench, name, by_seq(arrivals), out)
     assert made.idle.waiting == 0 or mode != "baton-pd"
     assert made.pages_used == 0 or mode in ("pd", "run-to-completion")
@@ -102,7 +104,7 @@ def test_families_of_the_paged_executor(bench, family):
             bench,
             name,
             by_seq(arrivals),
-            drive(dense(bench, name, mode=mode, slots=3), arrivals, BatchingConfig(token_budget=16)),
+            drive(dense(bench, name, mode=mode, slots=3), arrivals, BatchingConfig(max_num_batched_tokens=16)),
         )
 
 
@@ -120,9 +122,9 @@ def test_paged_and_dense_say_the_same_of_everything(bench, mode):
     requests = {
         i: [SequenceRequest(f"{i}", f"{i}", name, p, params[i])] for i, p in enumerate(prompts(6, (4, 19, 7, 12, 3)))
     }
-    config = BatchingConfig(token_budget=9)
+    config = BatchingConfig(max_num_batched_tokens=9)
     paged = drive(
-        PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers="stock"), [name]),
+        PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, layers="stock"), [name]),
         requests,
         config,
     )
@@ -283,7 +285,7 @@ def test_no_trace_exceeds_the_memory(bench, mode):
             )
             arrivals.setdefault(rng.randrange(12), []).append(one)
         made = dense(bench, name, other, mode=mode, slots=5, pages=3 * (17 + seed))
-        out = drive(made, arrivals, BatchingConfig(token_budget=30))
+        out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=30))
         assert 0 < made.peak_pages <= made.page_capacity, f"{made.peak_pages} of {made.page_capacity} pages"
         for model in (name, other):
             check(bench, model, {seq: one for seq, one in by_seq(arrivals).items() if one.model == model}, out)
@@ -304,7 +306,7 @@ def test_memory_is_what_the_tensors_take(bench):
         return result
 
     made.execute = watched
-    drive(made, schedule(5, name, 10), BatchingConfig(token_budget=20))
+    drive(made, schedule(5, name, 10), BatchingConfig(max_num_batched_tokens=20))
     assert max(actual for actual, _ in seen) > 0 and all(actual <= counted for actual, counted in seen)
 
 
@@ -326,7 +328,7 @@ def test_adapters_beside_their_base(bench, family, mode):
     made = dense(bench, base, *names, mode=mode, slots=2)
     wanted = {name: list(prompts(n, (3, 11))) for n, name in enumerate((base, *names))}
     requests = [ask(name, wanted[name][i], f"{name}.{i}") for i in range(2) for name in wanted]
-    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(token_budget=13))
+    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=13))
     for name, given in wanted.items():
         model = reference(bench.folders[base]) if name == base else peft_reference(bench, base, name)
         for i, prompt in enumerate(given):
@@ -405,7 +407,7 @@ def test_what_is_no_number_stays_where_it_is():
 def test_what_only_the_dense_executor_runs_is_refused_by_the_paged_one(bench):
     for family in checkpoints.MASKED:
         with pytest.raises(NotServable, match="only the dense executor"):
-            PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20), [known(bench, family)])
+            PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20), [known(bench, family)])
     prefix = bench.peft("bloom", "bloom-prefix", KINDS["prefix"]("bloom")) if "prefix" in KINDS else None
     if prefix is not None:
         with pytest.raises(NotServable, match="prefix tuning"):

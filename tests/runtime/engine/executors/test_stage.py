@@ -35,7 +35,7 @@ PLAIN = ["llama", "neox"]
 ADAPTED = ["lora", "ia3", "prefix", "prompt", "bottleneck"]
 MODELS = [*PLAIN, *ADAPTED, "stitched"]
 NATIVE = pytest.param("native", marks=needs_kernels)
-CONFIG = EngineConfig(kv_bytes=4 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,9 @@ def test_stock_and_native_give_the_same_tokens(bench) -> None:
     name = bench.family("llama", "native-or-not", seed=8)
     out = {}
     for kernels in ("stock", "native"):
-        made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels=kernels), [name])
+        made = PagedEngine(
+            bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
+        )
         assert (made._residents.units.kernels is not None) == (kernels == "native")
         run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9, 20)))]})
         out[kernels] = [run.tokens(f"{i}") for i in range(3)]
@@ -93,7 +95,9 @@ def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.Monke
     monkeypatch.setattr(Kernels, "argmax", lambda self, x: seen.append(x.shape[0]) or largest(self, x))
     name = bench.family("llama", "native-greedy", seed=8)
     for executor, kernels in ((PagedEngine, "native"), (DenseEngine, "native"), (PagedEngine, "stock")):
-        made = executor(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels=kernels), [name])
+        made = executor(
+            bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
+        )
         drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9)))]})
         assert bool(seen) == (kernels == "native")
         seen.clear()
@@ -101,7 +105,7 @@ def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.Monke
 
 def test_half_precision_and_accelerators_take_no_kernels(bench) -> None:
     name = bench.family("llama", "native-bf16", dtype="bfloat16", seed=8)
-    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4), [name])
+    made = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4), [name])
     run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9)))]})
     assert all(run.tokens(f"{i}") for i in range(2))
     assert kernels_for(EngineConfig(device="meta")) is None

@@ -37,7 +37,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseEngine, Drive]:
     config = DenseConfig(mode, 3, padding=padding)  # type: ignore[arg-type]
     engine = DenseEngine(
-        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
+        bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
     )
     engine._residents.units.programs._wanted = programs
     requests = []
@@ -46,7 +46,7 @@ def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool
             params = SamplingParams(max_tokens=count, ignore_eos=True)
             requests.append(SequenceRequest(f"{name}-{number}", f"{name}-{number}", name, prompt, params))
     return engine, drive(
-        engine, {at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=64)
+        engine, {at: [request] for at, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=64)
     )
 
 

@@ -46,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Low]]:
 
 
 def engine(bench, *names: str) -> PagedEngine:
-    return PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels="native"), names)
+    return PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native"), names)
 
 
 def added_in(engine: PagedEngine) -> list[groups.Added]:

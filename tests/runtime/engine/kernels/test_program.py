@@ -42,13 +42,17 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
     answers = []
     for wanted in (True, False):
         engine = PagedEngine(
-            bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels="native", **config), names
+            bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native", **config), names
         )  # type: ignore[arg-type]
         engine._residents.units.programs._wanted = wanted
         requests = [
             ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))
         ]
-        out = drive(engine, {2 * at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=24))
+        out = drive(
+            engine,
+            {2 * at: [request] for at, request in enumerate(requests)},
+            BatchingConfig(max_num_batched_tokens=24),
+        )
         answers.append({request.seq: out.tokens(request.seq) for request in requests})
     return answers
 
@@ -101,7 +105,7 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
     native, stock = (
         next(unit.module for unit in engine._residents.units.units.values() if unit.kind == "ffn")
         for engine in (
-            PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, kernels=k), [base, a, b])
+            PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, kernels=k), [base, a, b])
             for k in ("native", "stock")
         )  # type: ignore[arg-type]
     )

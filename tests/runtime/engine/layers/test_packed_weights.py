@@ -32,7 +32,7 @@ KERNELS = ("stock", pytest.param("native", marks=needs_kernels))
 
 def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -> PagedEngine:
     return PagedEngine(
-        bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names
+        bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names
     )
 
 
@@ -51,7 +51,9 @@ def test_tokens_are_those_of_transformers(bench, family, kernels):
     assert units(made).packs.nbytes > 0
     wanted = prompts(6, (1, 7, 33, 12))
     out = drive(
-        made, {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=9)
+        made,
+        {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)},
+        BatchingConfig(max_num_batched_tokens=9),
     )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -164,7 +166,7 @@ def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(
     first, last = ({digest for _, digest in manifest.components[at].component.tensors} for at in (0, -1))
     (table,) = first & last
     end = len(manifest.components)
-    config = EngineConfig(kv_bytes=1 << 20, page_tokens=4, weights="packed", kernels=kernels)
+    config = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, weights="packed", kernels=kernels)
     head, embedding = Stage(name, end - 1, end), Stage(name, 0, 1)
     one, other, alone = (StagedEngine(bench.store, config, half_page(bench.store, config, [name])) for _ in range(3))
     for stage in (head, embedding):

@@ -117,7 +117,7 @@ def test_a_stitch_is_no_model(bench, made):
 
 
 def test_a_chain_wider_than_the_pages(bench):
-    small = PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, page_tokens=1), ["narrow"])
+    small = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=1), ["narrow"])
     with pytest.raises(NotServable, match="larger pages"):
         small.load("chain")
 
@@ -130,7 +130,9 @@ def test_several_dtypes_need_one_to_be_chosen(bench, made):
     put_chain(bench.store, "mixed", ("narrow", 0, 2), ("half", 1, 3))
     with pytest.raises(NotServable, match=r"several dtypes \(embedding F32, attention of layer 2 BF16\).*--dtype"):
         made.load("mixed")
-    cast = PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, page_tokens=4, dtype="float32"), ["mixed", "half"])
+    cast = PagedEngine(
+        bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, dtype="float32"), ["mixed", "half"]
+    )
     wanted = [("a", prompts(1, (9,))[0])]
     out = drive(cast, {0: [ask("mixed", wanted[0][1], "a")]})
     assert agreeing(bench, "mixed", wanted, out, torch.float32, cast=True) == COUNT

@@ -20,7 +20,7 @@ from zoo.errors import InputError, NotServable
 from zoo.records import Document, Equivalence, ScoredRun
 
 EXTENT = MeasuredExtent((1, 3), (8, 40), (8, 24))
-CONFIG = EngineConfig(kv_bytes=1 << 24, page_tokens=8)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 24, page_tokens=8)
 
 
 def test_all_blocks_of_a_chain_are_measured_and_kept(bench):
@@ -155,7 +155,9 @@ def test_contexts_end_where_the_models_does(bench):
 def test_refusals(bench):
     name = bench.family("llama", "large")
     with pytest.raises(InputError, match="more than"):
-        profile_model(bench.store, name, EngineConfig(kv_bytes=1 << 16), MeasuredExtent((64,), (256,), (8,)))
+        profile_model(
+            bench.store, name, EngineConfig(kv_cache_memory_bytes=1 << 16), MeasuredExtent((64,), (256,), (8,))
+        )
     with pytest.raises(NotServable):
         profile_model(
             bench.store, bench.add("falcon", checkpoints.make("falcon", bench.root / "hf" / "falcon")), CONFIG, EXTENT

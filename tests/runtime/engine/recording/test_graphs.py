@@ -27,7 +27,7 @@ from tests.runtime.engine.test_equality import prompts
 
 ADAPTED = ["base", "tuned", "tuned2", "ia3", "bottleneck", "other"]
 HUGE = 0x7F
-CONFIG = EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels="stock", graphs="off")
+CONFIG = EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="stock", graphs="off")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_virtual_tokens_and_prompt_logprobs_run_as_they_are(bench, family):
     names = ["prompt", "base"]
     plain, made = (PagedEngine(bench.store, CONFIG, names) for _ in range(2))
     graphs = recorded(made, Watched())
-    budget = BatchingConfig(token_budget=1, max_sequences=1)  # every chunk is a token, virtual ones too
+    budget = BatchingConfig(max_num_batched_tokens=1, max_num_seqs=1)  # every chunk is a token, virtual ones too
     wanted = {i: requests[:1] for i, requests in arrivals(names, prompt_logprobs=1).items()}
     expected, got = (drive(engine, wanted, budget) for engine in (plain, made))
     assert tokens(got) == tokens(expected)

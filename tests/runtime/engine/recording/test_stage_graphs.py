@@ -31,7 +31,7 @@ def family(bench):
 
 
 def engines(bench, count: int, recorder: type[StepRecorder] | None = None, **changes) -> list[StagedEngine]:
-    config = EngineConfig(kv_bytes=2 << 20, page_tokens=4, kernels="stock", **changes)
+    config = EngineConfig(kv_cache_memory_bytes=2 << 20, page_tokens=4, kernels="stock", **changes)
     half = half_page(bench.store, config, NAMES)
     made = [StagedEngine(bench.store, config, half, f"d{number}") for number in range(count)]
     for engine in made if recorder is not None else ():

@@ -21,7 +21,7 @@ from runtime.engine.tensors.process_groups import Gloo, Nccl, rail_for
 from tests.runtime.engine.links import Faulty, Wire
 from zoo.errors import NotServable
 
-SHORT = DirectConfig(seconds=0.5, making=3.0)
+SHORT = DirectConfig(receive_timeout_s=0.5, connect_timeout_s=3.0)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_bytes_of_the_host_go_and_come_for_an_engine_that_knows_no_tensors(made:
 
 
 def test_many_under_way_come_each_under_its_ticket(made: Callable[..., Wire]) -> None:
-    wire = made(DirectConfig(backlog=4096))  # less than all of them together
+    wire = made(DirectConfig(max_inflight_bytes=4096))  # less than all of them together
     wire.link()
     arrays = {ticket: state(ticket, 1 + ticket % 7) for ticket in range(1, 60)}
     for ticket, array in arrays.items():
@@ -148,14 +148,14 @@ def test_a_tensor_that_never_comes_ends_the_link_within_its_limit_and_both_ends_
 
 
 def test_a_link_that_is_not_made_in_time_is_over_on_both_sides(made: Callable[..., Wire]) -> None:
-    wire = made(DirectConfig(making=0.5), (Gloo(), Faulty(delay=1.5)))
+    wire = made(DirectConfig(connect_timeout_s=0.5), (Gloo(), Faulty(delay=1.5)))
     wire.a.offer("b")
     wire.until(lambda: "in time" in wire.a.state()["b"] or "over" in wire.a.state()["b"], 5.0)
     wire.until(lambda: {name for name, _, _ in wire.over} == {"a", "b"}, 5.0)
 
 
 def test_an_end_that_nobody_answers_gives_up(made: Callable[..., Wire]) -> None:
-    wire = made(DirectConfig(making=0.3))
+    wire = made(DirectConfig(connect_timeout_s=0.3))
     wire.changes = lambda who, said: None
     wire.a.offer("b")
     wire.until(lambda: "in time" in wire.a.state()["b"], 5.0)

@@ -18,7 +18,7 @@ from tests.runtime.virtual import spec
 M = spec("m", kv_layers=2, page_tokens=4)
 N = spec("n", kv_layers=3, page_tokens=2)
 CAPACITY = 40
-CONFIG = BatchingConfig(token_budget=8, max_sequences=4, watermark=0.0)
+CONFIG = BatchingConfig(max_num_batched_tokens=8, max_num_seqs=4, watermark=0.0)
 
 
 def view(seq: str, tokens: int, computed: int = 0, phase: Phase = "prefill", model: ModelSpec = M) -> SequenceView:
@@ -65,7 +65,7 @@ def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next() -> None:
 
 def test_the_first_in_rank_advances_even_when_decodes_fill_the_budget() -> None:
     running = [view("old", 20, 4), *(decoding(f"d{i}", 3) for i in range(8))]
-    shares = tokens_of(decide(device(running), BatchingConfig(token_budget=3, max_sequences=9)))
+    shares = tokens_of(decide(device(running), BatchingConfig(max_num_batched_tokens=3, max_num_seqs=9)))
     assert shares == {"old": 1, "d0": 1, "d1": 1}
 
 
@@ -87,15 +87,18 @@ def test_admission_is_in_order_and_nobody_overtakes_one_that_does_not_fit() -> N
 def test_admission_leaves_what_running_prompts_still_need() -> None:
     running = [view("a", 16, 4)]  # holds one group of 2 pages, will need three more
     assert (
-        decide(device(running, [view("b", 4)], capacity=8), BatchingConfig(token_budget=13, watermark=0)).admitted == ()
+        decide(
+            device(running, [view("b", 4)], capacity=8), BatchingConfig(max_num_batched_tokens=13, watermark=0)
+        ).admitted
+        == ()
     )
     assert decide(
-        device(running, [view("b", 4)], capacity=10), BatchingConfig(token_budget=13, watermark=0)
+        device(running, [view("b", 4)], capacity=10), BatchingConfig(max_num_batched_tokens=13, watermark=0)
     ).admitted == ("b",)
 
 
 def test_the_watermark_holds_back_newcomers_but_not_on_an_empty_device() -> None:
-    config = BatchingConfig(token_budget=8, watermark=0.5)
+    config = BatchingConfig(max_num_batched_tokens=8, watermark=0.5)
     assert decide(device([decoding("d", 3)], [view("a", 8)], capacity=8), config).admitted == ()
     assert decide(device([], [view("a", 16)], capacity=8), config).admitted == ("a",)
 
@@ -173,8 +176,8 @@ def devices(draw: st.DrawFn) -> DeviceSnapshot:
 
 configs = st.builds(
     BatchingConfig,
-    token_budget=st.integers(1, 40),
-    max_sequences=st.integers(1, 10),
+    max_num_batched_tokens=st.integers(1, 40),
+    max_num_seqs=st.integers(1, 10),
     watermark=st.sampled_from([0.0, 0.01, 0.3]),
 )
 
@@ -186,7 +189,7 @@ def test_no_decision_breaks_a_limit(snapshot: DeviceSnapshot, config: BatchingCo
     views = {one.seq: one for one in (*snapshot.running, *snapshot.waiting)}
     named = [share.seq for share in decision.shares]
     assert len(set(named)) == len(named)
-    assert sum(share.tokens for share in decision.shares) <= config.token_budget
+    assert sum(share.tokens for share in decision.shares) <= config.max_num_batched_tokens
     given_back = sum(views[seq].groups * views[seq].spec.kv_layers for seq in decision.preempted)
     assert (
         sum(share.groups * views[share.seq].spec.kv_layers for share in decision.shares) <= snapshot.free + given_back
@@ -194,7 +197,7 @@ def test_no_decision_breaks_a_limit(snapshot: DeviceSnapshot, config: BatchingCo
     assert not set(decision.preempted) & set(named)
     assert set(decision.admitted) <= set(named)
     if decision.admitted:
-        assert len(snapshot.running) + len(decision.admitted) <= max(config.max_sequences, 1)
+        assert len(snapshot.running) + len(decision.admitted) <= max(config.max_num_seqs, 1)
     for share in decision.shares:
         one = views[share.seq]
         assert 1 <= share.tokens <= one.tokens - one.computed
@@ -241,7 +244,7 @@ def test_the_same_device_gives_the_same_decision(snapshot: DeviceSnapshot, confi
     assert decide(snapshot, config) == decide(snapshot, config)
 
 
-@pytest.mark.parametrize("values", [{"token_budget": 0}, {"max_sequences": 0}, {"watermark": 1.0}])
+@pytest.mark.parametrize("values", [{"max_num_batched_tokens": 0}, {"max_num_seqs": 0}, {"watermark": 1.0}])
 def test_limits_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         BatchingConfig(**values)  # type: ignore[arg-type]

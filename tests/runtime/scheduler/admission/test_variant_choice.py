@@ -216,8 +216,8 @@ def scaling_cluster() -> Changing:
         limits=(6000, 3000, 1000),
         adaptation=adaptation,
         pages=400,
-        config=ClusterConfig(devices=3, max_running=8),
-        relay_config=AgentConfig(chunk=8, window=1, linger_us=0),
+        config=ClusterConfig(devices=3, max_num_seqs=8),
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, batch_wait_us=0),
     )
 
 

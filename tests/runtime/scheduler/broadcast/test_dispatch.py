@@ -56,8 +56,10 @@ class Copies(VirtualCluster):
 
 
 def cluster_of(copies: int = 2, dispatch: str = "broadcast", **changes) -> Copies:
-    config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch=dispatch, hop_cost=0.0, deaths=99)  # type: ignore[arg-type]
-    fields = dict(devices=6, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1))
+    config = ClusterConfig(
+        devices=6, placement="partition", prefill_chunk=8, dispatch=dispatch, hop_cost=0.0, max_crashes=99
+    )  # type: ignore[arg-type]
+    fields = dict(devices=6, pages=200, config=config, relay_config=AgentConfig(recompute_chunk=8, fetch_window=1))
     cluster = Copies([M, N], [CUT, CUT], copies=copies, **(fields | changes))  # type: ignore[arg-type]
     cluster.run()
     cluster.lay()
@@ -149,7 +151,9 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
 @pytest.mark.parametrize("copies", [2, 3])
 def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
     """Newcomers, and sequences that win their hop there, are never more than a device runs at once."""
-    config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch="broadcast", hop_cost=0.0, max_running=3)
+    config = ClusterConfig(
+        devices=6, placement="partition", prefill_chunk=8, dispatch="broadcast", hop_cost=0.0, max_num_seqs=3
+    )
     cluster = cluster_of(copies, config=config, latency=2 * MS)
     cluster.ask(
         *(request(f"s{at}", range(1 + at % 5), "mn"[at % 2], max_tokens=12) for at in range(24)), at=cluster.now

@@ -18,11 +18,13 @@ from tests.runtime.virtual import request
 ONE = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
 CUT = (1, 3, 4)
 HOT = ONE.chain(*CUT).uses[1].block
-QUICK = ControlConfig(every_ms=5, calm_ms=40, idle_ms=40, period_ms=1_000_000, patience_ms=400)
+QUICK = ControlConfig(
+    interval_ms=5, cooldown_ms=40, idle_ms=40, rearrange_interval_ms=1_000_000, migration_timeout_ms=400
+)
 
 
 def hot_cluster(control: ControlConfig, devices: int = 4, **changes) -> VirtualCluster:
-    config = ClusterConfig(devices=devices, placing="split", control=control)
+    config = ClusterConfig(devices=devices, placement="partition", control=control)
     cluster = VirtualCluster([ONE], [CUT], devices=devices, pages=48, config=config, **changes)
     for number in range(10):
         cluster.ask(request(f"s{number}", range(number % 5 + 1), "one", max_tokens=32), at=number * MS // 2)

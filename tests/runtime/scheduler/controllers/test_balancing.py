@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from runtime.config import Balancing, ClusterConfig, ControlConfig
+from runtime.config import ClusterConfig, ControlConfig, Rebalancing
 from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -17,12 +17,12 @@ M = counting_model("m", "1 2* 3* 4", max_model_len=128)
 N = counting_model("n", "1 2* 5* 6", max_model_len=128)
 
 
-def lopsided(balancing: Balancing, margin: int = 4, **changes) -> VirtualCluster:
+def lopsided(balancing: Rebalancing, margin: int = 4, **changes) -> VirtualCluster:
     """The second device comes back while the first one has all there is."""
     control = ControlConfig(
-        scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=margin, every_ms=5
+        scaling=False, rearranging=False, proactive=False, rebalance=balancing, rebalance_margin=margin, interval_ms=5
     )
-    config = ClusterConfig(devices=2, placing="copies", control=control)
+    config = ClusterConfig(devices=2, placement="replicate", control=control)
     cluster = VirtualCluster([M, N], devices=2, pages=400, config=config, restart=20 * MS, **changes)
     cluster.at(1 * MS // 2, lambda: cluster.kill("d1"))
     for number in range(10):
@@ -32,7 +32,7 @@ def lopsided(balancing: Balancing, margin: int = 4, **changes) -> VirtualCluster
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
-def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Balancing) -> None:
+def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Rebalancing) -> None:
     cluster = lopsided(balancing)
     cluster.run()
     cluster.expect()
@@ -46,7 +46,7 @@ def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Balancing) ->
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
-def test_the_baselines_wait_for_their_pages_and_ours_runs_on(balancing: Balancing) -> None:
+def test_the_baselines_wait_for_their_pages_and_ours_runs_on(balancing: Rebalancing) -> None:
     """Tokens between a move's begin and its end: none but of the row that was under way, for those who wait."""
     cluster = lopsided(balancing, page_bytes_per_ms=50.0)
     cluster.run()
@@ -70,7 +70,7 @@ def test_the_owner_keeps_what_is_his_where_the_rule_is_strict_or_little_is_gaine
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
 @pytest.mark.parametrize("seed", range(2))
-def test_deaths_while_sequences_change_sides(balancing: Balancing, seed: int) -> None:
+def test_deaths_while_sequences_change_sides(balancing: Rebalancing, seed: int) -> None:
     rng = random.Random(seed)
     cluster = lopsided(balancing, margin=1, page_bytes_per_ms=rng.choice((1e9, 100.0)))
     for _ in range(3):

@@ -21,12 +21,19 @@ A = counting_model("a", "1 2* 3* 4", max_model_len=128)
 B = counting_model("b", "11 12* 3* 14", max_model_len=128)
 CUTS = [(2, 3), (2, 3)]
 PERIOD = 40
-CONTROL = ControlConfig(scaling=False, period_ms=PERIOD, every_ms=5, patience_ms=2000, crossing_us=1e6, bandwidth=1e9)
+CONTROL = ControlConfig(
+    scaling=False,
+    rearrange_interval_ms=PERIOD,
+    interval_ms=5,
+    migration_timeout_ms=2000,
+    crossing_us=1e6,
+    bandwidth=1e9,
+)
 
 
 def two_servers(control: ControlConfig, **changes) -> VirtualCluster:
     """Heads and tails of each model end up on different servers: placed by depth over four devices on two of them."""
-    config = ClusterConfig(devices=4, placing="split", control=control, hop_cost=0.0)
+    config = ClusterConfig(devices=4, placement="partition", control=control, hop_cost=0.0)
     return VirtualCluster(
         [A, B], CUTS, devices=4, pages=400, config=config, servers=("x", "x", "y", "y"), limits=(4500,) * 4, **changes
     )  # fmt: skip
@@ -101,7 +108,7 @@ def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(m
     a, b = counting_model("a", "1 2*", max_model_len=128), counting_model("b", "11 12*", max_model_len=128)
     (a1, a2), (b1, b2) = ([block.id for block in model.blocks(1)] for model in (a, b))
     placed_by_hand(monkeypatch, (a1, "d0"), (b2, "d0"), (b1, "d1"), (a2, "d1"))
-    config = ClusterConfig(devices=2, placing="split", control=CONTROL, hop_cost=0.0)
+    config = ClusterConfig(devices=2, placement="partition", control=CONTROL, hop_cost=0.0)
     cluster = VirtualCluster(
         [a, b], [(1,), (1,)], devices=2, pages=400, config=config, servers=("x", "y"), limits=(3000, 2000)
     )
@@ -129,7 +136,7 @@ def test_no_chain_is_brought_where_its_longest_sequences_do_not_fit(monkeypatch:
     model = counting_model("a", "1* 2*", max_model_len=48)
     one, other = (block.id for block in model.blocks(1))
     placed_by_hand(monkeypatch, (one, "d0"), (other, "d1"))
-    config = ClusterConfig(devices=2, placing="split", control=CONTROL, hop_cost=0.0)
+    config = ClusterConfig(devices=2, placement="partition", control=CONTROL, hop_cost=0.0)
     cluster = VirtualCluster([model], [(1,)], devices=2, pages=12, config=config, servers=("x", "y"))
     cluster.ticks(4 * MS, 400 * MS)
     ask(cluster, "a", 0, 200)

@@ -22,7 +22,7 @@ CONTROL = ControlConfig(scaling=False, rearranging=False, bandwidth=64000.0, low
 
 def crowded(control: ControlConfig, pages: int = 64) -> VirtualCluster:
     """Two devices that hold everything; `p` and `r` are on one of them, and soon nobody on the other."""
-    config = ClusterConfig(devices=2, placing="copies", control=control)
+    config = ClusterConfig(devices=2, placement="replicate", control=control)
     cluster = VirtualCluster([M], devices=2, pages=pages, config=config, page_bytes_per_ms=64)
     cluster.ask(
         request("p", range(8), "m", max_tokens=24),
@@ -105,7 +105,7 @@ def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
 
 def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
     """Its move's last stage waits for the row under way, which a pause and its end do not bring back."""
-    config = ClusterConfig(devices=2, placing="copies", control=ControlConfig.off())
+    config = ClusterConfig(devices=2, placement="replicate", control=ControlConfig.off())
     cluster = VirtualCluster([M], devices=2, config=config, alpha=20 * MS)
     cluster.ask(request("p", range(8), "m", max_tokens=6))
     for when in (22, 30):  # the first time has the stage loaded there

@@ -18,11 +18,13 @@ MODELS = [
     for at in range(3)
 ]
 CUTS = [(2,)] * 3
-CONTROL = ControlConfig(rearranging=False, every_ms=5, calm_ms=30, idle_ms=60, margin=2, patience_ms=300)
+CONTROL = ControlConfig(
+    rearranging=False, interval_ms=5, cooldown_ms=30, idle_ms=60, rebalance_margin=2, migration_timeout_ms=300
+)
 
 
 def cluster_of(control: ControlConfig, devices: int = 5, limit: int = 9000, **changes) -> VirtualCluster:
-    config = ClusterConfig(devices=devices, placing="demand", control=control)
+    config = ClusterConfig(devices=devices, placement="on-demand", control=control)
     return VirtualCluster(MODELS, CUTS, devices=devices, pages=200, config=config, limits=(limit,) * devices, **changes)
 
 
@@ -85,7 +87,14 @@ def test_negative_controls_without_room_or_switched_off_there_are_no_copies() ->
 def test_everything_at_once_with_deaths_loses_and_alters_nothing(seed: int) -> None:
     rng = random.Random(seed)
     control = ControlConfig(
-        every_ms=4, calm_ms=20, idle_ms=30, margin=1, patience_ms=100, period_ms=30, crossing_us=1e6, balancing="owner"
+        interval_ms=4,
+        cooldown_ms=20,
+        idle_ms=30,
+        rebalance_margin=1,
+        migration_timeout_ms=100,
+        rearrange_interval_ms=30,
+        crossing_us=1e6,
+        rebalance="owner",
     )
     cluster = cluster_of(control, devices=4, servers=("x", "x", "y", "y"), page_bytes_per_ms=rng.choice((1e9, 100.0)))
     for model in MODELS:

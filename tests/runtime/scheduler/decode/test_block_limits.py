@@ -28,7 +28,7 @@ def batches(block_rows: int, moves: int = 0) -> tuple[VirtualCluster, dict[str, 
             most[lo] = max(most.get(lo, 0), rows)
         return MS
 
-    config = ClusterConfig(devices=2, placing="split", block_rows=block_rows)
+    config = ClusterConfig(devices=2, placement="partition", max_batch_per_block=block_rows)
     cluster = VirtualCluster([A, B], [CUT, CUT], devices=2, config=config, costs=costs)
     rng = random.Random(1)
     cluster.ask(*(request(f"s{at}", range(at % 5 + 1), "ab"[at % 2], max_tokens=20) for at in range(12)))

@@ -45,7 +45,7 @@ class Leaky(VirtualCluster):
 
 
 def leaky(loses: Callable[[Any], bool], seconds: float = LIMIT, **fields: Any) -> Leaky:
-    config = ClusterConfig(devices=2, placing="split", row_seconds=seconds)
+    config = ClusterConfig(devices=2, placement="partition", row_timeout_s=seconds)
     cluster = Leaky([M], [(2,)], config=config, **fields)
     cluster.loses = loses
     return cluster
@@ -140,5 +140,5 @@ def test_a_move_that_nothing_comes_of_is_given_up_and_the_sequence_goes_on() -> 
 
 
 def test_a_limit_is_a_number_of_seconds() -> None:
-    with pytest.raises(ValueError, match="row_seconds"):
-        ClusterConfig(row_seconds=float("nan"))
+    with pytest.raises(ValueError, match="row_timeout_s"):
+        ClusterConfig(row_timeout_s=float("nan"))

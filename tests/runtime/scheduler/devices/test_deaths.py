@@ -45,9 +45,13 @@ SLOW = 100.0
 
 
 def cluster_of(**changes) -> VirtualCluster:
-    config = ClusterConfig(devices=3, placing="split", chunk=8)
+    config = ClusterConfig(devices=3, placement="partition", prefill_chunk=8)
     fields = dict(
-        devices=3, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=SLOW
+        devices=3,
+        pages=200,
+        config=config,
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1),
+        page_bytes_per_ms=SLOW,
     )
     return VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
 
@@ -268,7 +272,7 @@ def moving(
 
     `quick`: the move is over before the row that is under way is back.
     """
-    config = ClusterConfig(devices=4, placing="split", chunk=8, handover_groups=1)
+    config = ClusterConfig(devices=4, placement="partition", prefill_chunk=8, migration_final_sets=1)
     speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if quick else dict(latency=MS // 4)
     cluster = busy(devices=4, config=config, **speed)
     reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode" and a.computed > 19)
@@ -374,9 +378,11 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
 
 def crowded() -> VirtualCluster:
     """One block's device is full: it gets another instance, and loses it again."""
-    control = ControlConfig(every_ms=5, calm_ms=40, idle_ms=30, period_ms=1_000_000, patience_ms=400)
+    control = ControlConfig(
+        interval_ms=5, cooldown_ms=40, idle_ms=30, rearrange_interval_ms=1_000_000, migration_timeout_ms=400
+    )
     one = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
-    config = ClusterConfig(devices=4, placing="split", control=control)
+    config = ClusterConfig(devices=4, placement="partition", control=control)
     cluster = VirtualCluster([one], [(1, 3, 4)], devices=4, pages=24, config=config, page_bytes_per_ms=SLOW)
     for number in range(5):
         cluster.ask(request(f"s{number}", range(number + 1), "one", max_tokens=20), at=number * MS // 2)
@@ -438,7 +444,9 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
 )
 def test_while_hops_are_predicted(moment: str, victim: int) -> None:
     model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
-    config = ClusterConfig(devices=3, placing="split", sharing="off", speculation=SpeculationConfig("exact", top=0.4))
+    config = ClusterConfig(
+        devices=3, placement="partition", prefix_caching="off", speculation=SpeculationConfig("exact", top=0.4)
+    )
     cluster = VirtualCluster(
         [model], [(2, 5)], devices=3, config=config, stand_ins=[surrogate_of(model, "m~", 4, 3)],
         surrogates={"m": [Surrogate("m~", 4, 5, 1)]},

@@ -31,7 +31,7 @@ def killing(*bad: str, at: int = 0, devices: int = 2) -> VirtualCluster:
         [M],
         [(2,)],
         devices=devices,
-        config=ClusterConfig(devices=devices, placing="split", hop_cost=0.0),
+        config=ClusterConfig(devices=devices, placement="partition", hop_cost=0.0),
         restart=5 * MS,
         make_engine=lambda name: Killed([M], 256, device=name),
     )
@@ -115,7 +115,7 @@ def test_whoever_is_saved_by_a_move_was_there_when_the_device_died_all_the_same(
     cluster = VirtualCluster(
         [M],
         devices=2,
-        config=ClusterConfig(devices=2, placing="copies", deaths=1),
+        config=ClusterConfig(devices=2, placement="replicate", max_crashes=1),
         restart=5 * MS,
         page_bytes_per_ms=1.0,
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Surrogate
-from runtime.config import AgentConfig, ClusterConfig, Sharing, SpeculationConfig, SpeculationMode
+from runtime.config import AgentConfig, ClusterConfig, PrefixCaching, SpeculationConfig, SpeculationMode
 from runtime.control.scheduler_io import Tick
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
@@ -31,9 +31,9 @@ CUTS = [(1, 3, 4), (1, 3, 4)]
 SYSTEM = tuple(range(20, 36))  # four groups
 
 
-def cluster_of(sharing: Sharing = "running", devices: int = 2, **changes) -> VirtualCluster:
-    fields = {name: changes.pop(name) for name in ("placing", "owner_margin", "watermark") if name in changes}
-    config = ClusterConfig(devices=devices, sharing=sharing, **({"placing": "split"} | fields))
+def cluster_of(sharing: PrefixCaching = "active", devices: int = 2, **changes) -> VirtualCluster:
+    fields = {name: changes.pop(name) for name in ("placement", "owner_margin", "watermark") if name in changes}
+    config = ClusterConfig(devices=devices, prefix_caching=sharing, **({"placement": "partition"} | fields))
     return VirtualCluster([M, N], CUTS, devices=devices, config=config, **changes)
 
 
@@ -50,8 +50,8 @@ def refs(cluster: VirtualCluster) -> dict[str, tuple[str, int]]:
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sharing", "spared"), [("off", 0), ("running", 16), ("cached", 16)])
-def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: Sharing, spared: int) -> None:
+@pytest.mark.parametrize(("sharing", "spared"), [("off", 0), ("active", 16), ("cached", 16)])
+def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: PrefixCaching, spared: int) -> None:
     cluster = cluster_of(sharing)
     cluster.ask(request("a", (*SYSTEM, 1, 2), "m", max_tokens=20))
     cluster.ask(request("b", (*SYSTEM, 3, 4, 5), "m", max_tokens=20), at=30 * MS)
@@ -63,6 +63,7 @@ def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: Shar
     cluster.expect()
     assert computed(cluster) == 18 + 19 + 2 * 19 - spared
     assert cluster.scheduler.sharing().tokens == spared
+    assert cluster.scheduler.sharing().queried == (18 + 19 if sharing != "off" else 0)
 
 
 def test_one_token_runs_at_least_and_only_whole_groups_are_shared() -> None:
@@ -99,7 +100,9 @@ def test_scores_of_a_prompt_are_had_by_running_it() -> None:
 
 def test_models_with_virtual_tokens_share_nothing() -> None:
     model = counting_model("v", "1 2* 3 4*", virtual_tokens=3)
-    cluster = VirtualCluster([model], [(2,)], config=ClusterConfig(devices=2, placing="split", sharing="cached"))
+    cluster = VirtualCluster(
+        [model], [(2,)], config=ClusterConfig(devices=2, placement="partition", prefix_caching="cached")
+    )
     cluster.ask(request("a", SYSTEM, "v", max_tokens=20))
     cluster.ask(request("b", SYSTEM, "v", max_tokens=5), at=25 * MS)
     cluster.run()
@@ -127,7 +130,7 @@ def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_their
     third = counting_model("n", "1 9* 3 4* 5* 7")
     for second in (other, third):
         cluster = VirtualCluster(
-            [M, second], [(3,), (3,)], config=ClusterConfig(devices=1, sharing="running"), devices=1
+            [M, second], [(3,), (3,)], config=ClusterConfig(devices=1, prefix_caching="active"), devices=1
         )
         cluster.ask(request("a", SYSTEM, "m", max_tokens=20))
         cluster.ask(request("b", (*SYSTEM, 1), "n", max_tokens=8), at=15 * MS)
@@ -158,7 +161,7 @@ def warm(cluster: VirtualCluster) -> None:
 
 @pytest.mark.parametrize(("margin", "shares"), [(8.0, True), (float("inf"), True), (0.0, False)])
 def test_a_newcomer_goes_where_its_beginning_lies_unless_that_is_too_dear(margin: float, shares: bool) -> None:
-    cluster = cluster_of("running", placing="copies", owner_margin=margin)
+    cluster = cluster_of("active", placement="replicate", owner_margin=margin)
     warm(cluster)
     cluster.ask(request("a", SYSTEM, "m", max_tokens=40))
     cluster.ask(request("b", (*SYSTEM, 1), "m", max_tokens=5), at=25 * MS)
@@ -170,7 +173,7 @@ def test_a_newcomer_goes_where_its_beginning_lies_unless_that_is_too_dear(margin
 
 
 def test_without_room_there_it_goes_elsewhere() -> None:
-    cluster = cluster_of("running", placing="copies", pages=36)
+    cluster = cluster_of("active", placement="replicate", pages=36)
     cluster.ask(request("a", (*SYSTEM, *range(24)), "m", max_tokens=8))
     cluster.ask(request("b", (*SYSTEM, *range(40, 56)), "m", max_tokens=5), at=6 * MS)
     cluster.run(until=8 * MS)
@@ -248,7 +251,7 @@ def test_an_old_version_takes_its_donors_along() -> None:
 
 def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
     """BL-27: the same beginning on two devices; the one used later stays."""
-    cluster = cluster_of("cached", placing="copies", owner_margin=0.0)
+    cluster = cluster_of("cached", placement="replicate", owner_margin=0.0)
     warm(cluster)
     cluster.ask(request("a", SYSTEM, "m", max_tokens=30), at=10 * MS)
     cluster.ask(request("b", SYSTEM, "m", max_tokens=30), at=11 * MS)
@@ -271,7 +274,7 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
 
 
 def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
-    cluster = cluster_of("running", devices=3, placing="split")
+    cluster = cluster_of("active", devices=3, placement="partition")
     cluster.ask(request("a", (*SYSTEM, 1), "m", max_tokens=40))
     cluster.ask(
         request("b", (*SYSTEM, 2), "m", max_tokens=40), request("c", range(60, 70), "m", max_tokens=40), at=25 * MS
@@ -307,7 +310,7 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
 def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_one() -> None:
     old, new = counting_model("m-1", "1 2* 3 4* 5* 6"), counting_model("m-2", "1 2* 3 7* 5* 9")
     cut, asked = (1, 3, 4), [request(f"s{number}", (*SYSTEM, number), "m", max_tokens=6) for number in range(12)]
-    config = ClusterConfig(devices=2, placing="split", sharing="cached")
+    config = ClusterConfig(devices=2, placement="partition", prefix_caching="cached")
     cluster = Changing(chains=[as_version(old, "m", *cut)], blocks=old.blocks(*cut), known=[old, new], config=config)
     for number, one in enumerate(asked):
         cluster.ask(one, at=number * 8 * MS)
@@ -323,7 +326,9 @@ def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_
 def test_what_is_predicted_is_nobodys_beginning(mode: SpeculationMode) -> None:
     """UN-13: K and V of predicted hops may be wrong for a while, or for good."""
     model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
-    config = ClusterConfig(devices=3, placing="split", sharing="cached", speculation=SpeculationConfig(mode, top=0.4))
+    config = ClusterConfig(
+        devices=3, placement="partition", prefix_caching="cached", speculation=SpeculationConfig(mode, top=0.4)
+    )
     cluster = VirtualCluster(
         [model], [(2, 5)], devices=3, config=config, stand_ins=[surrogate_of(model, "m~", 4, 2)],
         surrogates={"m": [Surrogate("m~", 4, 5, 1)]},
@@ -360,14 +365,16 @@ def alike(count: int, rng: random.Random) -> list[SequenceRequest]:
 @pytest.mark.parametrize("seed", range(16))
 def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -> None:
     rng = random.Random(seed)
-    sharing: Sharing = rng.choice(("running", "cached", "cached"))
+    sharing: PrefixCaching = rng.choice(("active", "cached", "cached"))
     cluster = cluster_of(
         sharing,
         devices=3,
-        placing=rng.choice(("split", "copies")),
+        placement=rng.choice(("partition", "replicate")),
         pages=rng.choice((40, 70, 300)),
         owner_margin=rng.choice((0.0, 8.0)),
-        relay_config=AgentConfig(chunk=rng.choice((4, 16)), window=rng.choice((1, 3)), patience_ms=200),
+        relay_config=AgentConfig(
+            recompute_chunk=rng.choice((4, 16)), fetch_window=rng.choice((1, 3)), page_timeout_ms=200
+        ),
         page_bytes_per_ms=rng.choice((1e9, 100.0)),
     )
     asked = alike(18, rng)

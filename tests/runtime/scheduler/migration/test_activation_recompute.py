@@ -27,9 +27,12 @@ MIDDLE = range(1, 2)
 
 def cluster_of(kept: int = 1 << 30, **changes: object) -> VirtualCluster:
     fields = dict(
-        devices=3, pages=400, config=ClusterConfig(devices=3, placing="split", chunk=8), page_bytes_per_ms=400.0,
-        relay_config=AgentConfig(chunk=8, window=1, boundary_bytes=kept),
-    )  # fmt: skip
+        devices=3,
+        pages=400,
+        config=ClusterConfig(devices=3, placement="partition", prefill_chunk=8),
+        page_bytes_per_ms=400.0,
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=kept),
+    )
     return VirtualCluster([TWO], [(1,)], **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -139,8 +142,8 @@ def test_without_a_back_what_is_not_kept_cannot_be_had() -> None:
 
 def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     cluster = VirtualCluster(
-        [M], [(1, 3, 4)], devices=2, config=ClusterConfig(devices=2, placing="split"),
-        relay_config=AgentConfig(chunk=8, window=1, boundary_bytes=1 << 20),
+        [M], [(1, 3, 4)], devices=2, config=ClusterConfig(devices=2, placement="partition"),
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=1 << 20),
     )  # fmt: skip
     cluster.ask(request("a", range(20), "m", max_tokens=9))
     rest(cluster)
@@ -289,8 +292,10 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
         CUTS,
         devices=3,
         pages=rng.choice((120, 400)),
-        config=ClusterConfig(devices=3, placing="split", chunk=rng.choice((4, 64))),
-        relay_config=AgentConfig(chunk=chunk, window=window, patience_ms=200, boundary_bytes=kept),
+        config=ClusterConfig(devices=3, placement="partition", prefill_chunk=rng.choice((4, 64))),
+        relay_config=AgentConfig(
+            recompute_chunk=chunk, fetch_window=window, page_timeout_ms=200, activation_cache_bytes=kept
+        ),
         page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)),
         latency=rng.choice((MS // 100, MS // 4)),
     )

@@ -33,10 +33,15 @@ def cluster_of(
 ) -> VirtualCluster:
     """A sequence of so many tokens that rests; a group takes these milliseconds to recompute, or to travel."""
     fields = dict(
-        devices=3, pages=600, config=ClusterConfig(devices=3, placing="split", chunk=64), latency=0, alpha=0,
+        devices=3,
+        pages=600,
+        config=ClusterConfig(devices=3, placement="partition", prefill_chunk=64),
+        latency=0,
+        alpha=0,
         beta=int(recompute_ms * MS / 4),
-        relay_config=AgentConfig(chunk=chunk, window=1, boundary_bytes=kept), page_bytes_per_ms=GROUP_BYTES / copy_ms,
-    )  # fmt: skip
+        relay_config=AgentConfig(recompute_chunk=chunk, fetch_window=1, activation_cache_bytes=kept),
+        page_bytes_per_ms=GROUP_BYTES / copy_ms,
+    )
     cluster = VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
     while not cluster.told["a"].tokens:
@@ -188,9 +193,13 @@ def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
         type(chain.uses[1])(*[getattr(chain.uses[1], name) for name in chain.uses[1].__slots__[:-1]], 16),
     )  # type: ignore[misc]
     cluster = VirtualCluster(
-        chains=[type(chain)(chain.spec, chain.version, wide)], blocks=thin.blocks(1), stand_ins=[thin], devices=3,
-        config=ClusterConfig(devices=3, placing="split"), relay_config=AgentConfig(boundary_bytes=1 << 20),
-    )  # fmt: skip
+        chains=[type(chain)(chain.spec, chain.version, wide)],
+        blocks=thin.blocks(1),
+        stand_ins=[thin],
+        devices=3,
+        config=ClusterConfig(devices=3, placement="partition"),
+        relay_config=AgentConfig(activation_cache_bytes=1 << 20),
+    )
     cluster.ask(request("a", range(40), "m", max_tokens=4))
     while not cluster.told["a"].tokens:
         cluster.run_one()

@@ -40,13 +40,13 @@ class Failing(VirtualCluster):
 
 
 def moving(after: int, **ends: bool) -> Failing:
-    config = ClusterConfig(devices=2, placing="copies", chunk=16)
+    config = ClusterConfig(devices=2, placement="replicate", prefill_chunk=16)
     cluster = Failing(
         [M],
         devices=2,
         pages=256,
         config=config,
-        relay_config=AgentConfig(chunk=8, window=1),
+        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1),
         page_bytes_per_ms=100.0,
         latency=MS // 10,
     )

@@ -32,7 +32,7 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
         latency=0,
         alpha=0,
         beta=int(recompute_ms * MS / 4),
-        relay_config=AgentConfig(chunk=4, window=1),
+        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         page_bytes_per_ms=GROUP_BYTES / copy_ms,
     )
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))

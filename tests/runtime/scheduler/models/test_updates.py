@@ -230,7 +230,7 @@ def test_updates_under_load_with_deaths_and_moves(seed: int) -> None:
     from devices.
     """
     rng = random.Random(seed)
-    config = ClusterConfig(devices=3, placing="split")
+    config = ClusterConfig(devices=3, placement="partition")
     cluster = cluster_of(3, pages=rng.choice((60, 200)), config=config, page_bytes_per_ms=rng.choice((1e9, 50.0)))
     ask(cluster, rng, 80 * MS)
     versions = [B, C, A, B] if seed % 2 else [C, B]

@@ -17,7 +17,7 @@ from tests.runtime.virtual import request
 from zoo.errors import InputError
 
 M = counting_model("m", "1 2* 3* 4")
-CONFIG = ClusterConfig(devices=2, placing="split")
+CONFIG = ClusterConfig(devices=2, placement="partition")
 
 
 def recorded(path: Path) -> int:
@@ -55,7 +55,7 @@ def test_another_config_gives_other_commands(tmp_path: Path) -> None:
     recorded(tmp_path / "log")
     head, *events = (tmp_path / "log").read_text().splitlines(keepends=True)
     changed = json.loads(head)
-    changed["config"]["chunk"] = 2
+    changed["config"]["prefill_chunk"] = 2
     (tmp_path / "other").write_text(json.dumps(changed) + "\n" + "".join(events))
     with pytest.raises(Diverged):
         replay(tmp_path / "other")

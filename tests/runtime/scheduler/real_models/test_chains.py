@@ -24,7 +24,7 @@ from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 
 MODELS = ["llama", "neox", "lora", "stitched"]
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 COUNT = 24
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
 LENGTHS = (3, 9, 17)
@@ -45,9 +45,12 @@ def family(bench: Bench) -> Bench:  # noqa: F811
 def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) -> VirtualCluster:  # noqa: F811
     half = half_page(bench.store, CONFIG, [*MODELS, "wide"])
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
-    config = CONFIG if pages is None else replace(CONFIG, kv_bytes=2 * half * pages)
+    config = CONFIG if pages is None else replace(CONFIG, kv_cache_memory_bytes=2 * half * pages)
     fields = (
-        dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=AgentConfig(chunk=4, window=1))
+        dict(
+            config=ClusterConfig(devices=devices, placement="partition"),
+            relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        )
         | changes
     )
     return VirtualCluster(
@@ -125,7 +128,7 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
 
 
 #: What comes into stages is kept.
-KEEPING = AgentConfig(chunk=4, window=1, boundary_bytes=1 << 24)
+KEEPING = AgentConfig(recompute_chunk=4, fetch_window=1, activation_cache_bytes=1 << 24)
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])

@@ -11,12 +11,12 @@ import random
 
 import pytest
 
-from runtime.config import Balancing, ClusterConfig, ControlConfig
+from runtime.config import ClusterConfig, ControlConfig, Rebalancing
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.scheduler.real_models.test_chains import answers, ask, cluster_of, family, tokens  # noqa: F401
 from tests.runtime.scheduler.virtual_cluster import MS
 
-QUICK = dict(every_ms=5, calm_ms=30, idle_ms=30, period_ms=1_000_000, patience_ms=400)
+QUICK = dict(interval_ms=5, cooldown_ms=30, idle_ms=30, rearrange_interval_ms=1_000_000, migration_timeout_ms=400)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -24,7 +24,7 @@ def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, l
     """Memory is short: what fills a device gets another instance, sequences go there with their K and V, and it goes
     again.
     """
-    config = ClusterConfig(devices=4, placing="split", control=ControlConfig(rearranging=False, **QUICK))  # type: ignore[arg-type]
+    config = ClusterConfig(devices=4, placement="partition", control=ControlConfig(rearranging=False, **QUICK))  # type: ignore[arg-type]
     cluster = cluster_of(family, 4, pages=60, config=config, page_bytes_per_ms=1e5)
     ask(cluster, random.Random(seed))
     cluster.ticks(4 * MS, 400 * MS)
@@ -37,8 +37,10 @@ def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, l
 
 
 def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
-    control = ControlConfig(scaling=False, period_ms=20, every_ms=5, patience_ms=400, crossing_us=1e6, bandwidth=1e9)
-    config = ClusterConfig(devices=4, placing="split", control=control, hop_cost=0.0)
+    control = ControlConfig(
+        scaling=False, rearrange_interval_ms=20, interval_ms=5, migration_timeout_ms=400, crossing_us=1e6, bandwidth=1e9
+    )
+    config = ClusterConfig(devices=4, placement="partition", control=control, hop_cost=0.0)
     cluster = cluster_of(family, 4, config=config, servers=("x", "x", "y", "y"))
     ask(cluster, random.Random(1))
     cluster.ticks(4 * MS, 300 * MS)
@@ -48,12 +50,12 @@ def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: 
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
-def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Balancing) -> None:  # noqa: F811
+def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Rebalancing) -> None:  # noqa: F811
     """The second device comes back while the first one has all there is."""
     control = ControlConfig(
-        scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=1, every_ms=5
+        scaling=False, rearranging=False, proactive=False, rebalance=balancing, rebalance_margin=1, interval_ms=5
     )
-    config = ClusterConfig(devices=2, placing="copies", control=control)
+    config = ClusterConfig(devices=2, placement="replicate", control=control)
     cluster = cluster_of(family, 2, config=config, restart=20 * MS)
     cluster.at(MS // 2, lambda: cluster.kill("d1"))
     ask(cluster, random.Random(2))
@@ -69,7 +71,7 @@ def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[st
     """One device, each switch off: continuous batching. All run together, and nothing is moved, shared, scaled or
     predicted.
     """
-    config = ClusterConfig(devices=1, placing="copies", sharing="off", control=ControlConfig.off())
+    config = ClusterConfig(devices=1, placement="replicate", prefix_caching="off", control=ControlConfig.off())
     cluster = cluster_of(family, 1, config=config)
     ask(cluster, random.Random(3))
     cluster.ticks(5 * MS, 100 * MS)

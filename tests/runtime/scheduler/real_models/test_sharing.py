@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config import AgentConfig, ClusterConfig, EngineConfig, Sharing
+from runtime.config import AgentConfig, ClusterConfig, EngineConfig, PrefixCaching
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
@@ -18,7 +18,7 @@ from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 
 MODELS = ["llama", "neox"]
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 COUNT = 8
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
 SYSTEM, OWN = 21, 6
@@ -48,9 +48,9 @@ def answers(family: Bench, asked: dict[str, SequenceRequest]) -> dict[str, tuple
     return {seq: (stock[one.model], greedy(stock[one.model], one.prompt, COUNT)) for seq, one in asked.items()}
 
 
-@pytest.mark.parametrize("sharing", ["off", "running", "cached"])
+@pytest.mark.parametrize("sharing", ["off", "active", "cached"])
 def test_requests_with_a_common_beginning_get_transformers_tokens(
-    family: Bench, asked: dict[str, SequenceRequest], answers: dict[str, tuple[Any, list[int]]], sharing: Sharing
+    family: Bench, asked: dict[str, SequenceRequest], answers: dict[str, tuple[Any, list[int]]], sharing: PrefixCaching
 ) -> None:
     half = half_page(family.store, CONFIG, MODELS)
     described = [describe_chain(family.store, name, CONFIG, half, 1) for name in MODELS]
@@ -59,8 +59,8 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
         blocks=[block for each in described for block in each.blocks],
         devices=2,
         make_engine=lambda name: StagedEngine(family.store, CONFIG, half, name),
-        config=ClusterConfig(devices=2, placing="split", sharing=sharing),
-        relay_config=AgentConfig(chunk=4, window=1),
+        config=ClusterConfig(devices=2, placement="partition", prefix_caching=sharing),
+        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
     )
     for number, one in enumerate(asked.values()):
         cluster.ask(one, at=(0, 10 * MS, 80 * MS)[number % 3])  # the third one comes when nobody runs any more
@@ -74,6 +74,6 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
     run = sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "RunRows")
     whole = len(asked) * (SYSTEM + OWN + COUNT - 1)
     widths = [each.chain.spec.page_tokens for each in described]
-    spared = {"off": 0, "running": 1, "cached": 2}[sharing] * sum(SYSTEM // width * width for width in widths)
+    spared = {"off": 0, "active": 1, "cached": 2}[sharing] * sum(SYSTEM // width * width for width in widths)
     assert (run, cluster.scheduler.sharing().tokens) == (whole - spared, spared)
     cluster.expect_empty()

@@ -24,7 +24,7 @@ from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from zoo import Zoo
 
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 COUNT = 16
 PROMPTS = [tuple(range(3 + at, 3 + at + length)) for at, length in enumerate((3, 9, 17, 6))]
 
@@ -74,9 +74,11 @@ def run(
         blocks=described.blocks,
         devices=2,
         surrogates={"m": known},
-        relay_config=AgentConfig(chunk=4, window=1),
+        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         make_engine=lambda name: StagedEngine(store, CONFIG, half, name),
-        config=ClusterConfig(devices=2, placing="split", speculation=SpeculationConfig(mode, threshold=threshold)),
+        config=ClusterConfig(
+            devices=2, placement="partition", speculation=SpeculationConfig(mode, threshold=threshold)
+        ),
     )
     part = next(use.block for use in described.chain.uses if known[0].lo < use.hi and use.lo < known[0].hi)
     cluster.scheduler.speculation.pin([(part, "d0"), (part, "d1")])

@@ -28,7 +28,7 @@ from tests.runtime.scheduler.virtual_cluster import MS
 from zoo.errors import NotFound
 from zoo.records import Equivalence, ScoredRun
 
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
+CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 SAMPLING = SamplingParams(12, ignore_eos=True)
 PROMPTS = prompts(3, (3, 9, 17, 5, 8, 12))
 
@@ -65,9 +65,13 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
         block.id for block in new.blocks
     ] and old.chain.version != new.chain.version
     cluster = Changing(
-        chains=[old.chain], blocks=old.blocks, devices=2, make_engine=lambda name: engine_of(family, name),
-        config=ClusterConfig(devices=2, placing="split"), relay_config=AgentConfig(chunk=4, window=1),
-    )  # fmt: skip
+        chains=[old.chain],
+        blocks=old.blocks,
+        devices=2,
+        make_engine=lambda name: engine_of(family, name),
+        config=ClusterConfig(devices=2, placement="partition"),
+        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+    )
     rng = random.Random(1)
     for number in range(24):
         asked = SequenceRequest(f"s{number}", f"r{number}", "tuned", PROMPTS[number % len(PROMPTS)], SAMPLING)
@@ -114,10 +118,14 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
     assert variants_in(store, exact.chain, "base", CONFIG, half, 1, DispatchLimits(equivalent=0.995)) == ()
     blocks = {block.id: block for each in (exact, found[0]) for block in each.blocks}
     cluster = Changing(
-        chains=[exact.chain], blocks=list(blocks.values()), devices=2, make_engine=lambda name: engine_of(family, name),
-        config=ClusterConfig(devices=2, placing="split"), relay_config=AgentConfig(chunk=4, window=1),
+        chains=[exact.chain],
+        blocks=list(blocks.values()),
+        devices=2,
+        make_engine=lambda name: engine_of(family, name),
+        config=ClusterConfig(devices=2, placement="partition"),
+        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         adaptation=VariantChoice((found[0].variant,)),
-    )  # fmt: skip
+    )
     for number in range(12):
         asked = SequenceRequest(
             f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0

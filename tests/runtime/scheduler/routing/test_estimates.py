@@ -72,7 +72,7 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
 def test_a_cluster_tells_all_terms_and_takes_the_least() -> None:
     model = counting_model("m", "1 2* 3* 4", max_model_len=128)
     block = model.chain().uses[0].block
-    cluster = VirtualCluster([model], devices=3, config=ClusterConfig(devices=3, placing="copies"))
+    cluster = VirtualCluster([model], devices=3, config=ClusterConfig(devices=3, placement="replicate"))
     cluster.scheduler.provision.estimates = LatencyEstimates({block: profile(block, load=0.05)}, hop=0.1)
     for number in range(12):
         cluster.ask(request(f"s{number}", range(number + 1), "m", max_tokens=12), at=number * MS)

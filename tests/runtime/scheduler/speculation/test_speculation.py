@@ -37,7 +37,7 @@ def cluster_of(
     none).
     """
     stand_in = surrogate_of(model, "m~", middle, misses)
-    config = ClusterConfig(devices=devices, placing="split", speculation=SpeculationConfig(mode, top=0.4))  # type: ignore[arg-type]
+    config = ClusterConfig(devices=devices, placement="partition", speculation=SpeculationConfig(mode, top=0.4))  # type: ignore[arg-type]
     cluster = VirtualCluster(
         [model],
         [CUT],
@@ -105,14 +105,11 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
 def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
     rng = random.Random(seed)
     cluster = cluster_of(
-        rng.choice((0, 2, 5)),
-        pages=rng.choice((70, 90, 300)),
-        latency=rng.choice((MS // 100, MS // 4)),
-        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))),
+        rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
+        relay_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
         page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)),
-        lanes=rng.choice((("all",), ("real", "ahead"))),
-    )
+        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)), lanes=rng.choice((("all",), ("real", "ahead"))),
+    )  # fmt: skip
     asked = some(16, seed)
     ask(cluster, asked, rng)
     gone = asked[::4] if seed % 2 else []

@@ -36,7 +36,7 @@ def times(misses: int | None, mode: str = "exact", lanes: tuple[Lane, ...] = OWN
     stand-in.
     """
     config = ClusterConfig(
-        devices=3, placing="split", speculation=SpeculationConfig(mode if misses is not None else "off")
+        devices=3, placement="partition", speculation=SpeculationConfig(mode if misses is not None else "off")
     )  # type: ignore[arg-type]
     cluster = VirtualCluster(
         [M],

@@ -19,7 +19,7 @@ def scenario(step_ms: float, count: int = 120, **changes: Any) -> Scenario:
         "cluster": {"servers": [2], "disk": "nvlink3"},
         "apps": {"ladder": list(ACCURACY), "accuracy": list(ACCURACY.values()), "step_ms": step_ms},
         "asked": {"kind": "poisson", "count": count, "seconds": 2.0, "prompts": "16", "answers": "24"},
-        "policies": {"blocks": {"placing": "ample", "parts": 1, "page_layers": 8, "sharing": "off"}},
+        "policies": {"blocks": {"placement": "eager", "parts": 1, "page_layers": 8, "prefix_caching": "off"}},
     }
     return scenario_of("ladder", values | changes)
 

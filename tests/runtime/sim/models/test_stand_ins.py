@@ -41,7 +41,7 @@ def test_full_fine_tunes_and_foundations_stand_in_for_each_other_and_adapters_st
 
 
 BASE: dict[str, Any] = {
-    "placing": "split",
+    "placement": "partition",
     "page_layers": 32,
     "page_tokens": 128,
     "control": {"scaling": False, "rearranging": False},
@@ -85,7 +85,7 @@ def test_waiting_requests_find_a_second_copy_loaded():
         "cluster": {"servers": [2]},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 24, "seconds": 1.0, "prompts": "512", "answers": "400"},
-        "policies": {"this": {"placing": "ample", "paths": "reads", "page_layers": 32, "page_tokens": 128}},
+        "policies": {"this": {"placement": "eager", "routing": "least-bytes", "page_layers": 32, "page_tokens": 128}},
     }
     scenario = scenario_of("copies", values)
     played = play(scenario, "this", scenario.demand(0))

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "apps": {"count": 5, "foundations": ["llama-7b"]},
     "asked": {"count": 40, "seconds": 10.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"},
     "policies": {
-        "blocks": {"placing": "split", **PAGES},
+        "blocks": {"placement": "partition", **PAGES},
         "pm": {"provision": "pm", **PAGES},
         "ps": {"provision": "ps", **PAGES},
     },
@@ -132,7 +132,7 @@ def test_strides_change_the_number_of_steps_and_hardly_the_time():
     }
     results = {}
     for stride in (1, 8):
-        scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, "linger_us": 0, **PAGES}})
+        scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, "batch_wait_us": 0, **PAGES}})
         results[stride] = document_of(play(scenario, "one", scenario.demand(0)))
     assert results[8]["tokens"] == results[1]["tokens"]
     assert results[8]["steps"] < 0.5 * results[1]["steps"]
@@ -146,7 +146,7 @@ def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
         "apps": {"count": 1, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 8, "seconds": 1.0, "prompts": "32", "answers": "200"},
     }
-    scenario = small(**whole, policies={"one": {"provision": "pm", "linger_us": linger_us, **PAGES}})
+    scenario = small(**whole, policies={"one": {"provision": "pm", "batch_wait_us": linger_us, **PAGES}})
     return document_of(play(scenario, "one", scenario.demand(0)))
 
 

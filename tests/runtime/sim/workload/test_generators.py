@@ -159,7 +159,7 @@ def test_nonsense_is_refused(wrong):
         ({"pace": {"tick": -1}}, "pace"),
         ({"pace": {"tick": "slow"}}, "tick"),
         ({"policies": {}}, "at least one policy"),
-        ({"policies": {"a": {"chunk": "x"}}}, "chunk"),
+        ({"policies": {"a": {"prefill_chunk": "x"}}}, "prefill_chunk"),
         ({"policies": {"a": {"control": {"bandwidth": float("nan")}}}}, "bandwidth is no number"),
         ({"policies": {"a": {"control": {"nope": 1}}}}, "nope"),
         ({"nope": {}}, "nope"),

@@ -1,0 +1,134 @@
+"""What the page of the HTTP interface says and no code does: fields of bodies in words, shapes of responses, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: By field of a body. "Ours" and vLLM's are marked on the page by `BEYOND_OPENAI`.
+FIELDS: Mapping[str, str] = {
+    "model": "Name of a served model, or a unique ending of it.",
+    "prompt": "The text to continue, or its token ids; a list of prompts gives `n` choices for each.",
+    "messages": "The conversation: `role` is system, developer, user or assistant; `content` is text, or a list of "
+    "text parts.",
+    "stream": "Answer by server-sent events, `data: [DONE]` at the end.",
+    "stream_options": "With `include_usage` a stream ends with a chunk of token counts.",
+    "n": "Choices per prompt; the server bounds it at 64.",
+    "seed": "Makes sampling repeatable; choice k draws with seed + k.",
+    "stop": "Texts before which a choice ends.",
+    "max_tokens": "Tokens of the answer at most. Default: 16 for completions, what the context leaves for chat.",
+    "max_completion_tokens": "The newer name of `max_tokens`.",
+    "temperature": "0: greedy.",
+    "top_p": "Sample from the likeliest tokens with this much probability.",
+    "presence_penalty": "Subtracted from tokens that occurred in the answer.",
+    "frequency_penalty": "Subtracted per occurrence.",
+    "logit_bias": "Token id -> number that is added to its logit.",
+    "logprobs": "Completions: so many alternatives per token. Chat: whether there are log-probabilities.",
+    "top_logprobs": "Alternatives per token; needs `logprobs`.",
+    "echo": "Repeat the prompt before the answer, with its log-probabilities where they are asked for.",
+    "best_of": "Refused unless it is `n`.",
+    "suffix": "Refused.",
+    "tools": "Refused unless empty.",
+    "functions": "Refused unless empty.",
+    "audio": "Refused unless empty.",
+    "modalities": 'Refused unless it is `["text"]`.',
+    "response_format": "Refused unless `type` is text.",
+    "top_k": "Sample from so many of the likeliest tokens; 0 or -1: all.",
+    "min_p": "Sample from tokens at least this likely beside the likeliest.",
+    "repetition_penalty": "Divides the logits of tokens that occurred.",
+    "min_tokens": "No end before so many tokens.",
+    "ignore_eos": "Go on after the model's end token.",
+    "stop_token_ids": "Tokens that end a choice.",
+    "priority": "Lower goes first, as in vLLM.",
+    "return_token_ids": "Token ids of prompt and answer in the response.",
+    "cache_salt": "Prompt prefixes are shared only among requests of the same salt.",
+    "slo_ms": "Target latency of the request in milliseconds; kept with the request, no policy uses it yet.",
+    "adaptive": "Allows an approximation to answer, where the server has one (--serve-deltas, --speculation "
+    "similarity).",
+    "early_exit": "Leave the model behind so many layers (--early-exit).",
+}
+VLLM = (
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "priority",
+    "return_token_ids",
+    "cache_salt",
+)
+OURS = ("slo_ms", "adaptive", "early_exit")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a route takes beside its body, and what it answers. `errors`: by status, beside those of every route."""
+
+    response: str
+    query: str = ""
+    errors: Mapping[int, str] = field(default_factory=dict)
+
+
+_MODEL = """{"id", "object": "model", "created", "owned_by": "blockzoo", "root", "parent", "max_model_len"}"""
+_USAGE = """"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}"""
+_GENERATING = {
+    400: "a field is wrong, or unsupported; the context is too long",
+    404: "no served model of that name",
+    408: "the body took longer than a minute",
+    413: "the body is larger than 8 MiB",
+    429: "the server is full (--max-queued); `Retry-After` says when to try again",
+    503: "the server drains, or its engine died",
+}
+_NO_REQUEST = {404: "no request of that id runs or waits"}
+
+#: By method and path.
+ROUTES: Mapping[str, Said] = {
+    "POST /v1/completions": Said(
+        """{"id": "cmpl-…", "object": "text_completion", "created", "model", "choices": [{"index", "text", "logprobs", """
+        + """"finish_reason"}], """
+        + _USAGE
+        + """}""",
+        errors=_GENERATING,
+    ),
+    "POST /v1/chat/completions": Said(
+        """{"id": "chatcmpl-…", "object": "chat.completion", "created", "model", "choices": [{"index", "message": {"role", "content"}, """
+        + """"logprobs", "finish_reason"}], """
+        + _USAGE
+        + """}""",
+        errors=_GENERATING,
+    ),
+    "GET /v1/models": Said("""{"object": "list", "data": [""" + _MODEL + """]}"""),
+    "GET /v1/models/{name:path}": Said(_MODEL, errors={404: "no served model of that name"}),
+    "GET /health": Said(
+        """{"status": "ok" | "degraded" | "draining" | "dead", "agents": [{"device", "phase", "deaths", …}], """
+        """"unavailable": {model: reason}}; without the key of a server that has one, `status` alone""",
+        errors={503: "the driver is dead, or the server drains"},
+    ),
+    "GET /live": Said("""{"status": "live"}"""),
+    "GET /metrics": Said("""Prometheus' text format; see Metrics below"""),
+    "GET /zoo/models": Said(
+        """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""
+    ),
+    "GET /zoo/state": Said(
+        """{"agents": [{"id", "pid", "device", "alive", "instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
+        """"models": [{"name", "running", "waiting", …}], "running", "waiting", "draining", "counters", "memory", "cluster"}"""
+    ),
+    "GET /zoo/trace": Said(
+        """JSON lines, one event each""",
+        query="`limit`: the latest so many events",
+        errors={404: "the server runs without --trace"},
+    ),
+    "POST /zoo/requests/{id}/pause": Said(
+        """{"id", "paused": true, "sequences"}""",
+        query="`expected_ms`: how long the pause is expected to take",
+        errors=_NO_REQUEST,
+    ),
+    "POST /zoo/requests/{id}/resume": Said("""{"id", "paused": false, "sequences"}""", errors=_NO_REQUEST),
+    "POST /zoo/models/{name:path}/load": Said(
+        _MODEL, errors={400: "the model cannot be served", 404: "no stored model of that name"}
+    ),
+    "POST /zoo/models/{name:path}/unload": Said(
+        """{"unloaded": name}""", errors={404: "no served model of that name", 409: "its requests did not end in time"}
+    ),
+}

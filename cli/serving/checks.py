@@ -1,0 +1,63 @@
+"""Checks of options' values, alone and beside each other."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cli.shared.declared import check_choices
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from cli.serving.options import ServeOptions
+
+
+def check_values(options: ServeOptions) -> None:
+    """Raise InputError for the first value that cannot be."""
+    check_choices(options)
+    _check_agents(options)
+    _check_adaptive(options)
+    _check_server(options)
+
+
+def _check_agents(options: ServeOptions) -> None:
+    if not 1 <= options.agents <= 256:
+        raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
+    if options.backend == "inline" and options.agents != 1:
+        raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
+    if options.backend == "local" and options.agents != 1:
+        raise InputError("the local driver is of one device: leave --agents 1, or take another --backend")
+    if options.scheduler_log is not None and options.backend == "local":
+        raise InputError("--scheduler-log needs a scheduler, which --backend local has not: give --trace instead")
+    if options.tensor_transport == "network" and options.backend != "ray":
+        raise InputError(
+            "agents of one machine have no network between them: give --tensor-transport direct, or --backend ray"
+        )
+    if options.clustered and options.executor == "dense":
+        raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
+
+
+def _check_adaptive(options: ServeOptions) -> None:
+    if options.adaptive == "accuracy" and not (options.serve_deltas and options.backend != "local"):
+        raise InputError(
+            "accuracy first is how a scheduler serves adaptive requests: give --serve-deltas, and no --backend local"
+        )
+    if options.adaptive_ms and options.adaptive != "accuracy":
+        raise InputError("--adaptive-ms bounds the steps of the most accurate variant: give --adaptive accuracy")
+    shares = (options.min_equivalence, options.min_stitched)
+    if not all(0.0 <= share <= 1.0 for share in shares) or not 0.0 <= options.adaptive_ms < 1e9:
+        raise InputError("--min-equivalence and --min-stitched must be from 0 to 1, --adaptive-ms at least 0")
+
+
+def _check_server(options: ServeOptions) -> None:
+    endpoint = options.otlp_traces_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise InputError(
+            f"--otlp-traces-endpoint must be an address such as http://host:4318/v1/traces, not {endpoint!r}"
+        )
+    if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
+        raise InputError("the API key is empty; leave it out to serve without one")
+    if not 0 <= options.port <= 65535:
+        raise InputError(f"{options.port} is no port")
+    if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
+        raise InputError("max_queued and drain_seconds must be positive")

@@ -1,0 +1,84 @@
+"""Conditions without which an option of `zoo serve` has no effect, by the names that the options' `needs` have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cli.shared.declared import changed_options, declared, flag_of
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from cli.serving.options import ServeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One condition. `said`: what help says that an option needs.
+
+    `lacks`: given the options and the executor that runs, why options that need it have no effect, or None.
+    """
+
+    said: str
+    lacks: Callable[[ServeOptions, str], str | None]
+
+
+def _several_devices(options: ServeOptions, executor: str) -> str | None:
+    return "on one device: give --agents" if options.agents == 1 else None
+
+
+def _scheduler(options: ServeOptions, executor: str) -> str | None:
+    if options.settled(executor).backend != "local":
+        return None
+    because = options.alone_because(executor)
+    return "without agents: give --agents or --backend" if because is None else f"without a scheduler: {because}"
+
+
+def _due_rows(options: ServeOptions, executor: str) -> str | None:
+    lacking = _scheduler(options, executor)
+    if lacking is None and options.settled(executor).backend == "inline":
+        return "on the only agent, which never waits: give --agents"
+    return lacking
+
+
+def _dense(options: ServeOptions, executor: str) -> str | None:
+    if options.clustered or options.executor == "paged":
+        return "without the dense executor, which is for one device: give --executor dense"
+    return None
+
+
+def _one_device(options: ServeOptions, executor: str) -> str | None:
+    return "on agents, which look no step ahead" if options.clustered else None
+
+
+def _deltas(options: ServeOptions, executor: str) -> str | None:
+    if not options.serve_deltas or options.settled(executor).backend == "local":
+        return "without stand-ins: give --serve-deltas, and no --backend local"
+    return None
+
+
+def _speculation(options: ServeOptions, executor: str) -> str | None:
+    return "where no hop is predicted: give --speculation" if options.speculation == "off" else None
+
+
+NEEDS: Mapping[str, Need] = {
+    "several devices": Need("--agents above 1", _several_devices),
+    "scheduler": Need("a scheduler (any --backend but local)", _scheduler),
+    "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
+    "dense": Need("the dense executor", _dense),
+    "one device": Need("a single device without agents", _one_device),
+    "deltas": Need("--serve-deltas", _deltas),
+    "speculation": Need("--speculation", _speculation),
+}
+#: What help says of each.
+SAID = {name: need.said for name, need in NEEDS.items()}
+
+
+def require_effects(options: ServeOptions, executor: str | None = None) -> None:
+    """Raise InputError for the first changed option without effect. `executor`: the chosen one, once known."""
+    for each in changed_options(options):
+        for name in declared(each).needs:
+            lacking = NEEDS[name].lacks(options, executor or options.executor)
+            if lacking is not None:
+                raise InputError(f"{flag_of(each.name)} has no effect {lacking}")

@@ -1,0 +1,67 @@
+"""docs/cli.md and docs/http.md are what the code says, and name every option, route, body field and metric."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import cli.app
+from cli.docs.__main__ import PAGES, main
+from cli.docs.http_page import served_routes
+from cli.docs.http_words import FIELDS, OURS, ROUTES, VLLM
+from cli.serving.options import ServeOptions
+from cli.shared.declared import declared, flag_of
+from runtime.frontend.schemas import ChatBody, CompletionBody
+
+ROOT = Path(__file__).parents[2]
+CLI, HTTP = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cli.md", "http.md"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_is_generated_now(name: str, tmp_path: Path) -> None:
+    main(tmp_path)
+    assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text(), "run python -m cli.docs"
+
+
+def test_every_command_and_every_option_of_serve_is_on_the_page() -> None:
+    assert re.findall(r"^## zoo (\w+)$", CLI, re.MULTILINE) == list(cli.app.VERBS)
+    serve = CLI.split("## zoo serve\n")[1].split("\n## ")[0]
+    for each in fields(ServeOptions):
+        section = serve.split(f"### {declared(each).group}\n")[1].split("\n### ")[0]
+        row = next(line for line in section.splitlines() if line.startswith(f"| `{flag_of(each.name)}` |"))
+        assert declared(each).help.split("|")[0] in row
+        assert not isinstance(each.default, str) or f"`{each.default}`" in row
+
+
+def test_every_route_of_the_server_is_on_the_page_and_no_other() -> None:
+    source = (ROOT / "runtime/server/app.py").read_text()
+    routes = re.findall(r'Route\("([^"]+)".*methods=\["(\w+)"\]', source)
+    assert len(routes) == source.count("        Route(") == len(served_routes())
+    said = {f"{method} {path}" for path, method in routes}
+    assert said == ROUTES.keys()
+    assert set(re.findall(r"^### (\w+ /\S*)$", HTTP, re.MULTILINE)) == {one.replace(":path", "") for one in said}
+
+
+@pytest.mark.parametrize("body", [CompletionBody, ChatBody])
+def test_every_field_of_a_body_is_on_the_page_with_its_bounds(body: type[CompletionBody] | type[ChatBody]) -> None:
+    path = "/v1/completions" if body is CompletionBody else "/v1/chat/completions"
+    section = HTTP.split(f"### POST {path}\n")[1].split("\n### ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+    assert rows.keys() == body.model_fields.keys()
+    assert rows["top_p"] == "number above 0, at most 1" and rows["temperature"] == "number at least 0, at most 2"
+    assert FIELDS.keys() == CompletionBody.model_fields.keys() | ChatBody.model_fields.keys()
+    assert set(VLLM) | set(OURS) <= FIELDS.keys()
+
+
+def test_the_extra_fields_of_the_contract_are_said_to_be_extra() -> None:
+    for name in ("slo_ms", "priority", "adaptive", "ignore_eos", "min_tokens", "top_k", "min_p", "cache_salt"):
+        assert re.search(rf"^\| `{name}` \| [^|]* \| (vLLM|the zoo) \|", HTTP, re.MULTILINE), name
+
+
+def test_every_metric_is_on_the_page() -> None:
+    named = set(re.findall(r'"((?:vllm|blockzoo):\w+)"', (ROOT / "runtime/server/metrics.py").read_text()))
+    assert {"vllm:prefix_cache_hits", "vllm:prefix_cache_queries", "blockzoo:agent_up"} <= named
+    assert named == set(re.findall(r"^\| `((?:vllm|blockzoo):\w+)` \|", HTTP, re.MULTILINE))
