@@ -51,10 +51,10 @@ _SHAPE = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256,
 }  # fmt: skip
-_ONE = ServeOptions(kv_bytes="4MiB", max_model_len=256)
+_ONE = ServeOptions(kv_cache_memory_bytes="4MiB", max_model_len=256)
 SETTINGS: Mapping[str, ServeOptions] = {
     "one_device": _ONE,
-    "two_hops": replace(_ONE, agents=2, backend="threads", placing="split"),
+    "two_hops": replace(_ONE, agents=2, backend="threads", placement="partition"),
 }
 
 

@@ -12,6 +12,7 @@ transports; an `Array` is opaque to whoever decides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,30 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
+
+#: Between a model's name and the first digits of a version of it, in names that engines load by; and how many digits.
+_PINNED = re.compile(r"(?P<model>.+)#(?P<version>[0-9a-f]{16})", re.DOTALL)
+_STAGE = re.compile(r"(?P<model>.+)\[(?P<lo>[0-9]{1,9}):(?P<hi>[0-9]{1,9})\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelKey:
+    """A model, and the first digits of one version of it; none for the model as it stands. As text:
+    `model#0123456789abcdef`.
+    """
+
+    model: str
+    version: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"{self.model}#{self.version}" if self.version else self.model
+
+    @classmethod
+    def parse(cls, text: str) -> ModelKey:
+        """From the text of one; any other name is that of a model without a version."""
+        found = _PINNED.fullmatch(text)
+        return cls(text) if found is None else cls(found["model"], found["version"])
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,6 +60,19 @@ class Stage:
     def id(self) -> str:
         """Its name on a device, as `ModelSpec.name` and `Row.model` carry it."""
         return f"{self.model}[{self.lo}:{self.hi}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Stage:
+        """From its id. Raises ValueError for what is none."""
+        found = _STAGE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not the id of a stage, model[first:end]")
+        return cls(found["model"], int(found["lo"]), int(found["hi"]))
+
+    @property
+    def key(self) -> ModelKey:
+        """The model and the version that it is of."""
+        return ModelKey.parse(self.model)
 
 
 @dataclass(frozen=True, slots=True)

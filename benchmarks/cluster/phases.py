@@ -124,7 +124,7 @@ class Scene:
 
         def move(scheduler: Any, now: int) -> None:
             for member in list(scheduler.members.values()):
-                if member.path and not member.move and member.phase == "decode":
+                if member.path and not member.waits.move and member.phase == "decode":
                     devices = devices_of(member.chain, member.path)
                     last = next((at for at, name in enumerate(devices) if name != devices[0]), len(devices))
                     target = next(name for name in DEVICES if name not in (devices[0], avoid))
@@ -210,7 +210,9 @@ def _copied(scene: Scene, third: str) -> dict[str, str]:
     while time.monotonic() < end:
         scene.move_some(third)
         found = scene.on_scheduler(
-            lambda scheduler, now: [(m.source, m.target) for m in scheduler.handovers if not m.asked and m.member.held]
+            lambda scheduler, now: [
+                (m.source, m.target) for m in scheduler.handovers if not m.asked and m.member.waits.held
+            ]
         )
         if found:
             return dict(zip(("source", "target"), found[0], strict=True))

@@ -7,8 +7,8 @@ all models with that block in their chain. Nothing here changes an agent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
 from runtime.types import FinishReason, ModelSpec, PageCounts, StepPlan, StepResult
 
@@ -32,50 +32,61 @@ class BlockLoad:
     batch_limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCounters:
-    """Totals since the agent began; each only grows.
+def _shown(metric: str, documentation: str, per: float = 1) -> int:
+    """A counter that `/metrics` shows under this name, so many to one of the metric's unit."""
+    shown: int = field(default=0, metadata={"metric": metric, "documentation": documentation, "per": per})
+    return shown
 
-    `prompt_tokens`: tokens of prompts whose run is complete, each counted once. `resumed_tokens`: tokens run again
-    after
-    preemptions. `steps`: steps that ended well. `failed_steps`: steps in which the engine failed. `segments`: segments
-    that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps.
-    `idle_tokens`: tokens computed for nobody (BA-18).
-    `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28).
-    `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits`
-    and
-    `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often
-    (BL-25).
-    `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were
-    `copied` and `recomputed` for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among
-    themselves (BL-23). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32);
-    `prefix_queries`: tokens for which cached pages were looked up.
+
+@dataclass(slots=True)
+class AgentCounters:
+    """Totals since the agent began; each only grows. The one list of them: `Counters` counts them, `/zoo/state` and
+    `/metrics` show them.
+
+    `prompt_tokens`: tokens of prompts whose run is complete, each counted once; it and `generated_tokens` are
+    metrics of the frontend's.
+    `steps`: that ended well. `segments`: zero while the engine does not report them. `busy`: nanoseconds that
+    engines spent in steps.
+    `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28). `finished`:
+    sequences by their last event's reason.
     """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    resumed_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    failed_steps: int = 0
-    segments: int = 0
-    busy: int = 0
-    idle_tokens: int = 0
+    preemptions: int = _shown("vllm:num_preemptions", "Sequences preempted, to be recomputed.")
+    resumed_tokens: int = _shown("blockzoo:resumed_tokens", "Tokens run again after preemptions.")
+    steps: int = _shown("blockzoo:steps", "Steps that the engine ran.")
+    failed_steps: int = _shown("blockzoo:failed_steps", "Steps in which the engine failed.")
+    segments: int = _shown("blockzoo:segments", "Segments run, where the engine reports them.")
+    idle_tokens: int = _shown("blockzoo:idle_tokens", "Padding tokens of dense batches.")  # BA-18
+    busy: int = _shown("blockzoo:step_seconds", "Time the engine spent in steps.", per=1e9)
     adapted: int = 0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
-    speculations: int = 0
-    speculation_hits: int = 0
-    speculation_misses: int = 0
-    speculations_ended: int = 0
-    moves: int = 0
-    moves_aborted: int = 0
-    hops_won: int = 0
-    copied: int = 0
-    recomputed: int = 0
-    moved_bytes: int = 0
-    shared: int = 0
-    shared_tokens: int = 0
-    prefix_queries: int = 0
+    # Predicted hops (BL-25).
+    speculations: int = _shown("blockzoo:speculations", "Rows that might be predicted.")
+    speculation_hits: int = _shown("blockzoo:speculation_hits", "Rows that were predicted rightly.")
+    speculation_misses: int = _shown("blockzoo:speculation_misses", "Rows that were predicted wrongly.")
+    speculations_ended: int = _shown(
+        "blockzoo:speculations_ended", "Block instances that were predicted wrongly too often."
+    )
+    # What only several devices do: moves (BL-16), hops that agents dispatch (BL-23), shared beginnings (BL-32).
+    moves: int = _shown("blockzoo:migrations", "Sequences migrated to another device.")
+    moves_aborted: int = _shown("blockzoo:migrations_aborted", "Migrations that were given up.")
+    hops_won: int = _shown("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.")
+    copied: int = _shown("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.")
+    recomputed: int = _shown("blockzoo:migration_recomputed_tokens", "Tokens whose K and V migrations recomputed.")
+    moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
+    shared: int = _shown("blockzoo:shared_sequences", "Sequences that started from cached pages.")
+    shared_tokens: int = _shown("vllm:prefix_cache_hits", "Tokens that were found in cached pages.")
+
+    prefix_queries: int = _shown("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.")
+
+    def shown(self) -> Iterator[tuple[str, str, float]]:
+        """Of each counter that is a metric: its name there, what it says, and its value in the metric's unit."""
+        for each in fields(self):
+            if each.metadata:
+                value: int = getattr(self, each.name)
+                yield each.metadata["metric"], each.metadata["documentation"], value / each.metadata["per"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +121,11 @@ def block_loads(specs: Iterable[ModelSpec], models: Iterable[ModelLoad], batch_l
     return tuple(BlockLoad(block, queue[block], batch[block], batch_limit) for block in blocks)
 
 
-class Counters:
+@dataclass(slots=True)
+class Counters(AgentCounters):
     """The counters while they grow."""
 
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
-        self.resumed_tokens = 0
-        self.preemptions = 0
-        self.steps = 0
-        self.failed_steps = 0
-        self.segments = 0
-        self.busy = 0
-        self.idle_tokens = 0
-        self.adapted = 0
-        self.finished: Counter[FinishReason] = Counter()
+    finished: Counter[FinishReason] = field(default_factory=Counter)
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
         """A step ended well. One without rows only told the engine what to forget."""
@@ -134,16 +135,6 @@ class Counters:
         self.idle_tokens += result.idle
 
     def snapshot(self) -> AgentCounters:
-        return AgentCounters(
-            self.prompt_tokens,
-            self.generated_tokens,
-            self.resumed_tokens,
-            self.preemptions,
-            self.steps,
-            self.failed_steps,
-            self.segments,
-            self.busy,
-            self.idle_tokens,
-            self.adapted,
-            dict(self.finished),
-        )
+        """A copy that does not grow."""
+        values = {each.name: getattr(self, each.name) for each in fields(AgentCounters)}
+        return AgentCounters(**values | {"finished": dict(self.finished)})

@@ -132,7 +132,7 @@ class CommandOutbox:
             member.computed,
             shared,
             member.ahead,
-            tuple(member.offers.items()),
+            tuple(member.offered.hops.items()),
         )
 
     def stand(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:

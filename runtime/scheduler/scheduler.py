@@ -10,9 +10,9 @@ Every sequence gets exactly one event with `finish`, its last. Pages are taken h
 devices of its path, so that no row waits for pages behind another.
 
 It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next),
-`seating` (coming and going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where
-blocks are), `ledger` (whose pages are whose), `prefixes` (who has which beginning), `donors` (ended ones that stay
-for it), `control` (what is due by time).
+`seating` (coming and going), `fleet` (devices), `handover` (sequences that change a device), `placement` (where
+blocks are), `routing` (paths over them), `ledger` (whose pages are whose), `prefixes` (who has which beginning),
+`donors` (ended ones that stay for it), `control` (what is due by time).
 """
 
 from __future__ import annotations
@@ -55,19 +55,22 @@ from runtime.messages import (
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.admission.variant_choice import VariantChoice, VariantChooser
-from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
+from runtime.scheduler.broadcast.dispatch import BroadcastDispatch, Candidates
 from runtime.scheduler.controllers.controller import Controller
 from runtime.scheduler.decode.rows import DecodeLoop
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.devices.events import DeviceEvents
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.outbox import CommandOutbox
-from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.routing.estimates import LatencyEstimates
-from runtime.scheduler.sequences.lifecycle import SequenceLifecycle, SharingCounts
+from runtime.scheduler.routing.router import Router
+from runtime.scheduler.routing.used_paths import UsedPaths
+from runtime.scheduler.sequences.lifecycle import Hooks, SequenceLifecycle, SharingCounts
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
@@ -94,28 +97,28 @@ class Scheduler:
     ) -> None:  # fmt: skip
         devices, adaptation = Devices(), adaptation or VariantChoice()
         estimates = _estimates(adaptation, config)
-        provision = Provision(blocks, config, devices, estimates)
+        placed = BlockMap(blocks, config, devices)
+        used = UsedPaths(placed)
+        router = Router(config, devices, placed, used.reads, estimates)
         served = {chain.model: chain for chain in chains}
         tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.max_batch_per_block)
-        self._state = ClusterState(config, served, devices, provision, tell, PageAccounting(devices), out)
+        self._state = ClusterState(config, served, devices, placed, router, used, tell, PageAccounting(devices), out)
         self._donors = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._donors)
         self._updates.know(adaptation.variants)
-        self._seating = SequenceLifecycle(self._state, self._donors)
         self.speculation = Speculation(self._state, surrogates)
-        self._seating.predict = self.speculation.plan
+        moves = Moves(self._state)
+        hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).of, leaving=moves.cancel)
+        self._seating = SequenceLifecycle(self._state, self._donors, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
-        self._seating.offer = self.offers.of
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation)
         self._admission = Admission(
             self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates)
         )
-        self.handovers = Migrations(self._state, self._seating)
+        self.handovers = Migrations(self._state, self._seating, moves)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.handovers.at_rest)
         self._fleet = DeviceEvents(
             self._state, self._seating, self._admission, self.handovers, self._updates, self.offers
         )
-        self._seating.on_leaving = self.handovers.cancel
-        self._rows.on_rest = self.handovers.at_rest
         self.control = Controller(self._state, self.handovers, self._donors)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -222,13 +225,21 @@ class Scheduler:
         return self._state.devices
 
     @property
-    def provision(self) -> Provision:
-        return self._state.provision
+    def block_map(self) -> BlockMap:
+        return self._state.block_map
+
+    @property
+    def router(self) -> Router:
+        return self._state.router
+
+    @property
+    def used_paths(self) -> UsedPaths:
+        return self._state.used_paths
 
     @property
     def loading(self) -> bool:
         """Whether blocks are still to be placed, or stages on their way into devices."""
-        return not self._state.placed or any(device.loading for device in self._state.devices)
+        return not self._state.placed or any(device.stages.loading for device in self._state.devices)
 
     @property
     def max_running(self) -> int:
@@ -250,7 +261,7 @@ class Scheduler:
     def serving(self, model: str) -> bool:
         """Whether a model takes requests and each of its blocks has a living device."""
         chain = self._state.chains.get(model)
-        return chain is not None and self._state.provision.up(chain)
+        return chain is not None and self._state.block_map.up(chain)
 
     def uses(self, model: str) -> bool:
         """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer
@@ -266,24 +277,16 @@ class Scheduler:
         )
         instances = block_loads(self.models(), models, state.config.max_num_seqs)
         alive = [device for device in state.devices if device.alive]
-        capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
+        capacity, used = sum(device.pages.capacity for device in alive), sum(device.pages.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
-        predicted, moved, shared = self.speculation.counts(), self.handovers.counts(), self.sharing()
+        moved = self.handovers.counts()
         counters = replace(
             state.tally.snapshot(),
-            speculations=predicted.started,
-            speculation_hits=predicted.hits,
-            speculation_misses=predicted.misses,
-            speculations_ended=predicted.ended,
             moves=moved.committed,
             moves_aborted=moved.aborted,
-            hops_won=self.offers.settled,
             copied=moved.copied,
             recomputed=moved.recomputed,
             moved_bytes=moved.nbytes,
-            shared=shared.matches,
-            shared_tokens=shared.tokens,
-            prefix_queries=shared.queried,
         )
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 
@@ -297,9 +300,13 @@ class Scheduler:
 
     def movers(self, device: str) -> list[Mover]:
         """The running sequences that have pages on a device and could move, as `policy.migration.order` wants them."""
-        running = (member for member in self._state.running.values() if device in member.devices and not member.move)
+        running = (
+            member
+            for member in self._state.running.values()
+            if device in member.place.devices and not member.waits.move
+        )
         groups = ((member, member.computed // member.spec.page_tokens) for member in running)
-        return [self._state.ledger.mover(member.seq, member.holding, count, device) for member, count in groups]
+        return [self._state.ledger.mover(member.seq, member.pages.holding, count, device) for member, count in groups]
 
     def stay(self, device: str) -> list[Mover]:
         """Who else has pages there: ended ones that others may share with."""
@@ -309,10 +316,15 @@ class Scheduler:
         """Verify that members, queues and pages agree. Raises RuntimeError. For tests, after every event."""
         state = self._state
         state.check()
-        holdings = [*(member.holding for member in state.running.values()), *(donor.holding for donor in self._donors)]
-        state.ledger.check(holdings, self.handovers.held())
-        state.prefixes.check([*(m.beginning for m in state.running.values() if m.beginning is not None), *self._donors])
-        if any(member.holding.ends or member.beginning is not None for member in state.waiting):
+        holdings = [
+            *(member.pages.holding for member in state.running.values()),
+            *(donor.holding for donor in self._donors),
+        ]
+        state.ledger.check(holdings, self.handovers.moves.held())
+        state.prefixes.check(
+            [*(m.shared.beginning for m in state.running.values() if m.shared.beginning is not None), *self._donors]
+        )
+        if any(member.pages.holding.ends or member.shared.beginning is not None for member in state.waiting):
             raise RuntimeError("a sequence that waits holds pages")
 
 

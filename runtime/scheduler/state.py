@@ -18,7 +18,9 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
 from runtime.scheduler.outbox import CommandOutbox
-from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.placement.block_map import BlockMap, blocks_of
+from runtime.scheduler.routing.router import Router
+from runtime.scheduler.routing.used_paths import UsedPaths
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
@@ -34,7 +36,9 @@ class ClusterState:
     config: ClusterConfig
     chains: dict[str, Chain]
     devices: Devices
-    provision: Provision
+    block_map: BlockMap
+    router: Router
+    used_paths: UsedPaths
     tell: TraceEvents
     ledger: PageAccounting
     out: CommandOutbox = field(default_factory=CommandOutbox)
@@ -62,11 +66,11 @@ class ClusterState:
 
     def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
         """Have a stage loaded, unless it is on its way or was refused."""
-        known, name = self.devices[device], stage.id
-        if name not in known.loading and name not in known.refused:
-            known.loading.add(name)
-            known.wanted[name] = stage, self.provision.blocks_of(chain, stage)
-            self.out.load(device, [known.wanted[name]])
+        stages = self.devices[device].stages
+        if stage not in stages.loading and stage not in stages.refused:
+            stages.loading.add(stage)
+            stages.wanted[stage] = blocks = blocks_of(chain, stage)
+            self.out.load(device, [(stage, blocks)])
 
     def check(self) -> None:
         """Verify that members and queues agree. Raises RuntimeError."""
@@ -79,5 +83,5 @@ class ClusterState:
         for member in self.running.values():
             if not member.path:
                 raise RuntimeError(f"{member.seq} runs nowhere")
-            if member.flying == (member.seq in self.starved) and not member.held and member.paused is None:
+            if member.flying == (member.seq in self.starved) and not member.waits.held and member.waits.paused is None:
                 raise RuntimeError(f"{member.seq} neither runs a row nor waits for pages")

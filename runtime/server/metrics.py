@@ -210,8 +210,7 @@ class _DriverCollector(Collector):
         state = self._driver.state()
         yield from self._queues(state)
         yield from self._pages(state)
-        yield from self._work(state)
-        yield from self._cluster(state)
+        yield from self._counters(state)
         yield from self._blocks(state)
         yield from self._memory()
         yield from self._agents()
@@ -240,56 +239,9 @@ class _DriverCollector(Collector):
             metric.add_metric([self._driver.device, name], getattr(pages, name))
         yield metric
 
-    def _work(self, state: AgentState) -> Iterator[Metric]:
-        counters = state.counters
-        yield CounterMetricFamily(
-            "vllm:num_preemptions", "Sequences preempted, to be recomputed.", value=counters.preemptions
-        )
-        yield CounterMetricFamily(
-            "blockzoo:resumed_tokens", "Tokens run again after preemptions.", value=counters.resumed_tokens
-        )
-        yield CounterMetricFamily("blockzoo:steps", "Steps that the engine ran.", value=counters.steps)
-        yield CounterMetricFamily(
-            "blockzoo:failed_steps", "Steps in which the engine failed.", value=counters.failed_steps
-        )
-        yield CounterMetricFamily(
-            "blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments
-        )
-        yield CounterMetricFamily(
-            "blockzoo:idle_tokens", "Padding tokens of dense batches.", value=counters.idle_tokens
-        )
-        yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
-        yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
-        yield CounterMetricFamily(
-            "blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits
-        )
-        yield CounterMetricFamily(
-            "blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses
-        )
-        yield CounterMetricFamily(
-            "blockzoo:speculations_ended",
-            "Block instances that were predicted wrongly too often.",
-            value=counters.speculations_ended,
-        )
-
-    def _cluster(self, state: AgentState) -> Iterator[Metric]:
-        """What a scheduler does; zero without one."""
-        counters = state.counters
-        for name, documentation, value in (
-            ("blockzoo:migrations", "Sequences migrated to another device.", counters.moves),
-            ("blockzoo:migrations_aborted", "Migrations that were given up.", counters.moves_aborted),
-            ("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.", counters.hops_won),
-            ("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.", counters.copied),
-            (
-                "blockzoo:migration_recomputed_tokens",
-                "Tokens whose K and V migrations recomputed.",
-                counters.recomputed,
-            ),
-            ("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.", counters.moved_bytes),
-            ("blockzoo:shared_sequences", "Sequences that started from cached pages.", counters.shared),
-            ("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.", counters.prefix_queries),
-            ("vllm:prefix_cache_hits", "Tokens that were found in cached pages.", counters.shared_tokens),
-        ):
+    def _counters(self, state: AgentState) -> Iterator[Metric]:
+        """What agents and the scheduler count, under the names that `control.counters.AgentCounters` gives it."""
+        for name, documentation, value in state.counters.shown():
             yield CounterMetricFamily(name, documentation, value=value)
 
     def _blocks(self, state: AgentState) -> Iterator[Metric]:

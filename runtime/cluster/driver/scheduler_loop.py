@@ -234,7 +234,7 @@ class SchedulerLoop:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
         self._tell([AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
-        chains, instances = self._scheduler.chains(), self._scheduler.provision.instances
+        chains, instances = self._scheduler.chains(), self._scheduler.block_map.instances
         self.strandings.look(chains, instances, failed, reasons)
         # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
         waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]

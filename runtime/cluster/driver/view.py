@@ -36,7 +36,7 @@ class ClusterView:
         with self._changed:
             specs, pages = (
                 self._scheduler.models(),
-                sum(device.capacity for device in self._scheduler.devices if device.alive),
+                sum(device.pages.capacity for device in self._scheduler.devices if device.alive),
             )
         return tuple(_capped(spec, pages) for spec in specs)
 
@@ -60,7 +60,9 @@ class ClusterView:
         """Stages that devices could not load, when they were last asked for them, and why."""
         with self._changed:
             return {
-                stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()
+                stage.id: refusal.why
+                for device in self._scheduler.devices
+                for stage, refusal in device.stages.refusals.items()
             }
 
     def picture(self) -> Mapping[str, Any]:
@@ -109,13 +111,13 @@ class ClusterView:
         with self._changed:
             alive = [device for device in self._scheduler.devices if device.alive]
             unshared = sum(map(self._stages_bytes, alive))
-            pages = sum(device.capacity for device in alive)
-            return EngineMemory(sum(d.weights for d in alive), unshared, pages * self._company.page_bytes)
+            pages = sum(device.pages.capacity for device in alive)
+            return EngineMemory(sum(d.stages.nbytes for d in alive), unshared, pages * self._company.page_bytes)
 
     def _stages_bytes(self, device: Device) -> int:
         """Of the blocks of each stage that is loaded there."""
-        block, wanted = self._scheduler.provision.block, device.wanted
-        return sum(block(each).nbytes for stage in device.loaded if stage in wanted for each in wanted[stage][1])
+        block, wanted = self._scheduler.block_map.block, device.stages.wanted
+        return sum(block(each).nbytes for stage in device.stages.loaded if stage in wanted for each in wanted[stage])
 
 
 def _capped(spec: ModelSpec, pages: int) -> ModelSpec:

@@ -1,51 +1,80 @@
-"""Which devices run a new sequence, block by block: the least loaded that have the block, hops weighed against
-loads (BL-13, BL-15).
+"""Which devices run a new sequence, block by block: one search for the cheapest path, over a table of costs (BL-13,
+BL-15).
 
-    cost of a path = sum over blocks of load(device) / blocks  +  hop_cost for each change of device
+    cost of a path = what entering its first device costs  +  sum over blocks of what running each there costs
+                     +  for each change of device: `hop`, and what entering the next device costs
 
-Pure: loads are the caller's, in sequences. The K and V of a sequence that has run stay where they are; only
-`dispatch` weighs that.
+The tables differ in what they count; the search is the same:
+
+    by_load       sequences on a device
+    by_latency    seconds of queue, compute and load, from profiles, where all blocks were measured (BL-21)
+    by_bytes      bytes that steps read for it (`policy.routing.bytes_read`), for devices that are bound by memory
+
+Pure. The K and V of a sequence that has run stay where they are; only `dispatch` weighs that.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+
+from runtime.policy.routing.latency import Latency
 
 #: Steps of the search for a path that holds a long sequence, for each length that is tried.
 _TRIES = 512
 
 
-def choose_devices(
-    candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop_cost: float
-) -> tuple[str, ...] | None:
-    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block
-    has no candidate.
-    """
-    if not candidates or not all(candidates):
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """`blocks`: for each block, by candidate, what running it there costs. `hop`: each change of device. `enters`: by
+    device, what coming to it costs beside; empty for nothing."""
+
+    blocks: Sequence[Mapping[str, float]]
+    hop: float
+    enters: Mapping[str, float] = field(default_factory=dict)
+
+
+def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop: float) -> Costs:
+    """A device costs its load, in sequences, for the part of the chain that runs there."""
+    share = 1.0 / max(len(candidates), 1)
+    return Costs([{device: loads[device] * share for device in some} for some in candidates], hop)
+
+
+def by_latency(table: Sequence[Mapping[str, Latency]], hop: float) -> Costs:
+    """A block costs the seconds that all its terms take; `hop` in seconds, too."""
+    return Costs([{device: each.total for device, each in row.items()} for row in table], hop)
+
+
+def by_bytes(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> Costs:
+    """A block costs the bytes that it adds to all steps there; a device, those that a step there reads before: it is
+    waited for whole at every change of device."""
+    return Costs(adds, hop, enters)
+
+
+def cheapest(costs: Costs) -> tuple[str, ...] | None:
+    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no
+    candidate."""
+    if not costs.blocks or not all(costs.blocks):
         return None
-    if len(candidates) == 1:
-        return (min(candidates[0], key=loads.__getitem__),)
-    share = 1.0 / len(candidates)
-    costs = {device: loads[device] * share for device in candidates[0]}
+    enters = costs.enters
+    total = {device: enters[device] + cost if enters else cost for device, cost in costs.blocks[0].items()}
     came: list[dict[str, str]] = []
-    for some in candidates[1:]:
-        cheapest = min(costs, key=costs.__getitem__)
-        by_hop = costs[cheapest] + hop_cost
+    for row in costs.blocks[1:]:
+        least = min(total, key=total.__getitem__)
+        by_hop = total[least] + costs.hop
         after: dict[str, float] = {}
         before: dict[str, str] = {}
-        for device in some:
-            stays = costs.get(device)
-            if stays is not None and stays <= by_hop:
-                after[device], before[device] = stays + loads[device] * share, device
+        for device, cost in row.items():
+            stays, changes = total.get(device), by_hop + enters[device] if enters else by_hop
+            if stays is not None and stays <= changes:
+                after[device], before[device] = stays + cost, device
             else:
-                after[device], before[device] = by_hop + loads[device] * share, cheapest
-        costs = after
+                after[device], before[device] = changes + cost, least
+        total = after
         came.append(before)
-    last = min(costs, key=costs.__getitem__)
-    path = [last]
+    path = [min(total, key=total.__getitem__)]
     for before in reversed(came):
         path.append(before[path[-1]])
     return tuple(reversed(path))
@@ -57,34 +86,11 @@ def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: floa
     return sum(loads[device] for device in devices) / max(len(devices), 1) + hop_cost * hops
 
 
-def choose_by_cost(costs: Sequence[Mapping[str, float]], hop: float) -> tuple[str, ...] | None:
-    """The same with a cost of its own for each block on each device, in seconds (BL-21), and `hop` seconds for a
-    change of device.
-    """
-    if not costs or not all(costs):
-        return None
-    total = dict(costs[0])
-    came: list[dict[str, str]] = []
-    for some in costs[1:]:
-        cheapest = min(total, key=total.__getitem__)
-        before = {
-            device: device if total.get(device, math.inf) <= total[cheapest] + hop else cheapest for device in some
-        }
-        total = {
-            device: min(total.get(device, math.inf), total[cheapest] + hop) + cost for device, cost in some.items()
-        }
-        came.append(before)
-    path = [min(total, key=total.__getitem__)]
-    for before in reversed(came):
-        path.append(before[path[-1]])
-    return tuple(reversed(path))
-
-
 def choose_roomy(
     candidates: Sequence[Sequence[str]], pages: Sequence[int], capacity: Mapping[str, int], groups: int
 ) -> tuple[str, ...] | None:
-    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages`
-    of a group there.
+    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages` of a
+    group there.
 
     A device is filled before the next one is taken, that with most room (first fit); where none has room for a
     block, the one that lacks least. Where that does not hold the sequence, other paths are tried, within limits: of

@@ -21,6 +21,7 @@ from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.controllers.actions import holders
 from runtime.scheduler.kv.prefix_index import PrefixMatch
+from runtime.scheduler.placement.block_map import blocks_of
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -54,7 +55,7 @@ class Admission:
         if variant is not None:
             chain = variant.chain
             state.tally.adapted += 1
-        why = refusal(request, chain.spec) or state.provision.why_not(chain)
+        why = refusal(request, chain.spec) or state.block_map.why_not(chain)
         if why is not None:
             self._seating.refuse(request, why, now)
             return
@@ -72,23 +73,24 @@ class Admission:
         state = self._state
         if not state.placed:
             return
-        provision = state.provision
-        provision.on_table = partial(self._tell, now)
+        told = partial(self._tell, now)
         full: set[str] = set()
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
             route = None
-            if not (member.suspect and any(other.suspect and other.paused is None for other in state.running.values())):
+            if not (
+                member.suspect and any(other.suspect and other.waits.paused is None for other in state.running.values())
+            ):
                 if (
                     full
-                    and provision.within(member.chain, full)
-                    and not (state.tell.on and provision.measured(member.chain))
+                    and state.block_map.within(member.chain, full)
+                    and not (state.tell.on and state.router.measured(member.chain))
                 ):
-                    provision.turn()  # as `route` does; without it nobody is told of candidates that are full
+                    state.router.turn()  # as `route` does; without it nobody is told of candidates that are full
                 else:
-                    route = provision.route(
-                        member.chain, state.devices.loads, context=member.tokens, groups=member.longest
+                    route = state.router.route(
+                        member.chain, state.devices.loads, context=member.tokens, groups=member.longest, on_table=told
                     )
             if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
                 heapq.heappop(heads)
@@ -102,7 +104,7 @@ class Admission:
     def turn_away(self, now: int) -> None:
         """End whoever waits for a chain that the cluster cannot hold."""
         for member in tuple(self._state.waiting):
-            why = self._state.provision.why_not(member.chain)
+            why = self._state.block_map.why_not(member.chain)
             if why is not None:
                 self._seating.end(member, "error", now, why)
 
@@ -111,11 +113,9 @@ class Admission:
         (BL-19).
         """
         for match in self._matches(member):
-            if any(hop.device in full for hop in match.path) or not self._state.provision.allows(
-                member.chain, match.path
-            ):
+            if any(hop.device in full for hop in match.path) or not self._state.router.allows(member.chain, match.path):
                 continue
-            route = self._state.provision.along(member.chain, match.path)
+            route = self._state.router.along(member.chain, match.path)
             if not self._worth_it(member, match, route, cheapest):
                 continue
             if self._fits(member, route, match):
@@ -130,7 +130,7 @@ class Admission:
         state, spec = self._state, member.chain.spec
         if (
             state.config.prefix_caching == "off"
-            or member.alone
+            or member.shared.alone
             or spec.virtual_tokens
             or member.request.sampling.prompt_logprobs is not None
         ):
@@ -138,7 +138,7 @@ class Admission:
         return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
 
     def _worth_it(self, member: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
-        config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
+        config, loads, holds = self._state.config, self._state.devices.loads, self._state.router.holds
         if holds(route) < min(member.longest, holds(cheapest)):
             return False  # it would end earlier there
         there, best = (
@@ -158,12 +158,12 @@ class Admission:
 
     def _let_in(self, member: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
-        provision, alive = self._state.provision, self._state.devices.alive
-        if provision.holds(route) < member.longest:  # is that the last word?
-            route = provision.roomier(member.chain, route, member.longest)
+        router, alive = self._state.router, self._state.devices.alive
+        if router.holds(route) < member.longest:  # is that the last word?
+            route = router.roomier(member.chain, route, member.longest)
         if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
             return False
-        missing = provision.lacking(route)
+        missing = router.lacking(route)
         if self._shunned(member, missing):
             return self._again(member, full, now)
         why = self._hopeless(member, route, missing)
@@ -175,10 +175,12 @@ class Admission:
                 self._state.ask_for(member.chain, device, stage)
             self._warm(member.chain, route, now)
             # Meanwhile it may run where all is loaded already.
-            other = provision.route(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
-            if other is None or provision.lacking(other) or not full.isdisjoint(other.devices):
+            other = router.route(
+                member.chain, self._state.devices.loads, True, member.tokens, member.longest, partial(self._tell, now)
+            )
+            if other is None or router.lacking(other) or not full.isdisjoint(other.devices):
                 return False
-            if provision.holds(other) < min(member.longest, provision.holds(route)):
+            if router.holds(other) < min(member.longest, router.holds(route)):
                 return False
             route = other
         if not self._fits(member, route):
@@ -192,14 +194,14 @@ class Admission:
         have been given them again since.)"""
         state, shunned = self._state, False
         for device, stage in missing:
-            refused = state.devices[device].refused
-            if refused and stage.id in refused:
-                shunned |= state.provision.shun(device, state.provision.blocks_of(member.chain, stage))
+            refused = state.devices[device].stages.refused
+            if refused and stage in refused:
+                shunned |= state.block_map.shun(device, blocks_of(member.chain, stage))
         return shunned
 
     def _again(self, member: ScheduledSequence, full: set[str], now: int) -> bool:
         """As `_let_in`, over the path that is there now; each time there is one instance less."""
-        route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
+        route = self._state.router.route(member.chain, self._state.devices.loads, groups=member.longest)
         return route is not None and self._let_in(member, route, full, now)
 
     def _warm(self, chain: Chain, route: Route, now: int) -> None:
@@ -212,9 +214,9 @@ class Admission:
             chain.version: now
         }
         for device in holders(state, [use.block for use in chain.uses]):
-            if not device.members and not device.loading and device.name not in route.devices:
-                path = state.provision.hops(chain, (device.name,) * len(chain.uses))
-                for name, stage in state.provision.missing(chain, path):
+            if not device.passing.count and not device.stages.loading and device.name not in route.devices:
+                path = state.router.hops(chain, (device.name,) * len(chain.uses))
+                for name, stage in state.router.missing(chain, path):
                     state.ask_for(chain, name, stage)
 
     def _hopeless(self, member: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
@@ -223,15 +225,15 @@ class Admission:
         """
         state, chain = self._state, member.chain
         for device, stage in missing:
-            refused = state.devices[device].refused
-            if refused and (reason := refused.get(stage.id)) is not None:
+            refused = state.devices[device].stages.refused
+            if refused and (reason := refused.get(stage)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
         for name, pages in route.weights:
-            if groups * pages > state.devices[name].capacity:
+            if groups * pages > state.devices[name].pages.capacity:
                 return (
                     f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has "
-                    f"{state.devices[name].capacity}"
+                    f"{state.devices[name].pages.capacity}"
                 )
         return None
 
@@ -242,9 +244,12 @@ class Admission:
         Donors have gone for it then.
         """
         devices, config = self._state.devices, self._state.config
-        if any(devices[name].expected >= config.max_num_seqs for name in route.devices):
+        if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
             return False
         groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
         needs = {name: pages * groups for name, pages in route.weights}
-        slack = {name: int(devices[name].capacity * config.watermark) if devices[name].members else 0 for name in needs}
+        slack = {
+            name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0
+            for name in needs
+        }
         return self._seating.donors.make_room(needs, match.beginning if match is not None else None, slack)

@@ -78,18 +78,18 @@ class VariantChooser:
     def _option(
         self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float
     ) -> Option:
-        path = self._state.provision.path(chain, self._state.devices.loads)
+        path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
             return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
         context = len(request.prompt)
         if self._by_reading(chain):
-            seconds = self._state.provision.reading(chain, path, context) / _NOMINAL_BYTES
+            seconds = self._state.router.reading(chain, path, context) / _NOMINAL_BYTES
             whole = BlockProfile(
                 chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0
             )
             return Option(Candidate(chain.loaded_as, whole), kind, score)
         queue = tuple(RowWork(rows, context) for rows in self._batches(path))
-        joins = max(self._state.devices[hop.device].members for hop in path)
+        joins = max(self._state.devices[hop.device].passing.count for hop in path)
         return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
@@ -97,29 +97,27 @@ class VariantChooser:
 
     def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
         """Where paths go by what is read, only chains that are loaded, if any is."""
-        provision, loads = self._state.provision, self._state.devices.loads
+        router, loads = self._state.router, self._state.devices.loads
         if not all(self._by_reading(chain) for chain in chains):
             return options
         paths = [
-            provision.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)
+            router.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)
         ]
-        warm = [
-            path is not None and not provision.missing(chain, path) for chain, path in zip(chains, paths, strict=True)
-        ]
+        warm = [path is not None and not router.missing(chain, path) for chain, path in zip(chains, paths, strict=True)]
         if not any(warm):
             return options
         return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
 
     def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
         """Whether a chain could run it at all: it takes the request, and no device has refused a part of it."""
-        if refusal(request, chain.spec) is not None or self._state.provision.why_not(chain) is not None:
+        if refusal(request, chain.spec) is not None or self._state.block_map.why_not(chain) is not None:
             return False
-        missing = self._state.provision.missing(chain, path)
-        return all(stage.id not in self._state.devices[device].refused for device, stage in missing)
+        missing = self._state.router.missing(chain, path)
+        return all(stage not in self._state.devices[device].stages.refused for device, stage in missing)
 
     def _batches(self, path: Path) -> Iterable[int]:
         """Rows of the batches that wait for the devices of a path."""
-        devices, instances = {hop.device for hop in path}, self._state.provision.instances
+        devices, instances = {hop.device for hop in path}, self._state.block_map.instances
         counts = self._state.waiting.by_chain()
         waiting = 0
         for head in self._state.waiting.heads():
@@ -137,7 +135,7 @@ class VariantChooser:
         return [self._nominal(each) for each in chains]
 
     def _nominal(self, chain: Chain) -> BlockProfile:
-        nbytes = sum(self._state.provision.block(use.block).nbytes for use in chain.uses)
+        nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
         seconds = nbytes / _NOMINAL_BYTES
         grid = Grid((1.0, 1.0 + _NOMINAL_ROWS), (0.0,), ((seconds,), (2 * seconds,)))
         return BlockProfile(chain.loaded_as, nbytes, grid, Line((1.0,), (seconds,)), 0.0)

@@ -27,7 +27,7 @@ class WaitingQueue:
         yield from self._aside.values()
 
     def add(self, member: ScheduledSequence) -> None:
-        if member.paused is not None:
+        if member.waits.paused is not None:
             self._aside[member.seq] = member
             return
         queue = self._queues.get(member.chain.version)

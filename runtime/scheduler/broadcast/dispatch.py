@@ -29,14 +29,12 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
-class BroadcastDispatch:
-    """`settled`: hops that were won."""
+class Candidates:
+    """Which devices may take which hops of a sequence that comes."""
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
+    def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._seating = seating
         self._most = state.config.broadcast_fanout if state.config.dispatch == "broadcast" else 1
-        self.settled = 0
 
     def of(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
         """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones
@@ -54,27 +52,73 @@ class BroadcastDispatch:
             )
             others = [
                 each.name
-                for each in heapq.nsmallest(self._most - 1, able, key=lambda each: (each.members, each.used, each.name))
+                for each in heapq.nsmallest(
+                    self._most - 1, able, key=lambda each: (each.passing.count, each.pages.used, each.name)
+                )
             ]
             if others:
                 taken.update(others)
                 found[at] = hop.device, *others
         return found
 
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _holders(self, member: ScheduledSequence, hop: Hop) -> list[Device]:
+        """Living devices that are to hold all blocks of a hop, and stay so."""
+        placed = self._state.block_map
+        blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
+        names = placed.instances.get(blocks[0], ())
+        found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
+        return [
+            each
+            for each in found
+            if each.plan.blocks.issuperset(blocks) and not any((b, each.name) in placed.leaving for b in blocks)
+        ]
+
+    def _able(self, member: ScheduledSequence, hop: Hop, device: Device) -> bool:
+        """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
+        config, stage = self._state.config, member.chain.stage(hop.lo, hop.hi)
+        if not device.stages.has(stage):
+            self._state.ask_for(member.chain, device.name, stage)
+            return False
+        if (
+            device.pages.capacity < self._state.devices[hop.device].pages.capacity
+            or device.passing.expected >= config.max_num_seqs
+        ):
+            return False
+        needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
+        slack = int(device.pages.capacity * config.watermark) if device.passing.count else 0
+        return device.pages.free - slack >= needs
+
+
+class BroadcastDispatch:
+    """Hops that are open: which device has taken each."""
+
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
+        self._state = state
+        self._seating = seating
+
+    @property
+    def settled(self) -> int:
+        """Hops that were won."""
+        return self._state.tally.hops_won
+
     def won(self, event: HopAssigned, now: int) -> None:
         """Hops have been taken."""
         columns = zip(event.seqs, event.epochs, event.hops, event.starts, event.counts, event.devices, strict=True)
         for seq, epoch, at, start, count, device in columns:
             member = self._state.running.get(seq)
-            if member is None or member.epoch != epoch or at not in member.offers:
+            if member is None or member.epoch != epoch or at not in member.offered.hops:
                 continue
-            candidates = member.offers[at]
+            candidates = member.offered.hops[at]
             hop = member.path[at]
-            if device not in candidates or not self._state.devices[device].has(member.chain.stage(hop.lo, hop.hi)):
+            if device not in candidates or not self._state.devices[device].stages.has(
+                member.chain.stage(hop.lo, hop.hi)
+            ):
                 self._seating.preempt(member, now)
                 continue
             self._seating.settle(member, at, device)
-            self.settled += 1
+            self._state.tally.hops_won += 1
             tell, request = self._state.tell, member.request
             if tell.on:
                 tell.hop(now, request, start, count, at, member.path[at])
@@ -83,31 +127,5 @@ class BroadcastDispatch:
     def gone(self, device: str) -> None:
         """A device has died: where it was one of several, the others are left."""
         for member in self._state.running.values():
-            if device in member.asked:
+            if device in member.offered.devices:
                 self._seating.narrow(member, device)
-
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _holders(self, member: ScheduledSequence, hop: Hop) -> list[Device]:
-        """Living devices that are to hold all blocks of a hop, and stay so."""
-        provision = self._state.provision
-        blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
-        names = provision.instances.get(blocks[0], ())
-        found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
-        return [
-            each
-            for each in found
-            if each.blocks.issuperset(blocks) and not any((b, each.name) in provision.leaving for b in blocks)
-        ]
-
-    def _able(self, member: ScheduledSequence, hop: Hop, device: Device) -> bool:
-        """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
-        config, stage = self._state.config, member.chain.stage(hop.lo, hop.hi)
-        if not device.has(stage):
-            self._state.ask_for(member.chain, device.name, stage)
-            return False
-        if device.capacity < self._state.devices[hop.device].capacity or device.expected >= config.max_num_seqs:
-            return False
-        needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
-        slack = int(device.capacity * config.watermark) if device.members else 0
-        return device.free - slack >= needs

@@ -99,8 +99,8 @@ class Actions:
         for drain in [each for each in self._drains if each.source == device and not each.blocks.isdisjoint(blocks)]:
             self._recall(drain, drain.blocks.intersection(blocks), now)
         for block in blocks:
-            if device not in state.provision.instances.get(block, ()):
-                state.provision.add(block, device)
+            if device not in state.block_map.instances.get(block, ()):
+                state.block_map.add(block, device)
                 self.counts.grown += 1
                 state.tell.control(now, "instance.add", cause, device, block)
         state.changed = True
@@ -118,12 +118,12 @@ class Actions:
         """Have instances go. Returns why that cannot be, in which case nothing has changed, or None."""
         if any(each.source == drain.source and each.blocks & drain.blocks for each in self._drains):
             return "it is about to go already"
-        if not self._state.devices[drain.source].blocks.issuperset(drain.blocks):
+        if not self._state.devices[drain.source].plan.blocks.issuperset(drain.blocks):
             return "it is not there"
         if (why := self._needed(drain)) is not None:
             return why
         self._drains.append(drain)
-        self._state.provision.leaving.update((block, drain.source) for block in drain.blocks)
+        self._state.block_map.leaving.update((block, drain.source) for block in drain.blocks)
         return None
 
     # -- by the clock --------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Actions:
         """Ask for a sequence's move; whether it is to be asked for again."""
         devices = self._state.devices
         member = self._state.running.get(wish.seq)
-        if member is None or wish.source not in member.devices or not devices.alive(wish.target):
+        if member is None or wish.source not in member.place.devices or not devices.alive(wish.target):
             return False
         if now > wish.until:
             self.counts.lapsed += 1
@@ -153,7 +153,7 @@ class Actions:
         if not self._stays(wish.target, member.chain, part):
             self.counts.lapsed += 1
             return False
-        if not member.move and len(self._handovers) < self._state.config.control.max_migrations:
+        if not member.waits.move and len(self._handovers) < self._state.config.control.max_migrations:
             self._start(member, part, wish.target, wish.cause, now, wish)
         return True
 
@@ -170,10 +170,13 @@ class Actions:
     def _draining(self, drain: Drain, now: int) -> bool:
         """One look at an instance that is to go; whether it is still there."""
         state, device = self._state, self._state.devices[drain.source]
-        if not all(state.provision.spare(block, drain.source) for block in drain.blocks):
+        if not all(state.block_map.spare(block, drain.source) for block in drain.blocks):
             return self._keep(drain, LAST, now)
         if device.alive:
-            here = ((member, next(runs(member, drain.source, drain.blocks), None)) for member in device.here.values())
+            here = (
+                (member, next(runs(member, drain.source, drain.blocks), None))
+                for member in device.passing.here.values()
+            )
             staying = [(member, part) for member, part in here if part]
             if staying and now > drain.until:
                 return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
@@ -184,39 +187,39 @@ class Actions:
         if (why := self._needed(drain)) is not None:
             return self._keep(drain, why, now)
         self._drop(device, drain.blocks)
-        for block in sorted(block for block in drain.blocks if block in device.blocks):
-            state.provision.remove(block, drain.source)
+        for block in sorted(block for block in drain.blocks if block in device.plan.blocks):
+            state.block_map.remove(block, drain.source)
             self.counts.dropped += 1
             state.tell.control(now, "instance.drop", drain.cause, drain.source, block)
         return False
 
     def _needed(self, drain: Drain) -> str | None:
         """Why instances cannot go as things are."""
-        provision = self._state.provision
-        if not all(provision.spare(block, drain.source) for block in drain.blocks):
+        state = self._state
+        if not all(state.block_map.spare(block, drain.source) for block in drain.blocks):
             return LAST
-        if any(provision.spoils(self._state.in_use(), block, drain.source) for block in drain.blocks):
+        if any(state.router.spoils(state.in_use(), block, drain.source) for block in drain.blocks):
             return SHORTENS
         return None
 
     def _awaited(self, device: Device, blocks: frozenset[str]) -> bool:
         """Whether what is under way to a device needs these blocks: a stage, a move, or a sequence that may come."""
-        if device.brings(blocks) or self._handovers.bound_for(device.name, blocks):
+        if device.stages.brings(blocks) or self._handovers.moves.bound_for(device.name, blocks):
             return True
-        asked = (self._state.running[seq] for seq in device.asked)
-        hops = ((member.chain, member.path[member.asked[device.name]]) for member in asked)
+        asked = (self._state.running[seq] for seq in device.passing.asked)
+        hops = ((member.chain, member.path[member.offered.devices[device.name]]) for member in asked)
         return any(not blocks.isdisjoint(chain.blocks(hop.lo, hop.hi)) for chain, hop in hops)
 
     def _stays(self, device: str, chain: Chain, part: range) -> bool:
         """Whether a device is to hold these blocks of a chain from now on."""
         blocks = [chain.uses[at].block for at in part]
-        known, leaving = self._state.devices[device], self._state.provision.leaving
-        there = known.alive and known.blocks.issuperset(blocks)
+        known, leaving = self._state.devices[device], self._state.block_map.leaving
+        there = known.alive and known.plan.blocks.issuperset(blocks)
         return there and not any((block, device) in leaving for block in blocks)
 
     def _send_on(self, member: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
         """Have a sequence leave an instance that is to go, if any may move now."""
-        if member.move or len(self._handovers) >= self._state.config.control.max_migrations:
+        if member.waits.move or len(self._handovers) >= self._state.config.control.max_migrations:
             return
         target = drain.target
         if target is None or not self._stays(target, member.chain, part):
@@ -235,7 +238,7 @@ class Actions:
         self._keep(replace(drain, blocks=blocks), "it is asked for again", now)
 
     def _keep(self, drain: Drain, why: str, now: int) -> bool:
-        self._state.provision.leaving.difference_update((block, drain.source) for block in drain.blocks)
+        self._state.block_map.leaving.difference_update((block, drain.source) for block in drain.blocks)
         self.counts.kept += 1
         self._state.tell.control(now, "instance.keep", drain.cause, drain.source, min(drain.blocks), error=why)
         return False
@@ -243,7 +246,7 @@ class Actions:
     def _drop(self, device: Device, blocks: frozenset[str]) -> None:
         """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""
         self._donors.gone(device.name)
-        gone = device.lost(blocks)
+        gone = device.stages.lost(blocks)
         if gone and device.alive:
             self._state.out.drop(device.name, gone)
 
@@ -267,22 +270,22 @@ def runs(member: ScheduledSequence, device: str, blocks: Collection[str]) -> Ite
 def elsewhere(state: ClusterState, chain: Chain, part: range, source: str) -> Device | None:
     """The living device with the fewest sequences, of those that stay and hold all these blocks; not `source`."""
     fitting = (device for device in holders(state, [chain.uses[at].block for at in part]) if device.name != source)
-    return min(fitting, key=lambda device: (device.members, device.used), default=None)
+    return min(fitting, key=lambda device: (device.passing.count, device.pages.used), default=None)
 
 
 def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
     """Living devices that hold all these blocks, and are not about to lose one; of very many a few, others each
     time.
     """
-    provision, devices = state.provision, state.devices
-    lists = [provision.instances.get(block, ()) for block in dict.fromkeys(blocks)]
+    placed, devices = state.block_map, state.devices
+    lists = [placed.instances.get(block, ()) for block in dict.fromkeys(blocks)]
     shortest = min(lists, key=len, default=())
-    going = {name for block, name in provision.leaving if block in blocks}
+    going = {name for block, name in placed.leaving if block in blocks}
     found: list[Device] = []
-    first = provision.turn() % len(shortest) if len(shortest) > _FEW else 0
+    first = state.router.turn() % len(shortest) if len(shortest) > _FEW else 0
     for at in range(len(shortest)):
         device = devices[shortest[(first + at) % len(shortest)]]
-        if device.alive and device.name not in going and device.blocks.issuperset(blocks):
+        if device.alive and device.name not in going and device.plan.blocks.issuperset(blocks):
             found.append(device)
             if len(found) == _FEW:
                 break

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from runtime.policy.migration.order import Mover, order_moves
 from runtime.policy.placement.locality import ClusterLayout, Instance, Policy
 from runtime.policy.placement.locality import DeviceRoom as Place
-from runtime.policy.routing import bytes_read as reading
 from runtime.policy.scaling.autoscale import BlockDemand, ScalingLimits, scale
-from runtime.policy.scaling.replicate import ReplicaSpot, widen
+from runtime.policy.scaling.replicate import ByBytes, BySequences, Replica, ReplicaSpot, replicate
 from runtime.scheduler.controllers.actions import Actions, Drain, MoveRequest, holders, runs
 from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, movers_of, parts_of, queues_of, stages_of
 from runtime.scheduler.devices.devices import Device
@@ -43,13 +42,13 @@ class Autoscaler:
         self._asked = asked
         self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.cooldown_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
-        self._changed: dict[str, int] = {}
+        self._changed: dict[tuple[str, ...], int] = {}
         #: (blocks, device) of what came by load -> since when it has had nobody.
         self._grown: dict[tuple[tuple[str, ...], str], int | None] = {}
 
     def look(self, now: int) -> None:
         queues = queues_of(self._state)
-        self._changed = {name: when for name, when in self._changed.items() if now - when < self._limits.calm}
+        self._changed = {blocks: when for blocks, when in self._changed.items() if now - when < self._limits.calm}
         full = {device.name: self._full(device, queues) for device in self._state.devices if device.alive}
         hot = [name for name, part in full.items() if part > self._limits.high]
         for name in heapq.nlargest(_HOT, hot, key=full.__getitem__):
@@ -64,13 +63,13 @@ class Autoscaler:
 
     def _full(self, device: Device, queues: Hotspots) -> float:
         """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
-        running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_num_seqs
-        return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
+        running = (device.passing.count + queues.sequences.get(device.name, 0.0)) / self._state.config.max_num_seqs
+        return max((device.pages.taken + queues.pages.get(device.name, 0.0)) / max(device.pages.capacity, 1), running)
 
     def _saturated(self, device: Device, queues: Hotspots, full: Mapping[str, float], now: int) -> None:
         """The part that fills most of a device goes to an instance that is not busy, or gets another."""
         part = next(iter(parts_of(device)), None)
-        if part is None or part.name in self._changed:
+        if part is None or part.blocks in self._changed:
             return
         # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
         calm = [
@@ -84,7 +83,10 @@ class Autoscaler:
         cluster, room = self._cluster(device, part, full)
         loads = [load, *(BlockDemand(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
         # With so many pages more they are as full as this one then is.
-        room |= {each.name: min(each.capacity - each.taken, max(device.taken - each.taken, 0) // 2) for each in calm}
+        room |= {
+            each.name: min(each.pages.capacity - each.pages.taken, max(device.pages.taken - each.pages.taken, 0) // 2)
+            for each in calm
+        }
         policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
         decided = scale(loads, cluster, room, {}, self._limits, now, policy)
         for even in decided.evens:
@@ -102,11 +104,11 @@ class Autoscaler:
             self._state.tell.control(now, "scale.up", "BL-24", up.device, part.blocks[0], **extra)
             self._grow(part, device.name, up.device, up.moves, "BL-24", now)
         if decided.refused:
-            self._changed[part.name] = now
+            self._changed[part.blocks] = now
             self._state.tell.control(now, "scale.refused", "BL-24", device.name, part.blocks[0])
 
     def _grow(self, part: ChainPart, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
-        self._changed[part.name] = now
+        self._changed[part.blocks] = now
         self._grown[part.blocks, target] = now
         self._orders.grow(part.blocks, target, cause, now)
         self._send(part, source, target, moves, cause, now)
@@ -118,55 +120,57 @@ class Autoscaler:
     def _load(self, device: Device, part: ChainPart, queues: Hotspots) -> BlockDemand:
         """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
         here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
-        others = max(device.taken - part.pages, 0)
-        places = self._state.config.max_num_seqs - (device.members - here)
-        longest = max(min(int((device.capacity - others) / own), places), 1)
+        others = max(device.pages.taken - part.pages, 0)
+        places = self._state.config.max_num_seqs - (device.passing.count - here)
+        longest = max(min(int((device.pages.capacity - others) / own), places), 1)
         waiting = sum(
             count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses)
         )
-        instances = max(len(self._state.provision.instances.get(part.blocks[0], ())), 1)
+        instances = max(len(self._state.block_map.instances.get(part.blocks[0], ())), 1)
         return BlockDemand(
             part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name)
         )
 
     def _movers(self, part: ChainPart, device: str) -> tuple[Mover, ...]:
         """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
-        able = (member for member in part.members if not member.move and not member.doomed)
+        able = (member for member in part.members if not member.waits.move and not member.waits.doomed)
         ledger = self._state.ledger
         return tuple(
-            ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able
+            ledger.mover(each.seq, each.pages.holding, each.computed // each.spec.page_tokens, device) for each in able
         )
 
     def _cluster(self, hot: Device, part: ChainPart, full: Mapping[str, float]) -> tuple[ClusterLayout, dict[str, int]]:
         """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside
         it in its chains.
         """
-        state, instances = self._state, self._state.provision.instances
+        state, instances = self._state, self._state.block_map.instances
         calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
-        offered = heapq.nsmallest(_SPOTS, calm, key=lambda each: (each.members, -each.room))
+        offered = heapq.nsmallest(_SPOTS, calm, key=lambda each: (each.passing.count, -each.plan.room))
         held = {name for block in part.blocks for name in instances.get(block, ())}
         offered = [each for each in offered if each.name not in held]
         pairs: dict[tuple[str, str], float] = {}
         there = [Instance(part.name, hot.name)]
-        nbytes = {part.name: sum(state.provision.block(block).nbytes for block in part.blocks)}
+        nbytes = {part.name: sum(state.block_map.block(block).nbytes for block in part.blocks)}
         for (sender, receiver), rows in self._flow.pairs.items():
             if sender == part.blocks[-1] or receiver == part.blocks[0]:
                 other = receiver if sender == part.blocks[-1] else sender
-                if not state.provision.knows(other):
+                if not state.block_map.knows(other):
                     continue  # of a version that has gone since
                 pairs[(part.name, other) if other == receiver else (other, part.name)] = rows
                 if other not in nbytes:
-                    nbytes[other] = state.provision.block(other).nbytes
+                    nbytes[other] = state.block_map.block(other).nbytes
                     there += [Instance(other, name) for name in instances.get(other, ())[:_SPOTS]]
-        free = {each.device: 0 for each in there} | {each.name: each.room for each in offered}
-        places = tuple(Place(name, state.devices[name].server or name, room) for name, room in free.items())
-        room = {each.name: each.capacity - each.taken for each in offered}
+        free = {each.device: 0 for each in there} | {each.name: each.plan.room for each in offered}
+        places = tuple(Place(name, state.devices[name].facts.server or name, room) for name, room in free.items())
+        room = {each.name: each.pages.capacity - each.pages.taken for each in offered}
         return ClusterLayout(places, tuple(there), nbytes, pairs), room
 
     def _copy(self, queues: Hotspots, now: int) -> None:
         """Devices with many more sequences than others give away part of them, with a copy of what they use."""
         state, margin = self._state, self._state.config.control.rebalance_margin
-        loads = {each.name: each.members + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive}
+        loads = {
+            each.name: each.passing.count + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive
+        }
         idle = heapq.nsmallest(_SPOTS, loads, key=lambda name: (loads[name], name))
         for name in heapq.nlargest(_HOT, loads, key=lambda name: loads[name]):
             if loads[name] - loads[idle[0]] <= margin:
@@ -174,7 +178,8 @@ class Autoscaler:
             for part in stages_of(state.devices[name], queues):
                 if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
                     continue  # newcomers go there, perhaps to a copy that has just come
-                found = widen(loads[name], max(len(part.members), 1), self._spots(part.blocks, idle, loads), margin)
+                measure = BySequences(loads[name], max(len(part.members), 1), margin)
+                found = replicate(self._spots(part.blocks, idle, loads), measure)
                 if found is not None:
                     moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]
                     self._state.tell.control(
@@ -187,22 +192,22 @@ class Autoscaler:
 
     def _relieve(self, queues: Hotspots, now: int) -> None:
         """Devices whose steps read much for many give away part of them, where all then read less."""
-        state, provision = self._state, self._state.provision
+        state, used_paths = self._state, self._state.used_paths
         alive = {each.name: each for each in state.devices if each.alive}
-        loads = {name: each.members + queues.sequences.get(name, 0.0) for name, each in alive.items()}
-        reads = {name: provision.reads.of(each) for name, each in alive.items()}
+        loads = {name: each.passing.count + queues.sequences.get(name, 0.0) for name, each in alive.items()}
+        reads = {name: used_paths.reads.of(each) for name, each in alive.items()}
         idle = heapq.nsmallest(_SPOTS, alive, key=lambda name: (loads[name] * reads[name], name))
         taken: set[str] = set()
         for name in heapq.nlargest(_HOT, alive, key=lambda name: loads[name] * reads[name]):
             if name in taken or loads[name] < 2:
                 continue
-            found: list[tuple[reading.Relief, ChainPart]] = []
+            found: list[tuple[Replica, ChainPart]] = []
             for part in stages_of(alive[name], queues):
                 if part.members and not any(self._orders.wished(each.seq) for each in part.members):
                     spots = self._offers(
                         part, [each for each in idle if each != name and each not in taken], loads, reads
                     )
-                    relief = reading.relieve(loads[name], reads[name], self._share(part, alive[name]), spots)
+                    relief = replicate(spots, self._measure(part, alive[name], loads[name], reads[name]))
                     if relief is not None:
                         found.append((relief, part))
             if found:
@@ -210,10 +215,10 @@ class Autoscaler:
                 self._relieved(name, part, relief, now)
                 taken.update((name, relief.device))
 
-    def _relieved(self, name: str, part: ChainPart, relief: reading.Relief, now: int) -> None:
+    def _relieved(self, name: str, part: ChainPart, relief: Replica, now: int) -> None:
         """Some of a part's sequences go to a device that holds it, or to a new copy."""
         moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
-        copied = not self._state.devices[relief.device].blocks.issuperset(part.blocks)
+        copied = not self._state.devices[relief.device].plan.blocks.issuperset(part.blocks)
         extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
         self._state.tell.control(
             now, "scale.copy" if copied else "scale.even", "BL-24", relief.device, part.blocks[0], **extra
@@ -223,27 +228,32 @@ class Autoscaler:
         else:
             self._send(part, name, relief.device, moves, "BL-24", now)
 
-    def _share(self, part: ChainPart, device: Device) -> reading.ReadShare:
+    def _measure(self, part: ChainPart, device: Device, load: float, reads: int) -> ByBytes:
         """A part as what it reads; weights that others on the device use, too, are read anyway."""
         others = {id(member) for member in part.members}
-        used = {use.block for member in device.here.values() if id(member) not in others for use in member.chain.uses}
-        alone = sum(self._state.provision.block(block).nbytes for block in part.blocks if block not in used)
-        pages = sum(member.groups * dict(member.weights).get(device.name, 0) for member in part.members)
-        return reading.ReadShare(len(part.members), pages * device.page_bytes / len(part.members), alone)
+        used = {
+            use.block
+            for member in device.passing.here.values()
+            if id(member) not in others
+            for use in member.chain.uses
+        }
+        alone = sum(self._state.block_map.block(block).nbytes for block in part.blocks if block not in used)
+        pages = sum(member.pages.groups * dict(member.place.weights).get(device.name, 0) for member in part.members)
+        return ByBytes(load, reads, len(part.members), pages * device.pages.page_bytes / len(part.members), alone)
 
     def _offers(
         self, part: ChainPart, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]
-    ) -> list[reading.ReadSpot]:
-        """Other devices as what they read. Those without all of these blocks only where the part was not copied lately;
-        those that are about to lose one not at all."""
-        provision, offers = self._state.provision, []
+    ) -> list[ReplicaSpot]:
+        """Other devices as what they read. Those without all of these blocks only where the part was not copied
+        lately; those that are about to lose one not at all."""
+        placed, used_paths, offers = self._state.block_map, self._state.used_paths, []
         for name in names:
             device = self._state.devices[name]
-            more = sum(provision.block(block).nbytes for block in part.blocks if block not in device.blocks)
-            adds = sum(provision.block(block).nbytes for block in part.blocks if not provision.reads.uses(name, block))
-            if part.name in self._changed if more else any((block, name) in provision.leaving for block in part.blocks):
+            more = sum(placed.block(block).nbytes for block in part.blocks if block not in device.plan.blocks)
+            adds = sum(placed.block(block).nbytes for block in part.blocks if not used_paths.reads.uses(name, block))
+            if part.blocks in self._changed if more else any((block, name) in placed.leaving for block in part.blocks):
                 continue
-            offers.append(reading.ReadSpot(name, loads[name], reads[name], adds, device.room, more))
+            offers.append(ReplicaSpot(name, loads[name], device.plan.room, more, reads[name], adds))
         return offers
 
     def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[ReplicaSpot]:
@@ -252,9 +262,9 @@ class Autoscaler:
         spots: list[ReplicaSpot] = []
         for name in names:
             device = state.devices[name]
-            more = sum(state.provision.block(block).nbytes for block in blocks if block not in device.blocks)
+            more = sum(state.block_map.block(block).nbytes for block in blocks if block not in device.plan.blocks)
             if more:
-                spots.append(ReplicaSpot(name, loads[name], device.room, more))
+                spots.append(ReplicaSpot(name, loads[name], device.plan.room, more))
         return spots
 
     # -- down ----------------------------------------------------------------------------------------------------------
@@ -263,13 +273,13 @@ class Autoscaler:
         """What came by load and has had nobody for long goes again, if the others of its kind are not busy."""
         for (blocks, name), since in tuple(self._grown.items()):
             device = self._state.devices[name]
-            if not device.blocks.issuperset(blocks):
+            if not device.plan.blocks.issuperset(blocks):
                 del self._grown[blocks, name]
             elif not device.alive:
                 self._grown[blocks, name] = None  # it comes again with what it is to hold
-            elif device.brings(blocks):
+            elif device.stages.brings(blocks):
                 self._grown[blocks, name] = None  # nothing can run there yet
-            elif any(next(runs(member, name, blocks), None) for member in device.here.values()):
+            elif any(next(runs(member, name, blocks), None) for member in device.passing.here.values()):
                 self._grown[blocks, name] = None
             elif since is None:
                 self._grown[blocks, name] = now
@@ -289,5 +299,5 @@ class Autoscaler:
             if down.device == name:
                 self._grown[blocks, name] = now  # should it not go, it is looked at again
                 if self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24")) is None:
-                    self._changed[kind] = now
+                    self._changed[blocks] = now
                     self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))

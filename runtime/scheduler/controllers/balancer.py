@@ -38,22 +38,22 @@ class Balancer:
     def look(self, now: int) -> None:
         if self._how == "strict":
             return
-        busy = (device for device in self._state.devices if device.alive and device.members > self._margin)
-        for device in heapq.nlargest(_HOT, busy, key=lambda each: each.members):
+        busy = (device for device in self._state.devices if device.alive and device.passing.count > self._margin)
+        for device in heapq.nlargest(_HOT, busy, key=lambda each: each.passing.count):
             for part in stages_of(device, _NOBODY)[:_PARTS]:
                 self._lighten(device, part, now)
 
     def _lighten(self, device: Device, part: ChainPart, now: int) -> None:
         """Half the difference to the least busy device goes there."""
         others = [each for each in holders(self._state, part.blocks) if each is not device]
-        target = min(others, key=lambda each: (each.members, each.used), default=None)
-        if target is None or device.members - target.members <= self._margin:
+        target = min(others, key=lambda each: (each.passing.count, each.pages.used), default=None)
+        if target is None or device.passing.count - target.passing.count <= self._margin:
             return
         movers = [
             one.mover.seq for one in order_moves(movers_of(part.members)) if not self._orders.wished(one.mover.seq)
         ]
         waiting = len(part.members) - len(movers)  # those that are on their way already
-        count = (device.members - target.members) // 2 - waiting
+        count = (device.passing.count - target.passing.count) // 2 - waiting
         for seq in movers[: max(count, 0)]:
             self._state.tell.control(
                 now, "dispatch.choose", "BL-19", target.name, part.blocks[0], seq=seq, rule=self._how, owner=device.name

@@ -33,9 +33,9 @@ class Controller:
         self._state = state
         self._config = state.config.control
         self.orders = Actions(state, handovers, donors)
-        self.flow = TrafficCounter(state.devices, state.provision)
+        self.flow = TrafficCounter(state.devices, state.used_paths)
         self.pauses = Pauses(state, self.orders)
-        self._scaler = Autoscaler(state, self.orders, self.flow, state.provision.by_demand)
+        self._scaler = Autoscaler(state, self.orders, self.flow, state.block_map.by_demand)
         self._rearranger = LocalityController(state, self.orders, self.flow)
         self._balancer = Balancer(state, self.orders)
         self._next = 0

@@ -73,7 +73,7 @@ def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]
     """Of one sequence of a chain: the part of it that each device can expect, and layers."""
     found: dict[str, tuple[float, float]] = {}
     for use in chain.uses:
-        where = [name for name in state.provision.instances.get(use.block, ())[:_PLACES] if state.devices.alive(name)]
+        where = [name for name in state.block_map.instances.get(use.block, ())[:_PLACES] if state.devices.alive(name)]
         for name in where:
             part, layers = found.get(name, (0.0, 0.0))
             found[name] = max(part, 1 / len(where)), layers + use.kv_layers / len(where)
@@ -98,7 +98,7 @@ def parts_of(device: Device) -> list[ChainPart]:
             if blocks not in found:
                 all_of_them = [member for each in dict.fromkeys(users[blocks[0]]) for member in stages[each]]
                 found[blocks] = ChainPart(
-                    blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers
+                    blocks, tuple(all_of_them), layers * sum(member.pages.groups for member in all_of_them), layers
                 )
     return sorted(found.values(), key=lambda part: (-part.pages, -len(part.members), part.blocks))
 
@@ -106,8 +106,8 @@ def parts_of(device: Device) -> list[ChainPart]:
 def _by_path(device: Device) -> list[list[ScheduledSequence]]:
     """Sequences on a device, those of one path together."""
     found: dict[int, list[ScheduledSequence]] = {}
-    for member in device.here.values():
-        found.setdefault(id(member.passes), []).append(member)
+    for member in device.passing.here.values():
+        found.setdefault(id(member.place.passes), []).append(member)
     return list(found.values())
 
 
@@ -138,7 +138,7 @@ def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
         blocks = tuple(use.block for use in uses if any(lo <= use.lo and use.hi <= hi for lo, hi in spans))
         found.setdefault(blocks, []).extend(members)
     for chain, _ in queues.chains.values():
-        if blocks := tuple(use.block for use in chain.uses if use.block in device.blocks):
+        if blocks := tuple(use.block for use in chain.uses if use.block in device.plan.blocks):
             found.setdefault(blocks, [])
     parts = [ChainPart(blocks, tuple(members), 0, 1) for blocks, members in found.items()]
     return sorted(parts, key=lambda part: (-len(part.members), part.blocks))
@@ -151,7 +151,9 @@ def movers_of(members: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
     made: list[Mover] = []
     first = 0
     for member in members:
-        if not member.move and not member.doomed:
-            made.append(Mover(member.seq, frozenset(range(first, first + member.groups)), member.paused or 0))
-            first += member.groups
+        if not member.waits.move and not member.waits.doomed:
+            made.append(
+                Mover(member.seq, frozenset(range(first, first + member.pages.groups)), member.waits.paused or 0)
+            )
+            first += member.pages.groups
     return tuple(made)

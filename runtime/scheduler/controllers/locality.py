@@ -72,19 +72,19 @@ class LocalityController:
             planned = self._todo[0]
             move = planned.move
             if self._stands(move) and now <= planned.until:
-                if self._state.devices[move.target].room < self._state.provision.block(move.block).nbytes:
+                if self._state.devices[move.target].plan.room < self._state.block_map.block(move.block).nbytes:
                     return
                 self._begin(planned, now)
             self._todo.popleft()
 
     def _stands(self, move: InstanceMove) -> bool:
         """Whether a move is still what it was decided to be, and costs nobody the end of an answer."""
-        state, provision = self._state, self._state.provision
-        where = provision.instances.get(move.block, ())
-        if move.source not in where or move.target in where or (move.block, move.source) in provision.leaving:
+        state, placed = self._state, self._state.block_map
+        where = placed.instances.get(move.block, ())
+        if move.source not in where or move.target in where or (move.block, move.source) in placed.leaving:
             return False
         alive = state.devices.alive(move.source) and state.devices.alive(move.target)
-        return alive and not provision.spoils(state.in_use(), move.block, move.source, move.target)
+        return alive and not state.router.spoils(state.in_use(), move.block, move.source, move.target)
 
     def _begin(self, planned: _Planned, now: int) -> None:
         move = planned.move
@@ -99,7 +99,7 @@ class LocalityController:
         way.
         """
         devices = [device for device in self._state.devices if device.alive]
-        steps, busy = sum(device.steps for device in devices), sum(device.busy for device in devices) / 1e9
+        steps, busy = sum(device.work.steps for device in devices), sum(device.work.busy for device in devices) / 1e9
         return busy / steps / 2 if steps else 0.0
 
     def _cluster(self, now: int) -> ClusterLayout:
@@ -108,22 +108,22 @@ class LocalityController:
         pairs = dict(heapq.nlargest(_PAIRS, flow.pairs.items(), key=lambda each: each[1]))
         instances: list[Instance] = []
         for block in dict.fromkeys(block for pair in pairs for block in pair):
-            where = state.provision.instances.get(block, ())
+            where = state.block_map.instances.get(block, ())
             if len(instances) + len(where) > _INSTANCES:
                 continue
             some = (
-                name for name in where if state.devices.alive(name) and (block, name) not in state.provision.leaving
+                name for name in where if state.devices.alive(name) and (block, name) not in state.block_map.leaving
             )
             began = now - self._costs.period
             instances += [Instance(block, name, self._moved.get((block, name), began)) for name in some]
         known = {each.block for each in instances}
         pairs = {pair: rows for pair, rows in pairs.items() if known.issuperset(pair)}
         there = {each.device for each in instances}
-        servers = {state.devices[name].server for name in there}
-        near = (each for each in state.devices if each.alive and (each.name in there or each.server in servers))
-        devices = heapq.nlargest(_INSTANCES, near, key=lambda each: (each.name in there, each.room))
-        places = tuple(Place(each.name, each.server, each.room) for each in devices)
-        nbytes = {block: state.provision.block(block).nbytes for block in known}
+        servers = {state.devices[name].facts.server for name in there}
+        near = (each for each in state.devices if each.alive and (each.name in there or each.facts.server in servers))
+        devices = heapq.nlargest(_INSTANCES, near, key=lambda each: (each.name in there, each.plan.room))
+        places = tuple(Place(each.name, each.facts.server, each.plan.room) for each in devices)
+        nbytes = {block: state.block_map.block(block).nbytes for block in known}
         wait = self._wait()
         hop = max(NEAR, wait / (wait + self._crossing)) if wait else NEAR
         return ClusterLayout(places, tuple(instances), nbytes, pairs, hop)

@@ -33,7 +33,7 @@ class Pauses:
     def pause(self, seq: str, expected: int | None, now: int) -> None:
         """No rows from now on. `expected`: how long it will be, in ns, where that is known."""
         member = self._state.members.get(seq)
-        if member is not None and member.paused is None:
+        if member is not None and member.waits.paused is None:
             self._set(member, now)
             self._state.starved.pop(seq, None)
             self._paused[seq] = Waiting(seq, now, expected)
@@ -43,7 +43,7 @@ class Pauses:
         """It goes on."""
         member = self._state.members.get(seq)
         self._forget(seq)
-        if member is not None and member.paused is not None:
+        if member is not None and member.waits.paused is not None:
             self._set(member, None)
             self._state.tell.control(now, "resume", "BL-17", "", seq=seq)
             if member.path:
@@ -59,16 +59,16 @@ class Pauses:
                 self._foresee(member, waiting, now)
 
     def _foresee(self, member: ScheduledSequence, waiting: Waiting, now: int) -> None:
-        short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.share)
+        short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.pages.share)
         part = next(runs(member, short.name, {use.block for use in member.chain.uses}), None)
-        if part is None or short.share <= self._low or member.move or member.flying:
+        if part is None or short.pages.share <= self._low or member.waits.move or member.flying:
             return
         uses = member.chain.uses[part.start : part.stop]
-        pages = member.groups * sum(use.kv_layers for use in uses)
+        pages = member.pages.groups * sum(use.kv_layers for use in uses)
         target = self._roomier(short, tuple(use.block for use in uses), pages)
         if target is None:
             return
-        seen = foresee(waiting, int(pages * short.page_bytes / self._bandwidth * 1e9), now)
+        seen = foresee(waiting, int(pages * short.pages.page_bytes / self._bandwidth * 1e9), now)
         if not seen.migrate:
             self._again[member.seq] = seen.again or now
             return
@@ -81,10 +81,12 @@ class Pauses:
     def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
         """A device that has less of its memory taken, even with these pages."""
         others = [
-            each for each in holders(self._state, blocks) if each is not source and each.capacity - each.taken >= pages
+            each
+            for each in holders(self._state, blocks)
+            if each is not source and each.pages.capacity - each.pages.taken >= pages
         ]
-        found = min(others, key=lambda each: (each.share, each.members), default=None)
-        if found is None or (found.taken + pages) / max(found.capacity, 1) >= source.share:
+        found = min(others, key=lambda each: (each.pages.share, each.passing.count), default=None)
+        if found is None or (found.pages.taken + pages) / max(found.pages.capacity, 1) >= source.pages.share:
             return None
         return found
 
@@ -93,7 +95,7 @@ class Pauses:
         state, waits = self._state, member.seq not in self._state.running
         if waits:
             state.waiting.remove(member)
-        member.paused = paused
+        member.pause(paused)
         if waits:
             state.waiting.add(member)
             state.changed = True

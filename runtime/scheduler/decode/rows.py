@@ -13,21 +13,28 @@ from collections.abc import Callable, Iterable
 from runtime.kv.pages import groups_for
 from runtime.messages import RowsDone, RowsLost, SpeculationResult
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.parts import FREE, NO_FAILURES
 from runtime.scheduler.sequences.sequence import ScheduledSequence
-from runtime.scheduler.speculation.in_flight import InFlightRow, Result
+from runtime.scheduler.speculation.in_flight import InFlightRow, InFlightRows, Result
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
 from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
 class DecodeLoop:
-    """`on_rest`: called with whoever is moving, before its next row."""
+    """`on_rest`: called with a sequence that is moving, before its next row."""
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle, speculation: Speculation) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        seating: SequenceLifecycle,
+        speculation: Speculation,
+        on_rest: Callable[[ScheduledSequence, int], None],
+    ) -> None:
         self._state = state
         self._seating = seating
         self._speculation = speculation
-        self.on_rest: Callable[[ScheduledSequence, int], None] = lambda member, now: None
+        self._on_rest = on_rest
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
@@ -43,8 +50,8 @@ class DecodeLoop:
             member = running.get(seq)
             if member is None or member.epoch != epoch or not member.flying:
                 continue
-            if member.ahead is not None:
-                member.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
+            if member.predicted is not None:
+                member.predicted.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
                 self._advance_predicted(member, now)
                 continue
             if count != member.issued:
@@ -70,11 +77,10 @@ class DecodeLoop:
         """Predictions have been compared with what they were to be."""
         for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
             member = self._state.running.get(seq)
-            if (
-                member is not None
-                and member.epoch == epoch
-                and (one := member.tries.judged(turn, verdict.stands[at])) is not None
-            ):
+            if member is None or member.epoch != epoch or member.predicted is None:
+                continue
+            one = member.predicted.tries.judged(turn, verdict.stands[at])
+            if one is not None:
                 self._speculation.verified(now, member, one, verdict.cosines[at])
                 self._advance_predicted(member, now)
 
@@ -86,7 +92,7 @@ class DecodeLoop:
                 self._seating.donors.lost(seq)
                 continue
             if lost.retry:
-                member.alone = True
+                member.shared.alone = True
                 self._seating.preempt(member, now)
             else:
                 self._state.tally.failed_steps += 1
@@ -96,41 +102,44 @@ class DecodeLoop:
         """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there
         is one.
         """
-        while member.tries and (result := member.tries.first.result) is not None:
-            one = member.tries.pop()
+        if member.predicted is None:
+            return
+        tries = member.predicted.tries
+        while tries and (result := tries.first.result) is not None:
+            one = tries.pop()
             self._speculation.decided(now, member, one)
-            member.flying = len(member.tries) > 0
+            member.flying = len(tries) > 0
             self._advance(member, one.count, result.sampled, result.scores, now)
             if member.seq not in self._state.running:
                 return
             if not member.flying:
                 self._state.ready.append(member)
                 return
-            if member.doomed:
+            if member.waits.doomed:
                 self._seating.preempt(member, now)
                 return
-            if member.tries.first.guess != member.output[-1]:
+            if tries.first.guess != member.output[-1]:
                 # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its
                 # pages are taken).
-                member.tries.clear()
+                tries.clear()
                 self._speculation.redone()
                 self._issue(member, now)
-        self._guess(member, now)
+        self._guess(member, tries, now)
 
-    def _guess(self, member: ScheduledSequence, now: int) -> None:
+    def _guess(self, member: ScheduledSequence, tries: InFlightRows, now: int) -> None:
         """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
-        if len(member.tries) != 1 or member.held or member.doomed or member.move or member.paused is not None:
+        if len(tries) != 1 or member.waits is not FREE:
             return
-        tentative = member.tries.first.tentative
+        tentative = tries.first.tentative
         if tentative is None or tentative.sampled is None or member.would_end(tentative.sampled.token):
             return
-        devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.groups)
-        if any(devices[name].free < pages * more for name, pages in member.weights):
+        devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.pages.groups)
+        if any(devices[name].pages.free < pages * more for name, pages in member.place.weights):
             return
         if more:
             self._seating.grow(member, more)
-        member.passes.tokens += 1
-        self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
+        member.place.passes.tokens += 1
+        self._send_predicted(member, tries, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
     def _advance(
         self,
@@ -167,12 +176,13 @@ class DecodeLoop:
     def _emit(self, member: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
         """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
         state, request, token, made = self._state, member.request, sampled.token, len(member.output)
-        if member.deaths or member.strays:
-            member.deaths, member.strays, state.changed = 0, 0, True
+        if member.failures is not NO_FAILURES:
+            member.failures, state.changed = NO_FAILURES, True
         reason: FinishReason | None = None
-        if token in member.ends and made >= request.sampling.min_tokens:
+        place = member.place
+        if token in place.ends and made >= request.sampling.min_tokens:
             reason = "stop"
-        elif made >= member.most:
+        elif made >= place.most:
             reason = "length"
         if state.tell.on:
             state.tell.token(now, request, made - 1, token)
@@ -203,19 +213,11 @@ class DecodeLoop:
         device: str | None = None
         for member in members:
             if (
-                member.phase != "decode"
-                or member.computed >= member.room
-                or member.ahead is not None
-                or member.paused is not None
-                or member.move
-                or member.flying
-                or member.held
-                or member.doomed
-                or not member.path
-                or strides
-            ):
-                if member.move:
-                    self.on_rest(member, now)
+                member.phase != "decode" or member.computed >= member.pages.room or member.predicted is not None
+                or member.waits is not FREE or member.flying or not member.path or strides
+            ):  # fmt: skip
+                if member.waits.move:
+                    self._on_rest(member, now)
                 self.go_on(member, now)
                 device = None  # it may have been told something else
                 continue
@@ -224,21 +226,21 @@ class DecodeLoop:
                 put = state.out.rows(device).append
             request, output = member.request, member.output
             member.flying, member.issued = True, 1
-            member.passes.tokens += 1
+            member.place.passes.tokens += 1
             if tell.on:
-                tell.hops(now, request, member.computed, 1, member.path, member.offers)
+                tell.hops(now, request, member.computed, 1, member.path, member.offered.hops)
             put((request.seq, member.epoch, member.computed, (output[-1],), True, len(output), 1, 0, False))
             if starved:
                 starved.pop(request.seq, None)
 
     def go_on(self, member: ScheduledSequence, now: int) -> None:
         """The next row of a sequence that is at rest, if it runs and nothing holds it."""
-        if not member.path or member.flying or member.held:
+        if not member.path or member.flying or member.waits.held:
             return
         starved = self._state.starved
-        if member.doomed:
+        if member.waits.doomed:
             self._seating.preempt(member, now)
-        elif member.paused is not None:
+        elif member.waits.paused is not None:
             return
         elif not self._issue(member, now):
             starved[member.seq] = member
@@ -253,8 +255,8 @@ class DecodeLoop:
         for member in sorted(starved.values(), key=lambda m: m.rank):
             if member.seq in starved:
                 self.go_on(member, now)
-        if starved and not any(m.flying or m.held for m in self._state.running.values()):
-            paused = [m for m in self._state.running.values() if m.paused is not None and m.groups]
+        if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
+            paused = [m for m in self._state.running.values() if m.waits.paused is not None and m.pages.groups]
             self._seating.preempt(max(paused or starved.values(), key=lambda m: m.rank), now)
             for member in sorted(starved.values(), key=lambda m: m.rank):
                 if member.seq in starved:
@@ -268,35 +270,41 @@ class DecodeLoop:
         else:
             count, steps = min(state.config.prefill_chunk, member.tokens - member.computed), 1
         after = member.computed + count + steps - 1
-        if after > member.room:
-            more = groups_for(member.spec, after) - member.groups
+        if after > member.pages.room:
+            more = groups_for(member.spec, after) - member.pages.groups
             if not self._room(member, more, now):
                 return False
             self._seating.grow(member, more)
         member.flying, member.issued = True, count + steps - 1
-        member.passes.tokens += member.issued
+        member.place.passes.tokens += member.issued
         if state.tell.on:
-            state.tell.hops(now, member.request, member.computed, count, member.path, member.offers)
+            state.tell.hops(now, member.request, member.computed, count, member.path, member.offered.hops)
         tokens: tuple[int, ...]
         if member.phase == "decode":
             tokens, sample = (member.output[-1],), True
         else:
             tokens, sample = member.span(count), member.computed + count == member.tokens and member.samples
-        if member.ahead is None:
+        if member.predicted is None:
             state.out.go(member, tokens, steps, sample)
         else:
-            self._send_predicted(member, tokens, sample, None, now)
+            self._send_predicted(member, member.predicted.tries, tokens, sample, None, now)
         return True
 
     def _send_predicted(
-        self, member: ScheduledSequence, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int
+        self,
+        member: ScheduledSequence,
+        tries: InFlightRows,
+        tokens: tuple[int, ...],
+        sample: bool,
+        guess: int | None,
+        now: int,
     ) -> None:
         member.turn += 2
         # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
-        wanted = member.move == 0 and self._speculation.goes_on(member)
+        wanted = member.waits.move == 0 and self._speculation.goes_on(member)
         started = wanted and (sample or (member.ahead is not None and member.ahead.threshold is not None))
         one = InFlightRow(member.turn, len(tokens), started, guess)
-        member.tries.add(one)
+        tries.add(one)
         self._speculation.started(now, member, one)
         self._state.out.go(member, tokens, 1, sample, one)
 
@@ -304,20 +312,20 @@ class DecodeLoop:
         stride = self._state.config.stride
         if stride == 1 or len(member.path) > 1:
             return 1
-        return max(1, min(stride, member.most - len(member.output)))
+        return max(1, min(stride, member.place.most - len(member.output)))
 
     def _room(self, member: ScheduledSequence, groups: int, now: int) -> bool:
         """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
-        for name, pages in member.weights:
+        for name, pages in member.place.weights:
             device = self._state.devices[name]
-            while device.free < pages * groups:
+            while device.pages.free < pages * groups:
                 if self._seating.donors.give_way(name):
                     continue
                 victim = self._victim(member, name)
                 if victim is None:
                     return False
                 if victim.flying:
-                    victim.doomed = True
+                    victim.doom()
                     return False
                 self._seating.preempt(victim, now)
         return True
@@ -325,9 +333,9 @@ class DecodeLoop:
     def _victim(self, member: ScheduledSequence, device: str) -> ScheduledSequence | None:
         """The last in rank behind `member` with pages on a device; none if one is about to go already."""
         last, rank = None, member.rank
-        for other in self._state.devices[device].here.values():
-            if other.groups and other.rank > rank and device in dict(other.weights):
-                if other.doomed:
+        for other in self._state.devices[device].passing.here.values():
+            if other.pages.groups and other.rank > rank and device in dict(other.place.weights):
+                if other.waits.doomed:
                     return None
                 if last is None or other.rank > last.rank:
                     last = other

@@ -69,16 +69,17 @@ class StallDetector:
         seen: dict[str, tuple[_Marks, int]] = {}
         late: list[ScheduledSequence] = []
         for member in (member for device in self._still for member in here(device)) if self._limit else ():
-            if member.seq in seen or not (member.flying or member.move):
+            if member.seq in seen or not (member.flying or member.waits.move):
                 continue
             goes = target(member)
             could = [
-                self._still.get(name) for name in (*member.devices, *member.asked, *(() if goes is None else (goes,)))
+                self._still.get(name)
+                for name in (*member.place.devices, *member.offered.devices, *(() if goes is None else (goes,)))
             ]
             still = [each for each in could if each is not None]
             if len(still) < len(could):
                 continue
-            marks = (member.epoch, member.computed, member.turn, member.flying, member.move)
+            marks = (member.epoch, member.computed, member.turn, member.flying, member.waits.move)
             known = self._seen.get(member.seq)
             since = known[1] if known is not None and known[0] == marks else now
             seen[member.seq] = marks, since

@@ -8,11 +8,14 @@ as the cluster was made for. Devices of another protocol are not taken.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.control.scheduler_io import AgentDown
 from runtime.messages import PROTOCOL, AgentHello, AgentStats, PeerDown, StageLoadFailed, StageReady
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
 from runtime.scheduler.decode.stall_detector import MOVES, StallDetector
+from runtime.scheduler.devices.devices import Work
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -48,12 +51,12 @@ class DeviceEvents:
             self.down(AgentDown(ready.device, "it came again"), now)
         device = state.devices.up(ready)
         state.changed = True
-        if device.wanted:  # it took the place of one that died
-            device.loading.update(device.wanted)
-            state.out.load(device.name, list(device.wanted.values()))
+        if device.stages.wanted:  # it took the place of one that died
+            device.stages.loading.update(device.stages.wanted)
+            state.out.load(device.name, list(device.stages.wanted.items()))
         if not state.placed and len(state.devices) >= state.config.devices:
             state.placed = True
-            state.provision.place(list(state.chains.values()))
+            state.block_map.place(list(state.chains.values()))
             self._updates.first()
             self._admission.turn_away(now)
             self._load_first_paths()
@@ -73,7 +76,7 @@ class DeviceEvents:
         for other in state.devices:
             if other.alive:
                 state.out.say(other.name, PeerDown(down.device))
-        for member in [m for m in state.running.values() if down.device in m.devices]:
+        for member in [m for m in state.running.values() if down.device in m.place.devices]:
             self._bereave(member, down, now)
         self._offers.gone(down.device)
         self._handovers.gone(down.device, now)
@@ -85,10 +88,11 @@ class DeviceEvents:
         """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too
         often.
         """
-        member.deaths += member.flying and not down.planned
-        if member.deaths >= self._state.config.max_crashes:
+        if member.flying and not down.planned:
+            member.failures = replace(member.failures, deaths=member.failures.deaths + 1)
+        if member.failures.deaths >= self._state.config.max_crashes:
             why = (
-                f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: "
+                f"{member.failures.deaths} devices in a row died while they ran it, the last of them {down.device}: "
                 f"{down.reason}"
             )
             self._seating.end(member, "error", now, why)
@@ -100,59 +104,57 @@ class DeviceEvents:
         moves are given up.
         """
         state = self._state
-        for member in self._overdue.look(lambda name: state.devices[name].here.values(), self._handovers.target, now):
+        for member in self._overdue.look(
+            lambda name: state.devices[name].passing.here.values(), self._handovers.moves.target, now
+        ):
             if not member.flying:
                 self._handovers.give_up(
                     member, now, f"nothing has come of it for {MOVES * state.config.row_timeout_s:g} s"
                 )
                 continue
-            member.strays, member.alone = member.strays + 1, True
+            member.failures = replace(member.failures, strays=member.failures.strays + 1)
+            member.shared.alone = True
             why = f"no device has its row, after {state.config.row_timeout_s:g} s"
             state.tell.fault(now, 0, f"{member.seq}: {why}")
-            if member.strays >= state.config.max_crashes:
-                self._seating.end(member, "error", now, f"{why}; the {member.strays}th in a row")
+            if member.failures.strays >= state.config.max_crashes:
+                self._seating.end(member, "error", now, f"{why}; the {member.failures.strays}th in a row")
             else:
                 self._seating.preempt(member, now)
 
     def loaded(self, loaded: StageReady) -> None:
         device = self._state.devices[loaded.device]
-        device.gained(loaded.stage.id, loaded.spec)
-        device.weights = loaded.nbytes
+        device.stages.gained(loaded.stage, loaded.spec)
+        device.stages.nbytes = loaded.nbytes
         self._state.changed = True
 
     def _load_first_paths(self) -> None:
         """Nobody's first request waits for weights."""
         state = self._state
         for chain in state.in_use():
-            path = state.provision.path(chain, state.devices.loads)
-            for device, stage in state.provision.missing(chain, path or ()):
+            path = state.router.path(chain, state.devices.loads)
+            for device, stage in state.router.missing(chain, path or ()):
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: StageLoadFailed, now: int) -> None:
         """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device
         is back; admission ends whoever has no other path."""
         device = self._state.devices[refused.device]
-        device.refuses(refused.stage, refused.reason, now)
+        device.stages.refuses(refused.stage, refused.reason, now)
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
-        if refused.stage.id in device.wanted:
-            self._state.provision.shun(device.name, device.wanted[refused.stage.id][1])
+        if refused.stage in device.stages.wanted:
+            self._state.block_map.shun(device.name, device.stages.wanted[refused.stage])
         self._state.changed = True
 
     def relent(self, now: int) -> None:
         """What was refused may be asked for again after a while, by whoever needs it then."""
         for device in self._state.devices:
-            if device.refused and device.relents(now):
+            if device.stages.refused and device.stages.relents(now):
                 self._state.changed = True
 
     def report(self, report: AgentStats, now: int) -> None:
         device = self._state.devices.get(report.device)
         if device is not None:
             if device.alive:
-                self._overdue.report(device.name, report.queued == 0 and report.steps == device.steps, now)
-            device.queued, device.steps, device.busy, device.tokens = (
-                report.queued,
-                report.steps,
-                report.busy,
-                report.tokens,
-            )
-            device.queues, device.links = dict(report.queues), report.links
+                self._overdue.report(device.name, report.queued == 0 and report.steps == device.work.steps, now)
+            queues = dict(report.queues)
+            device.work = Work(report.queued, queues, report.steps, report.busy, report.tokens, report.links)

@@ -10,9 +10,9 @@ the beginning:
 Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared:
 those who hold it need not know. What a sequence has for itself grows in place.
 
-Contract: `Device.used` is the sum over extents that have a user (and over moves on their way, which `handover`
-counts), `Device.idle` the part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`):
-free as soon as they go. A device that died takes its
+Contract: `DevicePages.used` is the sum over extents that have a user (and over moves on their way, which `moving`
+counts), `idle` the part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`): free
+as soon as they go. A device that died takes its
 extents with it: theirs is another life's `Device`. Whether there is room the caller has seen to. It decides
 nothing.
 """
@@ -111,7 +111,7 @@ class PageAccounting:
         for at, end in holding.ends.items():
             if end.users == 1:
                 end.groups += groups
-                end.device.used += end.pages * groups
+                end.device.pages.used += end.pages * groups
             else:
                 holding.ends[at] = self._new(end.device.name, end.pages, groups, end)
 
@@ -177,9 +177,9 @@ class PageAccounting:
             used[extent.device.name] += extent.size
             unused[extent.device.name] += extent.size if extent.unused else 0
         for device in self._devices:
-            if device.alive and (device.used, device.idle) != (used[device.name], unused[device.name]):
+            if device.alive and (device.pages.used, device.pages.idle) != (used[device.name], unused[device.name]):
                 raise RuntimeError(
-                    f"{device.name}: {device.used} pages are spoken for, {device.idle} of them idle; "
+                    f"{device.name}: {device.pages.used} pages are spoken for, {device.pages.idle} of them idle; "
                     f"sequences hold {used[device.name]}, {unused[device.name]} of them only donors"
                 )
 
@@ -188,7 +188,7 @@ class PageAccounting:
     def _new(self, name: str, pages: int, groups: int, before: PageExtent | None) -> PageExtent:
         device = self._devices[name]
         self._numbers += _NUMBERS
-        device.used += pages * groups
+        device.pages.used += pages * groups
         return PageExtent(device, pages, groups, self._numbers, before)
 
     def _leave(self, holding: PageHolding, at: int) -> None:
@@ -227,5 +227,5 @@ def _use(extent: PageExtent, users: int, idle: int) -> None:
     extent.users += users
     extent.idle += idle
     if device.alive:
-        device.idle += (extent.size if extent.unused and extent.users else 0) - before
-        device.used -= 0 if extent.users else extent.size
+        device.pages.idle += (extent.size if extent.unused and extent.users else 0) - before
+        device.pages.used -= 0 if extent.users else extent.size

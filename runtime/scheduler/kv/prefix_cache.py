@@ -61,12 +61,12 @@ class PrefixCache:
 
     def keep(self, member: ScheduledSequence, now: int) -> None:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
-        beginning = member.beginning
+        beginning = member.shared.beginning
         if (
             self._state.config.prefix_caching != "cached"
             or beginning is None
             or not beginning.known
-            or not member.holding.ends
+            or not member.pages.holding.ends
         ):
             return
         if member.chain.loaded_as in self._state.leaving:
@@ -78,13 +78,13 @@ class PrefixCache:
             return
         name = self._name()
         donor = CachedPrefix(
-            name, self._state.ledger.keep(member.holding, groups), beginning.marks[:groups], shelf, used=now
+            name, self._state.ledger.keep(member.pages.holding, groups), beginning.marks[:groups], shelf, used=now
         )
         self._state.prefixes.reaches(donor, groups)
         self._donors[name] = self._ends[shelf, donor.marks[-1]] = donor
         self._kept += 1
         request = SequenceRequest(name, name, member.chain.loaded_as, (), _NOTHING, tenant=member.request.tenant)
-        for device in sorted(member.devices):
+        for device in sorted(member.place.devices):
             self._state.out.stand(device, request, shelf.path, (member.seq, groups * member.chain.spec.page_tokens))
         for shorter in [self._ends.get((shelf, mark)) for mark in donor.marks[:-1]]:
             if shorter is not None:
@@ -110,17 +110,17 @@ class PrefixCache:
         own = spared.holding.idle() if spared is not None else {}
         for name, pages in needs.items():
             device = devices[name]
-            if device.free + device.idle - own.get(name, 0) < pages + (slack or {}).get(name, 0):
+            if device.pages.free + device.pages.idle - own.get(name, 0) < pages + (slack or {}).get(name, 0):
                 return False
         for name, pages in needs.items():
-            while devices[name].free < pages:
+            while devices[name].pages.free < pages:
                 if not self.give_way(name, spared):
                     raise RuntimeError(f"{name} has idle pages that are nobody's")
         return True
 
     def give_way(self, device: str, spared: CachedPrefix | None = None) -> bool:
         """The least recently used that has idle pages on a device goes; false if there is none."""
-        if not self._state.devices[device].idle:
+        if not self._state.devices[device].pages.idle:
             return False
         for donor in self._donors.values():
             if donor is not spared and donor.holding.idle().get(device):

@@ -1,15 +1,19 @@
-"""A sequence that changes a device, as the scheduler has it (`handover`): which blocks, from where to where, how far it
-is. Data only.
-"""
+"""Sequences that change a device, as the scheduler has them (`handover`): which blocks, from where to where, how far it
+is; and the table of those under way.
+
+Contract: `Moves` keeps the books of moves: each that is under way, the pages taken for it at its destination, and
+totals. It decides nothing; the one message that it sends is the end of a move whose sequence leaves its devices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from runtime.chains import Chain, Hop, Path
-from runtime.messages import MigrationReady
+from runtime.messages import FinishMigration, MigrationReady
 from runtime.policy.migration.recompute_source import Front
 from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
 
 
 @dataclass(slots=True)
@@ -62,6 +66,72 @@ class MigrationCounts:
     recomputed: int = 0
     nbytes: int = 0
     inputs: int = 0
+
+
+class Moves:
+    """Moves that are under way, by number."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._moves: dict[int, Migration] = {}
+        self.counts = MigrationCounts()
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def __iter__(self) -> Iterator[Migration]:
+        return iter(tuple(self._moves.values()))
+
+    def get(self, number: int) -> Migration | None:
+        return self._moves.get(number)
+
+    def of(self, member: ScheduledSequence) -> Migration | None:
+        """The move that a sequence is in."""
+        return self._moves.get(member.waits.move)
+
+    def target(self, member: ScheduledSequence) -> str | None:
+        """Where the move goes that a sequence is in, if it is in one."""
+        move = self.of(member)
+        return None if move is None else move.target
+
+    def totals(self) -> MigrationCounts:
+        """A copy of the counts so far."""
+        return replace(self.counts)
+
+    def held(self) -> dict[str, int]:
+        """Pages that are taken for moves, by destination."""
+        held: dict[str, int] = {}
+        for move in self._moves.values():
+            held[move.target] = held.get(move.target, 0) + move.pages * move.groups
+        return held
+
+    def bound_for(self, device: str, blocks: Collection[str]) -> bool:
+        """Whether a move of any of these blocks to a device is under way."""
+        there = (move for move in self._moves.values() if move.target == device)
+        return any(not move.chain.blocks(move.part.lo, move.part.hi).isdisjoint(blocks) for move in there)
+
+    def begin(self, move: Migration) -> None:
+        """A move is under way."""
+        self._moves[move.number] = move
+        move.member.moves(move.number)
+        self.counts.started += 1
+
+    def drop(self, move: Migration) -> None:
+        """A move is over: its pages at the destination are the sequence's, or nobody's."""
+        del self._moves[move.number]
+        move.member.moves(0)
+        device = self._state.devices[move.target]
+        if device.alive:
+            device.pages.used -= move.pages * move.groups
+            self._state.changed = True
+
+    def cancel(self, member: ScheduledSequence) -> None:
+        """A sequence leaves its devices: its move is over."""
+        move = self.of(member)
+        if move is not None:
+            self.drop(move)
+            self.counts.aborted += 1
+            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:

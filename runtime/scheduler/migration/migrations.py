@@ -15,8 +15,7 @@ destination.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.control.trace_events import MoveDetails
@@ -25,41 +24,30 @@ from runtime.messages import FinishMigration, MigrationFailed, MigrationReady, S
 from runtime.policy.migration.cost import MigrationStage as Phase
 from runtime.policy.migration.cost import next_stage
 from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
-from runtime.scheduler.migration.migration import Migration, MigrationCounts, part_of
+from runtime.scheduler.migration.migration import Migration, MigrationCounts, Moves, part_of
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
 class Migrations:
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
+    """`moves`: those under way."""
+
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, moves: Moves) -> None:
         self._state = state
         self._seating = seating
-        self._moves: dict[int, Migration] = {}
         self._number = 0
-        self._counts = MigrationCounts()
+        self.moves = moves
 
     def __len__(self) -> int:
-        return len(self._moves)
+        return len(self.moves)
 
     def __iter__(self) -> Iterator[Migration]:
         """Those under way."""
-        return iter(tuple(self._moves.values()))
+        return iter(self.moves)
 
     def counts(self) -> MigrationCounts:
-        return replace(self._counts)
-
-    def held(self) -> dict[str, int]:
-        """Pages that are taken for moves, by destination."""
-        held: dict[str, int] = {}
-        for move in self._moves.values():
-            held[move.target] = held.get(move.target, 0) + move.pages * move.groups
-        return held
-
-    def bound_for(self, device: str, blocks: Collection[str]) -> bool:
-        """Whether a move of any of these blocks to a device is under way."""
-        there = (move for move in self._moves.values() if move.target == device)
-        return any(not move.chain.blocks(move.part.lo, move.part.hi).isdisjoint(blocks) for move in there)
+        return self.moves.totals()
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
@@ -83,9 +71,9 @@ class Migrations:
         chain = member.chain
         if (
             not member.path
-            or member.move
-            or member.doomed
-            or member.offers
+            or member.waits.move
+            or member.waits.doomed
+            or member.offered.hops
             or not blocks
             or blocks.stop > len(chain.uses)
         ):
@@ -101,9 +89,7 @@ class Migrations:
         )
         if not copy and front.origin == "none":
             return f"it can only be copied where it goes: {front.reason}"
-        path = self._state.provision.hops(
-            chain, tuple(target if at in blocks else name for at, name in enumerate(before))
-        )
+        path = self._state.router.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
         if self._seating.shortens(member, path):
             return "its answer would have to end sooner there"
         if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
@@ -112,13 +98,11 @@ class Migrations:
         move = Migration(self._number, member, chain, part, target, path, copy, front)
         if not self._take(move, member.computed):
             return f"no room for its pages on {target}"
-        self._moves[move.number] = move
-        member.move = move.number
-        self._counts.started += 1
+        self.moves.begin(move)
         self._tell(now, "kv.move.start", move)
         self._ask(move, member.computed)
         if hold:
-            member.held = True
+            member.hold(True)
             self._state.starved.pop(member.seq, None)
         return None
 
@@ -128,12 +112,12 @@ class Migrations:
         """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or
         commit.
         """
-        move = self._moves.get(event.move)
+        move = self.moves.get(event.move)
         if move is None:
             return
         move.asked, move.last = False, event
         member = move.member
-        if member.held and not member.flying:
+        if member.waits.held and not member.flying:
             self._finish(move, now)
             return
         config, width = self._state.config, member.spec.page_tokens
@@ -145,14 +129,14 @@ class Migrations:
             case Phase.GIVE_UP:
                 self._abort(move, now, "it grows faster than it moves")
             case Phase.FINAL:
-                member.held = True
+                member.hold(True)
                 if not member.flying:
                     self._state.starved.pop(member.seq, None)
                     self._finish(move, now)
 
     def stuck(self, event: MigrationFailed, now: int) -> None:
         """The destination has given up, and has kept nothing."""
-        move = self._moves.get(event.move)
+        move = self.moves.get(event.move)
         if move is not None:
             self._abort(move, now, event.reason, settle=False)
 
@@ -160,34 +144,21 @@ class Migrations:
         """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be
         under way.
         """
-        move = self._moves.get(member.move)
-        if move is not None and member.held and not move.asked and not member.flying:
+        move = self.moves.of(member)
+        if move is not None and member.waits.held and not move.asked and not member.flying:
             self._finish(move, now)
-
-    def target(self, member: ScheduledSequence) -> str | None:
-        """Where the move goes that a sequence is in, if it is in one."""
-        move = self._moves.get(member.move)
-        return None if move is None else move.target
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def cancel(self, member: ScheduledSequence) -> None:
-        """The sequence leaves its devices: its move is over."""
-        move = self._moves.get(member.move)
-        if move is not None:
-            self._drop(move)
-            self._counts.aborted += 1
-            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
-
     def give_up(self, member: ScheduledSequence, now: int, why: str) -> None:
         """A sequence's move is not waited for any longer: it goes on where it is."""
-        move = self._moves.get(member.move)
+        move = self.moves.of(member)
         if move is not None:
             self._abort(move, now, why)
 
     def survives(self, member: ScheduledSequence, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""
-        move = self._moves.get(member.move)
+        move = self.moves.of(member)
         if move is None or not move.recompute or move.source != device:
             return False
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
@@ -196,14 +167,15 @@ class Migrations:
         """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held
         meanwhile.
         """
-        for move in tuple(self._moves.values()):
+        for move in self.moves:
             if move.target == device:
                 self._abort(move, now, f"{device} is gone", settle=False)
             elif self.survives(move.member, device):
                 move.orphan = True
-                move.member.held, move.member.flying = True, False
+                move.member.hold(True)
+                move.member.flying = False
                 self._seating.hide(move.member)
-                self._state.ledger.bereft(move.member.holding, device)
+                self._state.ledger.bereft(move.member.pages.holding, device)
                 move.member.bereft(device)
                 self._state.starved.pop(move.member.seq, None)
                 if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
@@ -216,15 +188,21 @@ class Migrations:
         chain, device = member.chain, self._state.devices[part.device]
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
         hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
-        kv_bytes = layers * device.page_bytes / chain.spec.page_tokens
+        kv_bytes = layers * device.pages.page_bytes / chain.spec.page_tokens
         return RecomputeRun(
-            part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes
+            part.lo,
+            hop,
+            member.computed,
+            member.spec.virtual_tokens > 0,
+            device.facts.inputs,
+            use.input_bytes,
+            kv_bytes,
         )
 
     def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
         """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
-        needed = self._state.provision.missing(chain, path)
-        if recomputed is not None and not self._state.devices[target].has(
+        needed = self._state.router.missing(chain, path)
+        if recomputed is not None and not self._state.devices[target].stages.has(
             stage := chain.stage(recomputed.lo, recomputed.hi)
         ):
             needed.append((target, stage))
@@ -274,23 +252,23 @@ class Migrations:
     def _commit(self, move: Migration, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
         member, last = move.member, move.last
-        self._drop(move)
+        self.moves.drop(move)
         self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch + 1, True))
         self._seating.reseat(member, move.path)
-        self._counts.committed += 1
+        self.moves.counts.committed += 1
         if last is not None:
-            self._counts.copied += sum(hi - lo for lo, hi in last.copied)
-            self._counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
-            self._counts.nbytes += last.nbytes
-            self._counts.inputs += last.inputs
+            self.moves.counts.copied += sum(hi - lo for lo, hi in last.copied)
+            self.moves.counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
+            self.moves.counts.nbytes += last.nbytes
+            self.moves.counts.inputs += last.inputs
         self._tell(now, "kv.meet", move)
         self._state.ready.append(member)
 
     def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
         """The sequence stays where it is; if that is dead, it runs again."""
         member = move.member
-        self._drop(move)
-        self._counts.aborted += 1
+        self.moves.drop(move)
+        self.moves.counts.aborted += 1
         self._tell(now, "kv.move.abort", move, why=why)
         if settle:
             self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
@@ -306,22 +284,14 @@ class Migrations:
         )
         self._state.tell.move(now, event, move.member.request, told, last, why)
 
-    def _drop(self, move: Migration) -> None:
-        del self._moves[move.number]
-        move.member.move, move.member.held = 0, False
-        device = self._state.devices[move.target]
-        if device.alive:
-            device.used -= move.pages * move.groups
-            self._state.changed = True
-
     def _take(self, move: Migration, upto: int) -> bool:
         """Take pages at the destination for that many tokens."""
         device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.
-        groups = max(groups_for(move.member.spec, upto), move.member.groups)
+        groups = max(groups_for(move.member.spec, upto), move.member.pages.groups)
         more = (groups - move.groups) * move.pages
-        if more > device.free and not self._seating.donors.make_room({move.target: more}):
+        if more > device.pages.free and not self._seating.donors.make_room({move.target: more}):
             return False
-        device.used += max(more, 0)
+        device.pages.used += max(more, 0)
         move.groups = max(groups, move.groups)
         return True

@@ -38,7 +38,8 @@ class ModelUpdates:
             state.out.updated(chain.model, self._version(chain.model), why)
             state.tell.version(now, "model.refuse", chain, why)
             return
-        state.provision.learn(event.blocks, event.profiles)
+        state.block_map.learn(event.blocks)
+        state.router.learn(event.profiles)
         self._coming[chain.model] = event
         state.coming[chain.model] = chain, *(variant.chain for variant in event.variants)
         state.changed = True
@@ -89,7 +90,7 @@ class ModelUpdates:
             if not each.uses:
                 return f"{each.loaded_as} has no blocks"
             if lacking := [
-                use.block for use in each.uses if use.block not in known and not state.provision.knows(use.block)
+                use.block for use in each.uses if use.block not in known and not state.block_map.knows(use.block)
             ]:
                 return f"block {lacking[0][:12]} of {each.loaded_as} is not described"
             for other in (*state.in_use(), *state.leaving.values()):
@@ -109,12 +110,12 @@ class ModelUpdates:
                 self._give_up(model, now, why)
                 return
             self._placed.add(model)
-        path = state.provision.path(chain, state.devices.loads)
+        path = state.router.path(chain, state.devices.loads)
         if path is None:
             return
-        missing = state.provision.missing(chain, path)
+        missing = state.router.missing(chain, path)
         for device, stage in missing:
-            if (reason := state.devices[device].refused.get(stage.id)) is not None:
+            if (reason := state.devices[device].stages.refused.get(stage)) is not None:
                 self._give_up(model, now, f"{chain.loaded_as} cannot be loaded: {reason}")
                 return
             state.ask_for(chain, device, stage)
@@ -220,20 +221,25 @@ class ModelUpdates:
         self._donors.forget(chain.version)
         waits = False
         for device in state.devices:
-            mine = [stage for stage, _ in device.wanted.values() if stage.model == name]
-            waits |= any(stage.id in device.loading for stage in mine)
-            gone = [stage for stage in mine if stage.id not in device.loading]
-            loaded = [stage for stage in gone if device.loaded.pop(stage.id, None) is not None]
+            stages = device.stages
+            mine = [stage for stage in stages.wanted if stage.model == name]
+            waits |= any(stage in stages.loading for stage in mine)
+            gone = [stage for stage in mine if stage not in stages.loading]
+            loaded = [stage for stage in gone if stages.loaded.pop(stage, None) is not None]
             for stage in gone:
-                del device.wanted[stage.id]
-            for refused in [each for each, refusal in device.refusals.items() if refusal.model == name]:
-                device.pardon(refused)
+                del stages.wanted[stage]
+            for refused in [each for each in stages.refusals if each.model == name]:
+                stages.pardon(refused)
             if loaded:
-                device.cool()
+                stages.cool()
                 state.out.drop(device.name, loaded)
         if waits:
             return
         del state.leaving[name]
         state.users.pop(name, None)
-        state.provision.forget(chain, [*state.in_use(), *state.leaving.values()])
+        kept = [*state.in_use(), *state.leaving.values()]
+        forgotten, served = state.block_map.forget(chain, kept), any(other.version == chain.version for other in kept)
+        state.router.forget(forgotten, "" if served else chain.version)
+        if not served:
+            state.used_paths.forget(chain.version)
         state.tell.version(now, "model.drop", chain)

@@ -106,7 +106,7 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
             through.update(
                 zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True)
             )
-    placed = [(block, device) for block, devices in scheduler.provision.instances.items() for device in devices]
+    placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
         devices=tuple(
             _device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))
@@ -114,7 +114,7 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
         migrations=tuple(
-            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.held)
+            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.waits.held)
             for move in scheduler.handovers
         ),
         migration_totals=asdict(scheduler.handovers.counts()),
@@ -123,27 +123,28 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
 
 
 def _device(each: Device) -> DevicePicture:
+    stages, work = each.stages, each.work
     return DevicePicture(
-        each.name,
-        each.alive,
-        each.pid if each.alive else 0,
-        each.capacity,
-        each.used,
-        each.weights,
-        each.members,
-        each.queued,
-        tuple(each.loaded),
-        tuple(sorted(each.loading)),
-        each.steps,
-        each.busy,
-        each.tokens,
-        dict(each.links) if each.alive else {},
+        device=each.name,
+        alive=each.alive,
+        pid=each.facts.pid if each.alive else 0,
+        pages=each.pages.capacity,
+        pages_used=each.pages.used,
+        weights=stages.nbytes,
+        sequences=each.passing.count,
+        queued=work.queued,
+        stages=tuple(stage.id for stage in stages.loaded),
+        loading=tuple(sorted(stage.id for stage in stages.loading)),
+        steps=work.steps,
+        busy_ns=work.busy,
+        tokens=work.tokens,
+        links=dict(work.links) if each.alive else {},
     )
 
 
 def _instance(scheduler: Scheduler, block: str, device: str, through: Mapping[tuple[str, str], int]) -> InstancePicture:
-    queue = scheduler.devices[device].queues.get(block, 0)
-    sequences, nbytes = through.get((block, device), 0), scheduler.provision.block(block).nbytes
+    queue = scheduler.devices[device].work.queues.get(block, 0)
+    sequences, nbytes = through.get((block, device), 0), scheduler.block_map.block(block).nbytes
     return InstancePicture(block, device, nbytes, sequences, queue, scheduler.max_running)
 
 
@@ -154,11 +155,11 @@ def _chains(scheduler: Scheduler) -> tuple[ChainPicture, ...]:
         (running if member.path else waiting)[member.chain.version] += 1
     pictures = []
     for chain in scheduler.chains():
-        paths = tuple((devices_of(chain, each.path), each.tokens) for each in scheduler.provision.passed(chain))
+        paths = tuple((devices_of(chain, each.path), each.tokens) for each in scheduler.used_paths.of_chain(chain))
         blocks, version = tuple(use.block for use in chain.uses), chain.version
         pictures.append(
             ChainPicture(
-                chain.model, version, blocks, scheduler.provision.up(chain), running[version], waiting[version], paths
+                chain.model, version, blocks, scheduler.block_map.up(chain), running[version], waiting[version], paths
             )
         )
     return tuple(pictures)

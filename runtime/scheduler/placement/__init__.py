@@ -1,1 +1,1 @@
-"""Which block is on which device: at first, for models that come later, and by traffic."""
+"""Which blocks are on which devices."""

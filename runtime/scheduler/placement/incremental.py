@@ -16,15 +16,15 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
     """Place a chain. `before`: what it takes the place of, None for nothing. Why that cannot be, or None once it has
     been.
 
-    Raises KeyError for blocks that the provision has not learnt.
+    Raises KeyError for blocks that the block map has not learnt.
     """
-    provision = state.provision
-    fresh = list({use.block: use for use in chain.uses if not provision.instances.get(use.block)}.values())
+    placed = state.block_map
+    fresh = list({use.block: use for use in chain.uses if not placed.instances.get(use.block)}.values())
     room = _room(state)
     wishes = (
         _alone(state, fresh, room) if before is None else {use.block: _instead(state, use, before) for use in fresh}
     )
-    needs = [Need(use.block, provision.block(use.block).nbytes, wishes.get(use.block, ())) for use in fresh]
+    needs = [Need(use.block, placed.block(use.block).nbytes, wishes.get(use.block, ())) for use in fresh]
     found = renew(needs, room)
     if found is None:
         need, have = (
@@ -36,7 +36,7 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
             f"devices have {have} left"
         )
     for block, device in found:
-        provision.add(block, device)
+        placed.add(block, device)
     return None
 
 
@@ -45,21 +45,21 @@ def _room(state: ClusterState) -> dict[str, int | None]:
     room: dict[str, int | None] = {}
     for device in state.devices:
         if device.alive:
-            held = sum(state.provision.block(block).nbytes for block in device.blocks)
-            room[device.name] = device.limit - held if device.limit else None
+            held = sum(state.block_map.block(block).nbytes for block in device.plan.blocks)
+            room[device.name] = device.plan.limit - held if device.plan.limit else None
     return room
 
 
 def _instead(state: ClusterState, use: BlockUse, before: Chain) -> tuple[str, ...]:
     """The devices of the blocks whose place in a chain another's use takes."""
     replaced = [other.block for other in before.uses if other.lo < use.hi and use.lo < other.hi]
-    return tuple(dict.fromkeys(name for block in replaced for name in state.provision.instances.get(block, ())))
+    return tuple(dict.fromkeys(name for block in replaced for name in state.block_map.instances.get(block, ())))
 
 
 def _alone(state: ClusterState, fresh: list[BlockUse], room: dict[str, int | None]) -> dict[str, tuple[str, ...]]:
     """A chain that takes nobody's place: spread over the room there is as the first ones were over empty devices."""
     names = [name for name, left in room.items() if left is None or left > 0]
-    limits, sizes = [room[name] or 0 for name in names], [state.provision.block(use.block).nbytes for use in fresh]
+    limits, sizes = [room[name] or 0 for name in names], [state.block_map.block(use.block).nbytes for use in fresh]
     wishes: dict[str, tuple[str, ...]] = {}
     for group in cells(sizes, limits, state.config.placement == "partition"):
         plan = spread(sizes, [limits[at] for at in group]) or ()

@@ -43,7 +43,7 @@ def _packed(
     """One copy of each chain, whole where a device takes it; with `eager` further ones where devices would hold
     nothing.
     """
-    limits = [device.limit for device in devices]
+    limits = [device.plan.limit for device in devices]
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     runs = [[use.block for use in chain.uses] for chain in chains]
     plans = pack(runs, sizes, limits)
@@ -55,7 +55,7 @@ def _packed(
         made += [(use.block, devices[at].name) for use, at in zip(chain.uses, plan or (), strict=False)]
     if eager:
         taken = {name for _, name in made}
-        free = [at for at, device in enumerate(devices) if not device.blocks and device.name not in taken]
+        free = [at for at, device in enumerate(devices) if not device.plan.blocks and device.name not in taken]
         made += [(block, devices[at].name) for at, copied in fill(runs, plans, sizes, limits, free) for block in copied]
     return InitialPlacement(tuple(made), lacking)
 
@@ -65,10 +65,10 @@ def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Se
     baseline.
     """
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
-    there = {block for device in devices for block in device.blocks}
-    places = tuple(Place(device.name, device.server or device.name, device.room) for device in devices)
+    there = {block for device in devices for block in device.plan.blocks}
+    places = tuple(Place(device.name, device.facts.server or device.name, device.plan.room) for device in devices)
     found = place([block for block in sizes if block not in there], ClusterLayout(places, (), sizes, {}), "frag-min")
-    unplaced, limits = set(found.unplaced), [device.limit for device in devices]
+    unplaced, limits = set(found.unplaced), [device.plan.limit for device in devices]
     without = [chain for chain in chains if any(use.block in unplaced for use in chain.uses)]
     instances = tuple((placed.block, placed.device) for placed in found.placed)
     return InitialPlacement(instances, {chain.version: _lacks(chain, blocks, limits) for chain in without})
@@ -78,7 +78,7 @@ def _copied(
     chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool
 ) -> InitialPlacement:
     """As many copies of everything as there is room for; `split`: one, cut over all devices."""
-    limits = [device.limit for device in devices]
+    limits = [device.plan.limit for device in devices]
     taken: list[Chain] = []
     lacking: dict[str, str] = {}
     groups: tuple[tuple[int, ...], ...] = ()

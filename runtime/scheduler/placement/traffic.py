@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from runtime.policy.placement.locality import blend
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.placement.provision import Provision
-from runtime.scheduler.sequences.sequence import PathUsage
+from runtime.scheduler.routing.path_usage import Passes
+from runtime.scheduler.routing.used_paths import UsedPaths
 
 #: Paths that are remembered though nobody is on them.
 _KEPT = 1024
@@ -36,10 +36,10 @@ class Crossings:
 
 
 class TrafficCounter:
-    def __init__(self, devices: Devices, provision: Provision) -> None:
+    def __init__(self, devices: Devices, used_paths: UsedPaths) -> None:
         self._devices = devices
-        self._provision = provision
-        self._left: list[PathUsage] = []
+        self._used_paths = used_paths
+        self._left: list[Passes] = []
         self._pairs: Counter[tuple[str, str]] = Counter()
         #: (sender, receiver) -> rows, of the periods that are over.
         self.pairs: Mapping[tuple[str, str], float] = {}
@@ -50,16 +50,16 @@ class TrafficCounter:
     def gather(self, most: int | None = None) -> None:
         """Take in what was counted along paths: all of them, or the next `most`."""
         if not self._left or most is None:
-            self._left = list(self._provision.all_passed())
+            self._left = list(self._used_paths)
         first = 0 if most is None else max(0, len(self._left) - most)
         some = self._left[first:]
         del self._left[first:]
-        by_chain: dict[str, tuple[PathUsage, int]] = {}
-        idle: list[PathUsage] = []
+        by_chain: dict[str, tuple[Passes, int]] = {}
+        idle: list[Passes] = []
         for passes in some:
             tokens = passes.tokens - passes.counted
             if not tokens:
-                if not passes.users and len(self._provision.all_passed()) > _KEPT:
+                if not passes.users and len(self._used_paths) > _KEPT:
                     idle.append(passes)
                 continue
             passes.counted = passes.tokens
@@ -72,17 +72,17 @@ class TrafficCounter:
             for sender, receiver in pairwise(passes.chain.uses):
                 self._pairs[sender.block, receiver.block] += tokens
         for passes in idle:
-            self._provision.unused(passes)
+            self._used_paths.drop(passes)
 
     def turn(self) -> None:
         """Begin another period."""
         self.pairs = blend(self.pairs, self._pairs)
         self._pairs.clear()
 
-    def _cross(self, passes: PathUsage, tokens: int) -> None:
+    def _cross(self, passes: Passes, tokens: int) -> None:
         self.totals.hops += tokens * (len(passes.path) - 1)
         for one, other in pairwise(passes.path):
-            here, there = self._devices[one.device].server, self._devices[other.device].server
+            here, there = self._devices[one.device].facts.server, self._devices[other.device].facts.server
             if here != there:
                 self.totals.crossings += tokens
                 self.servers[here, there] += tokens

@@ -1,1 +1,1 @@
-"""Paths of new sequences: estimates, routes, blocks in use."""
+"""Which devices a sequence runs on: the paths that the block map allows, and what each costs."""

@@ -7,35 +7,35 @@ Decides nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from runtime.chains import Block
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.sequences.sequence import PathUsage
+from runtime.scheduler.routing.path_usage import Passes
 
 
 class BlockUsage:
-    """`blocks`: all that there are, by name."""
+    """`block`: a block by its name."""
 
-    def __init__(self, blocks: Mapping[str, Block]) -> None:
-        self._blocks = blocks
+    def __init__(self, block: Callable[[str], Block]) -> None:
+        self._block = block
         self._paths: dict[str, Counter[str]] = {}
         self._nbytes: dict[str, int] = {}
 
-    def begins(self, passes: PathUsage) -> None:
+    def begins(self, passes: Passes) -> None:
         for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
             paths = self._paths.setdefault(device, Counter())
             paths[use.block] += 1
             if paths[use.block] == 1:
-                self._nbytes[device] = self._nbytes.get(device, 0) + self._blocks[use.block].nbytes
+                self._nbytes[device] = self._nbytes.get(device, 0) + self._block(use.block).nbytes
 
-    def ends(self, passes: PathUsage) -> None:
+    def ends(self, passes: Passes) -> None:
         for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
             paths = self._paths[device]
             paths[use.block] -= 1
             if not paths[use.block]:
                 del paths[use.block]
-                self._nbytes[device] -= self._blocks[use.block].nbytes
+                self._nbytes[device] -= self._block(use.block).nbytes
 
     def uses(self, device: str, block: str) -> bool:
         return block in self._paths.get(device, ())
@@ -46,4 +46,4 @@ class BlockUsage:
 
     def of(self, device: Device) -> int:
         """Bytes that a step there reads, K and V of all sequences included."""
-        return self.weights(device.name) + device.taken * device.page_bytes
+        return self.weights(device.name) + device.pages.taken * device.pages.page_bytes

@@ -62,7 +62,7 @@ class LatencyEstimates:
 
     def of(self, block: str, device: Device, context: int) -> Latency:
         """The terms of one candidate for a row at `context` tokens."""
-        key = block, _up(device.queued), _up(device.members), _up(context), block in device.warm
+        key = block, _up(device.work.queued), _up(device.passing.count), _up(context), block in device.stages.warm
         known = self._known.get(key)
         if known is None:
             queue = (RowWork(key[1], key[3]),) if key[1] else ()

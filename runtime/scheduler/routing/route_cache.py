@@ -19,12 +19,12 @@ _MOST = 1 << 14
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
     """`devices`: each once, in the order of the path. `weights`: pages that a group of a sequence takes, by device.
-    `stages`: by hop its device, and the stage that runs there, with its id."""
+    `stages`: by hop its device, and the stage that runs there."""
 
     path: Path
     devices: tuple[str, ...]
     weights: tuple[tuple[str, int], ...]
-    stages: tuple[tuple[str, Stage, str], ...]
+    stages: tuple[tuple[str, Stage], ...]
 
 
 class RouteCache:
@@ -67,5 +67,5 @@ def _route(chain: Chain, path: Path) -> Route:
     stages = ((hop.device, chain.stage(hop.lo, hop.hi)) for hop in path)
     return Route(
         path, tuple(pages), tuple((device, count) for device, count in pages.items() if count),
-        tuple((device, stage, stage.id) for device, stage in stages),
+        tuple(stages),
     )  # fmt: skip

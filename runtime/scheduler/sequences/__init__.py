@@ -1,1 +1,1 @@
-"""Sequences as the scheduler sees them, and how they come to devices and leave them."""
+"""A sequence as the scheduler knows it."""

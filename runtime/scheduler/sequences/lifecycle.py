@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from runtime.chains import Path
@@ -34,19 +34,25 @@ class SharingCounts:
     queried: int = 0
 
 
-class SequenceLifecycle:
-    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end.
-    `predict`: what is predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs.
-    """
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What other mechanisms have to say when a sequence comes and leaves. `predict`: the hop of it that is
+    predicted along a path; `offer`: hops of a route that other devices may take, too; `leaving`: it leaves its
+    devices, and has not yet."""
 
-    def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
+    predict: Callable[[ScheduledSequence, Path], Planned | None]
+    offer: Callable[[ScheduledSequence, Route], Mapping[int, tuple[str, ...]]]
+    leaving: Callable[[ScheduledSequence], None]
+
+
+class SequenceLifecycle:
+    """`donors`: ended sequences that stay."""
+
+    def __init__(self, state: ClusterState, donors: PrefixCache, hooks: Hooks) -> None:
         self._state = state
         self.donors = donors
-        self._matches = self._spared = self._queried = 0
         self._shares = state.config.prefix_caching != "off"
-        self.on_leaving: Callable[[ScheduledSequence], None] = lambda member: None
-        self.predict: Callable[[ScheduledSequence, Path], Planned | None] = lambda member, path: None
-        self.offer: Callable[[ScheduledSequence, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
+        self._hooks = hooks
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         self._state.tally.finished["error"] += 1
@@ -54,7 +60,9 @@ class SequenceLifecycle:
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:
-        return SharingCounts(self._matches, self._spared, self._queried)
+        return SharingCounts(
+            self._state.tally.shared, self._state.tally.shared_tokens, self._state.tally.prefix_queries
+        )
 
     def seat(self, member: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
         """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its
@@ -64,53 +72,54 @@ class SequenceLifecycle:
         state.waiting.remove(member)
         state.running[member.seq] = member
         self._put(member, route)
-        planned = self.predict(member, route.path) if match is None else None
+        planned = self._hooks.predict(member, route.path) if match is None else None
         if planned is not None:
-            member.predicted(planned.ahead, planned.device, planned.pages)
+            member.predict(planned.ahead, planned.device, planned.pages)
         elif match is None:
-            member.offered(self.offer(member, route))
+            member.offer(self._hooks.offer(member, route))
         member.holds(groups_for(member.spec, member.tokens))
         if self._shares:
-            self._queried += member.tokens
+            self._state.tally.prefix_queries += member.tokens
         shared = self._take(member, match, planned, now)
-        for name in sorted(member.devices):
+        for name in sorted(member.place.devices):
             state.devices.enter(name, member)
             state.out.open(name, member, shared=shared)
-        for name in sorted(member.asked):
-            state.devices[name].asked.add(member.seq)
+        for name in sorted(member.offered.devices):
+            state.devices[name].passing.asked.add(member.seq)
             state.out.open(name, member)
         state.tell.inserted(now, member.request, member.phase, member.tokens)
         state.ready.append(member)
 
     def reseat(self, member: ScheduledSequence, path: Path) -> None:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
-        state, before, epoch = self._state, member.devices, member.epoch
+        state, before, epoch = self._state, member.place.devices, member.epoch
         self.hide(member)
-        self._put(member, state.provision.along(member.chain, path))
-        state.ledger.rehouse(member.holding, member.passes.places)
+        self._put(member, state.router.along(member.chain, path))
+        state.ledger.rehouse(member.pages.holding, member.place.passes.places)
         self.show(member)
-        for name in sorted(member.devices - before):
+        for name in sorted(member.place.devices - before):
             state.devices.enter(name, member)
-        for name in sorted(member.devices):
+        for name in sorted(member.place.devices):
             state.out.open(name, member, keep=True)
-        for name in sorted(before - member.devices):
+        for name in sorted(before - member.place.devices):
             self._depart(name, member, epoch)
 
     def settle(self, member: ScheduledSequence, at: int, device: str) -> None:
         """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
         state, before = self._state, member.path[at].device
         path = (*member.path[:at], replace(member.path[at], device=device), *member.path[at + 1 :])
-        others = [each for each in member.offers.pop(at) if each != device]
-        for name in (device, *others):
-            member.asked.pop(name, None)
-            state.devices[name].asked.discard(member.seq)
-        route = state.provision.along(member.chain, path)
-        state.provision.leaves(member.passes)
-        member.passes = state.provision.passes(member.chain, path)
-        state.provision.joins(member.passes)
-        member.path, member.devices = path, frozenset(route.devices)
-        member.weights = route.weights + member.spare
-        state.ledger.rehouse(member.holding, (*member.passes.places, *member.spare))
+        candidates = member.offered.hops[at]
+        others = [each for each in candidates if each != device]
+        member.offered = member.offered.settled(at)
+        for name in candidates:
+            state.devices[name].passing.asked.discard(member.seq)
+        route = state.router.along(member.chain, path)
+        state.used_paths.leave(member.place.passes)
+        member.place.passes = state.used_paths.along(member.chain, path)
+        state.used_paths.enter(member.place.passes)
+        member.path, member.place.devices = path, frozenset(route.devices)
+        member.place.weights = route.weights + member.spare
+        state.ledger.rehouse(member.pages.holding, (*member.place.passes.places, *member.spare))
         if device != before:
             state.devices.enter(device, member)
             state.devices.depart(before, member)
@@ -121,39 +130,38 @@ class SequenceLifecycle:
 
     def narrow(self, member: ScheduledSequence, device: str) -> None:
         """A device that might have taken a hop of it is gone; others are left."""
-        at = member.asked.pop(device)
-        member.offers[at] = tuple(each for each in member.offers[at] if each != device)
-        member.weights = tuple((name, pages) for name, pages in member.weights if name != device)
-        self._state.ledger.bereft(member.holding, device)
+        member.offered = member.offered.without(device)
+        member.place.without(device)
+        self._state.ledger.bereft(member.pages.holding, device)
 
     def show(self, member: ScheduledSequence) -> None:
         """What is computed of its beginning may be found from now on."""
         spec = member.spec
-        if not self._shares or spec.virtual_tokens or member.tentative or member.offers:
+        if not self._shares or spec.virtual_tokens or member.shared.tentative or member.offered.hops:
             return
         groups = member.computed // spec.page_tokens
-        if not groups or (member.beginning is not None and member.beginning.known >= groups):
+        if not groups or (member.shared.beginning is not None and member.shared.beginning.known >= groups):
             return
-        if member.beginning is None:
+        if member.shared.beginning is None:
             shelf = self._state.prefixes.shelf(member.realm, member.path)
-            member.beginning = CachedPrefix(member.seq, member.holding, member.marks, shelf)
-        self._state.prefixes.reaches(member.beginning, min(groups, len(member.mark())))
+            member.shared.beginning = CachedPrefix(member.seq, member.pages.holding, member.shared.marks, shelf)
+        self._state.prefixes.reaches(member.shared.beginning, min(groups, len(member.mark())))
 
     def hide(self, member: ScheduledSequence) -> None:
         """It may not be found any more."""
-        if member.beginning is not None:
-            self._state.prefixes.leave(member.beginning)
-            member.beginning = None
+        if member.shared.beginning is not None:
+            self._state.prefixes.leave(member.shared.beginning)
+            member.shared.beginning = None
 
     def shortens(self, member: ScheduledSequence, path: Path) -> bool:
         """Whether a running sequence's answer could not become as long along another path as it may on its own."""
-        spec = self._capped(member.chain.spec, self._state.provision.along(member.chain, path).weights)
-        return member.most_on(spec) < member.most
+        spec = self._capped(member.chain.spec, self._state.router.along(member.chain, path).weights)
+        return member.most_on(spec) < member.place.most
 
     def grow(self, member: ScheduledSequence, groups: int) -> None:
         """So many page groups more on each device of its path."""
-        self._state.ledger.grow(member.holding, groups)
-        member.holds(member.groups + groups)
+        self._state.ledger.grow(member.pages.holding, groups)
+        member.holds(member.pages.groups + groups)
         self.show(member)
 
     def preempt(self, member: ScheduledSequence, now: int) -> None:
@@ -191,16 +199,16 @@ class SequenceLifecycle:
         state = self._state
         del state.running[member.seq]
         state.starved.pop(member.seq, None)
-        self.on_leaving(member)
+        self._hooks.leaving(member)
         self.hide(member)
-        state.ledger.free(member.holding)
-        for name in sorted(member.devices):
+        state.ledger.free(member.pages.holding)
+        for name in sorted(member.place.devices):
             self._depart(name, member, member.epoch)
-        for name in sorted(member.asked):
-            state.devices[name].asked.discard(member.seq)
+        for name in sorted(member.offered.devices):
+            state.devices[name].passing.asked.discard(member.seq)
             if state.devices.alive(name):
                 state.out.close(name, member.seq, member.epoch)
-        self._state.provision.leaves(member.passes)
+        self._state.used_paths.leave(member.place.passes)
         member.unseated()
         state.changed = True
 
@@ -208,20 +216,20 @@ class SequenceLifecycle:
         self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
     ) -> tuple[str, int] | None:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
-        ledger, places = self._state.ledger, member.passes.places
+        ledger, places = self._state.ledger, member.place.passes.places
         if match is None:
             stand_in = member.spare if planned is None else ((planned.device, planned.pages),)
-            member.holding = ledger.take((*places, *stand_in), member.groups)
+            member.pages.holding = ledger.take((*places, *stand_in), member.pages.groups)
             return None
         other, tokens = match.beginning, match.groups * member.spec.page_tokens
-        member.holding = ledger.take(places, member.groups, other.holding, match.groups)
+        member.pages.holding = ledger.take(places, member.pages.groups, other.holding, match.groups)
         member.computed = tokens
-        self._matches += 1
-        self._spared += tokens
+        self._state.tally.shared += 1
+        self._state.tally.shared_tokens += tokens
         self.donors.used(other, now)
         self.show(member)
         self._state.tell.shared(
-            now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights)
+            now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.place.weights)
         )
         return other.name, tokens
 
@@ -232,15 +240,15 @@ class SequenceLifecycle:
 
     def _put(self, member: ScheduledSequence, route: Route) -> None:
         if member.path:
-            self._state.provision.leaves(member.passes)
-        passes = self._state.provision.passes(member.chain, route.path)
+            self._state.used_paths.leave(member.place.passes)
+        passes = self._state.used_paths.along(member.chain, route.path)
         member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
-        self._state.provision.joins(member.passes)
+        self._state.used_paths.enter(member.place.passes)
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """A model with a context that this path can hold for one sequence alone."""
         fits = min(
-            (self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in weights), default=0
+            (self._state.devices[name].pages.capacity // pages * spec.page_tokens for name, pages in weights), default=0
         )
         limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

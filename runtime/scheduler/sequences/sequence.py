@@ -7,94 +7,56 @@ from them. It decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from runtime.chains import Chain, Path, RunAhead, Variant
 from runtime.control.sequence import LiveSequence
 from runtime.kv.pages import groups_for
-from runtime.scheduler.kv.page_accounting import PageHolding, Places
-from runtime.scheduler.kv.prefix_index import CachedPrefix, marks_of
-from runtime.scheduler.speculation.in_flight import InFlightRows
+from runtime.scheduler.kv.prefix_index import marks_of
+from runtime.scheduler.routing.path_usage import NOWHERE, Passes
+from runtime.scheduler.sequences.parts import (
+    FREE,
+    NO_FAILURES,
+    SETTLED,
+    Failures,
+    Offered,
+    PagesTaken,
+    Place,
+    Predicted,
+    Shared,
+    Waits,
+    Weights,
+)
 from runtime.types import ModelSpec, SequenceRequest
-
-#: The chain of nobody.
-NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
-
-
-@dataclass(slots=True, eq=False)
-class PathUsage:
-    """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are
-    on it. `places`: by block its device, and the pages that a group takes there.
-    """
-
-    chain: Chain
-    path: Path
-    tokens: int = 0
-    places: Places = ()
-    users: int = 0
-    counted: int = 0
-
-
-NO_PASSES = PathUsage(NOWHERE, ())
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence(LiveSequence):
-    """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`:
-    tokens that they hold.
-
-    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of
-    `width`. `alone`: it shares nothing any more.
-
-    `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is
-    counted there.
-
-    `flying`: a row of it is under way, of `issued` tokens. `doomed`: to be preempted when that is back. `move`: the
-    migration it is in, 0 for none; `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted;
-    `tries`: its rows then; `turn`: of the
-    latest. `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
-    `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the
-    hop of each.
-    `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody
-    else, and gets no rows; None while it does not. `deaths`: devices that died with a row of it since its latest token;
-    `strays`: rows of it that nobody had any more, likewise.
+    """`variant`: what it runs on instead of the chain that it named (BL-28). `flying`: a row of it is under way, of
+    `issued` tokens; `turn`: of the latest one that was predicted, or could have been. The parts are explained where
+    they are defined; `predicted`: None while no hop of it is. What a row looks at each time stands here itself.
     """
 
     chain: Chain = NOWHERE
+    variant: Variant | None = None
     epoch: int = 0
     path: Path = ()
-    weights: tuple[tuple[str, int], ...] = ()
-    groups: int = 0
-    room: int = 0
-    holding: PageHolding = field(default_factory=PageHolding)
-    beginning: CachedPrefix | None = None
-    marks: list[bytes] = field(default_factory=list)
-    width: int = 0
-    alone: bool = False
-    most: int = 0
-    ends: frozenset[int] = frozenset()
-    passes: PathUsage = NO_PASSES
     flying: bool = False
     issued: int = 0
-    doomed: bool = False
-    held: bool = False
-    paused: int | None = None
-    move: int = 0
-    devices: frozenset[str] = frozenset()
-    ahead: RunAhead | None = None
-    tries: InFlightRows = field(default_factory=InFlightRows)
     turn: int = 0
-    tentative: bool = False
-    variant: Variant | None = None
-    deaths: int = 0
-    strays: int = 0
-    offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    asked: dict[str, int] = field(default_factory=dict)
+    waits: Waits = FREE
+    predicted: Predicted | None = None
+    failures: Failures = NO_FAILURES
+    offered: Offered = SETTLED
+    place: Place = field(default_factory=Place)
+    pages: PagesTaken = field(default_factory=PagesTaken)
+    shared: Shared = field(default_factory=Shared)
 
     @property
     def suspect(self) -> bool:
         """Whether it may be what kills devices: more than one has died with it."""
-        return self.deaths > 1
+        return self.failures.deaths > 1
 
     @property
     def served(self) -> str | None:
@@ -127,27 +89,31 @@ class ScheduledSequence(LiveSequence):
 
     def mark(self) -> list[bytes]:
         """The marks of all whole groups of its prompt and output."""
-        width = self.chain.spec.page_tokens
-        if self.width != width:  # it has got another chain while it waited
-            self.marks, self.width = [], width
-        done = len(self.marks)
+        shared, width = self.shared, self.chain.spec.page_tokens
+        if shared.width != width:  # it has got another chain while it waited
+            shared.marks, shared.width = [], width
+        done = len(shared.marks)
         if (done + 1) * width <= self.length:
             more = self._visible(done * width, self.length - done * width)
-            self.marks.extend(marks_of(more, width, self.marks[-1] if done else b""))
-        return self.marks
+            shared.marks.extend(marks_of(more, width, shared.marks[-1] if done else b""))
+        return shared.marks
 
-    def seated(self, passes: PathUsage, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
+    # -- where it runs -------------------------------------------------------------------------------------------------
+
+    def seated(self, passes: Passes, weights: Weights, spec: ModelSpec) -> None:
         """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context
         that this path can hold."""
         self.epoch += 1
-        self.ahead = None
-        self.tries.clear()
-        self.passes, self.path, self.spec = passes, passes.path, spec
+        self.predicted = None
+        self.path, self.spec = passes.path, spec
         sampling = self.request.sampling
-        self.most = self.most_on(spec)
-        self.ends = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids))
-        self.weights = weights
-        self.devices = frozenset(hop.device for hop in self.path)
+        self.place = Place(
+            frozenset(hop.device for hop in self.path),
+            weights,
+            passes,
+            self.most_on(spec),
+            frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids)),
+        )
 
     def most_on(self, spec: ModelSpec) -> int:
         """Tokens that it gets at most where its model has this context."""
@@ -155,39 +121,36 @@ class ScheduledSequence(LiveSequence):
 
     def holds(self, groups: int) -> None:
         """So many page groups are taken for it on each device."""
-        self.groups, self.room = groups, groups * self.spec.page_tokens
-
-    def predicted(self, ahead: RunAhead, device: str, pages: int) -> None:
-        """A hop of it is predicted; of a group the stand-in takes so many more pages there."""
-        self.ahead, self.tentative = ahead, True
-        more = dict(self.weights)
-        more[device] = more.get(device, 0) + pages
-        self.weights = tuple((name, count) for name, count in more.items() if count)
-
-    def path_on(self, device: str) -> Path:
-        """Its path, as whoever may take a hop of it sees it: with that hop there."""
-        at = self.asked.get(device)
-        return (
-            self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
-        )
-
-    def offered(self, offers: dict[int, tuple[str, ...]]) -> None:
-        """Others than those of its path may take these hops."""
-        self.offers = offers
-        self.asked = {device: at for at, devices in offers.items() for device in devices[1:]}
-        self.weights += self.spare
-
-    @property
-    def spare(self) -> tuple[tuple[str, int], ...]:
-        """Pages of a group on those that may take a hop, beside its path."""
-        layers = ((device, self.path[at].layers) for device, at in self.asked.items())
-        return tuple((device, last - first) for device, (first, last) in layers if last > first)
+        self.pages.groups, self.pages.room = groups, groups * self.spec.page_tokens
 
     def bereft(self, device: str) -> None:
         """A device of its path has died, with what it held; another takes its place soon."""
-        self.devices -= {device}
-        self.tries.clear()
-        self.weights = tuple((name, pages) for name, pages in self.weights if name != device)
+        self.place.devices -= {device}
+        self.place.without(device)
+        if self.predicted is not None:
+            self.predicted.tries.clear()
+
+    def unseated(self) -> None:
+        """It runs nowhere."""
+        self.path, self.place = (), Place()
+        self.holds(0)
+        self.flying = self.shared.tentative = False
+        self._wait(Waits(self.waits.paused))
+        self.predicted, self.offered = None, SETTLED
+
+    # -- hops that are predicted, or open ------------------------------------------------------------------------------
+
+    def predict(self, ahead: RunAhead, device: str, pages: int) -> None:
+        """A hop of it is predicted; of a group the stand-in takes so many more pages there."""
+        self.predicted, self.shared.tentative = Predicted(ahead), True
+        more = dict(self.place.weights)
+        more[device] = more.get(device, 0) + pages
+        self.place.weights = tuple((name, count) for name, count in more.items() if count)
+
+    @property
+    def ahead(self) -> RunAhead | None:
+        """The hop that is predicted."""
+        return None if self.predicted is None else self.predicted.ahead
 
     def would_end(self, token: int) -> bool:
         """Whether this token would be its last one."""
@@ -196,12 +159,41 @@ class ScheduledSequence(LiveSequence):
         self.output.pop()
         return ends
 
-    def unseated(self) -> None:
-        """It runs nowhere."""
-        self.path, self.weights, self.devices = (), (), frozenset()
-        self.holds(0)
-        self.flying = self.doomed = self.held = self.tentative = False
-        self.ahead = None
-        self.tries.clear()
-        self.offers, self.asked = {}, {}
-        self.move = 0
+    def path_on(self, device: str) -> Path:
+        """Its path, as a device that may take a hop of it sees it: with that hop there."""
+        at = self.offered.devices.get(device)
+        return (
+            self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
+        )
+
+    def offer(self, hops: Mapping[int, tuple[str, ...]]) -> None:
+        """Others than the devices of its path may take these hops."""
+        self.offered = Offered(hops, {device: at for at, devices in hops.items() for device in devices[1:]})
+        self.place.weights += self.spare
+
+    @property
+    def spare(self) -> Weights:
+        """Pages of a group on those that may take a hop, beside its path."""
+        layers = ((device, self.path[at].layers) for device, at in self.offered.devices.items())
+        return tuple((device, last - first) for device, (first, last) in layers if last > first)
+
+    # -- what it waits for ---------------------------------------------------------------------------------------------
+
+    def pause(self, since: int | None) -> None:
+        """It gets no rows from now on; None: it goes on."""
+        self._wait(replace(self.waits, paused=since))
+
+    def moves(self, number: int) -> None:
+        """It is in this migration; 0: in none any more, and nothing is held for it."""
+        self._wait(replace(self.waits, move=number, held=self.waits.held and number > 0))
+
+    def hold(self, held: bool) -> None:
+        """No rows are issued, for the last stage of its migration."""
+        self._wait(replace(self.waits, held=held))
+
+    def doom(self) -> None:
+        """It is preempted when its row is back."""
+        self._wait(replace(self.waits, doomed=True))
+
+    def _wait(self, waits: Waits) -> None:
+        self.waits = FREE if waits == FREE else waits

@@ -35,7 +35,7 @@ class SpeculationHistory:
         """Those that have rested may be tried again, from the beginning; what instances that are gone did is
         forgotten.
         """
-        there = self._state.provision.instances
+        there = self._state.block_map.instances
         self._outcomes = {
             (block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())
         }
@@ -74,13 +74,13 @@ class SpeculationHistory:
     def _seconds(self, hop: Hop) -> float:
         """A device's mean time for a token."""
         device = self._state.devices[hop.device]
-        return device.busy / max(device.tokens, 1) / 1e9
+        return device.work.busy / max(device.work.tokens, 1) / 1e9
 
     def _share(self, member: ScheduledSequence, hop: Hop, made: Surrogate | None) -> float:
         """Bytes that a hop reads with a stand-in in it, against its own: layers of a block are taken for alike."""
         if made is None:
             return 0.0
-        block, whole, saved = self._state.provision.block, 0.0, 0.0
+        block, whole, saved = self._state.block_map.block, 0.0, 0.0
         for use in member.chain.uses:
             if hop.lo <= use.lo and use.hi <= hop.hi:
                 whole += block(use.block).nbytes

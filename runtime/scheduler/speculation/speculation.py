@@ -12,7 +12,6 @@ predicted exactly. Sends nothing but loads.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -79,7 +78,8 @@ class Speculation:
         #: (block, device) -> the latest review that chose it, for as long as a rest.
         self._chosen_at: dict[tuple[str, str], int] = {}
         self.passed_by: tuple[PassedBy, ...] = ()
-        self._counts: Counter[str] = Counter()
+        #: Rows sent on from a guess, and of these from the wrong one; all else stands in the tally.
+        self._guesses = self._redone = 0
         self.trials = SpeculationHistory(state, surrogates)
 
     @property
@@ -88,7 +88,11 @@ class Speculation:
         return self._chosen
 
     def counts(self) -> SpeculationCounts:
-        return SpeculationCounts(**self._counts)
+        tally = self._state.tally
+        hits, misses = tally.speculation_hits, tally.speculation_misses
+        return SpeculationCounts(
+            tally.speculations, hits, misses, self._guesses, self._redone, tally.speculations_ended
+        )
 
     # -- which instances -----------------------------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Speculation:
         self._reviews += 1
         instances = [
             SlowHop(block, name, self._drain(block, name))
-            for block, where in state.provision.instances.items()
+            for block, where in state.block_map.instances.items()
             for name in where
             if state.devices.alive(name) and not self.trials.ended(block, name)
         ]
@@ -139,13 +143,13 @@ class Speculation:
         rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(
             name, 1.0
         )
-        return (rows + self._passing.get((block, name), 0.0)) * device.busy / max(device.tokens, 1) / 1e9
+        return (rows + self._passing.get((block, name), 0.0)) * device.work.busy / max(device.work.tokens, 1) / 1e9
 
     def _passing_now(self) -> dict[tuple[str, str], float]:
         """Running sequences by the block instances on their paths, a mean over some fifty reviews."""
         found = {key: kept for key, value in self._passing.items() if (kept := value * _PASSED) > _LEAST / 10}
         for member in self._state.running.values():
-            for use, (device, _) in zip(member.chain.uses, member.passes.places, strict=True):
+            for use, (device, _) in zip(member.chain.uses, member.place.passes.places, strict=True):
                 found[use.block, device] = found.get((use.block, device), 0.0) + 1 - _PASSED
         return found
 
@@ -153,7 +157,7 @@ class Speculation:
         """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right
         before it there.
         """
-        found, where = {block}, self._state.provision.instances
+        found, where = {block}, self._state.block_map.instances
         for chain in self._state.chains.values():
             for at, use in enumerate(chain.uses):
                 while use.block == block and at and name in where.get(chain.uses[at - 1].block, ()):
@@ -191,9 +195,13 @@ class Speculation:
         surrogate, stage = self._stand_in(member, hop, block)
         if surrogate is None or stage is None:
             return None
-        spec = device.loaded.get(stage.id)
+        spec = device.stages.loaded.get(stage)
         if spec is None:
-            if stage.id in device.loading or not device.limit or device.weights + surrogate.nbytes <= device.limit:
+            if (
+                stage in device.stages.loading
+                or not device.plan.limit
+                or device.stages.nbytes + surrogate.nbytes <= device.plan.limit
+            ):
                 self._ask_for(hop.device, stage, block)
             return None
         if spec.page_tokens < member.spec.page_tokens or not self._room(member, path, hop.device, spec.kv_layers):
@@ -214,8 +222,8 @@ class Speculation:
 
     def _ask_for(self, name: str, stage: Stage, block: str) -> None:
         device = self._state.devices[name]
-        if stage.id not in device.loading and stage.id not in device.refused:
-            device.loading.add(stage.id)
+        if stage not in device.stages.loading and stage not in device.stages.refused:
+            device.stages.loading.add(stage)
             self._loaded[name, stage] = block
             self._state.out.load(name, [(stage, (stage.id,))])
 
@@ -225,10 +233,10 @@ class Speculation:
         used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
         for (name, stage), block in tuple(self._loaded.items()):
             device = state.devices[name]
-            if (block, name) in self._chosen_at or (name, stage) in used or stage.id in device.loading:
+            if (block, name) in self._chosen_at or (name, stage) in used or stage in device.stages.loading:
                 continue
             del self._loaded[name, stage]
-            if device.loaded.pop(stage.id, None) is not None:
+            if device.stages.loaded.pop(stage, None) is not None:
                 state.out.drop(name, [stage])
 
     def _room(self, member: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
@@ -236,12 +244,12 @@ class Speculation:
         there.
         """
         device, spec = self._state.devices[name], member.spec
-        each = pages + dict(self._state.provision.along(member.chain, path).weights).get(name, 0)
+        each = pages + dict(self._state.router.along(member.chain, path).weights).get(name, 0)
         longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)
-        if groups_for(spec, spec.virtual_tokens + longest) * each > device.capacity:
+        if groups_for(spec, spec.virtual_tokens + longest) * each > device.pages.capacity:
             return False
-        spare = int(device.capacity * self._state.config.watermark) if device.members else 0
-        return device.free - groups_for(spec, member.tokens) * each >= spare
+        spare = int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
+        return device.pages.free - groups_for(spec, member.tokens) * each >= spare
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -260,9 +268,9 @@ class Speculation:
 
     def started(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
         """A row goes out that may be predicted, or from a guess."""
-        self._counts["guesses"] += one.guess is not None
+        self._guesses += one.guess is not None
         if one.started:
-            self._counts["started"] += 1
+            self._state.tally.speculations += 1
             self._tell(now, "spec.start", member, one)
 
     def verified(self, now: int, member: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
@@ -272,16 +280,17 @@ class Speculation:
         """A row counts."""
         hit = one.hit(member.ahead is not None and member.ahead.threshold is None)
         if one.started and hit is not None:
-            self._counts["hits" if hit else "misses"] += 1
+            self._state.tally.speculation_hits += hit
+            self._state.tally.speculation_misses += not hit
             self._tell(now, "spec.hit" if hit else "spec.miss", member, one)
             instance = self._instance(member)
             if instance is not None and not self._pinned and self.trials.add(now, member, instance, hit):
-                self._counts["ended"] += 1
+                self._state.tally.speculations_ended += 1
                 self._chosen = tuple(each for each in self._chosen if each != instance)
 
     def redone(self) -> None:
         """A row that went on from a guess is sent again."""
-        self._counts["redone"] += 1
+        self._redone += 1
 
     def _tell(self, now: int, event: str, member: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
         if member.ahead is not None:

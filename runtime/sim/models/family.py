@@ -147,7 +147,7 @@ def _parts_of(app: App, cutting: Cutting) -> list[FamilyPart]:
     found = []
     for lo, hi in pairwise(bounds):
         layers = -(-shape.attentions(lo, hi) // cutting.page_layers)
-        found.append(FamilyPart(Block(f"{owner}[{lo}:{hi}]", shape.bytes_of(lo, hi), layers), shape, lo, hi))
+        found.append(FamilyPart(Block(Stage(owner, lo, hi).id, shape.bytes_of(lo, hi), layers), shape, lo, hi))
     return found
 
 
@@ -204,7 +204,7 @@ def _equivalents(
         if app.kind != "full" or cutting.provision != "blocks":
             continue
         for part in _parts_of(app, cutting):
-            twin = f"{app.foundation}[{part.lo}:{part.hi}]"
+            twin = Stage(app.foundation, part.lo, part.hi).id
             if twin in parts:
                 found[part.block.id] = (*found.get(part.block.id, ()), (twin, _FULL_SIMILARITY))
                 found[twin] = (*found.get(twin, ()), (part.block.id, _FULL_SIMILARITY))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtime.chains import Block, BlockUse, Chain, Surrogate, Variant
+from runtime.chains import Block, BlockUse, Chain, Stage, Surrogate, Variant
 from runtime.sim.models.family import FamilyPart, SimulatedFamily
 from runtime.sim.models.variants import ScoredPair, variants_of
 from zoo.errors import InputError
@@ -80,4 +80,4 @@ def with_variants(family: SimulatedFamily, least: float) -> tuple[SimulatedFamil
 
 def _instead(use: BlockUse, block: str) -> BlockUse:
     """The same place in a chain, run by another block as it is."""
-    return replace(use, block=block, domain=f"{block.partition('[')[0]}[:{use.hi}]")
+    return replace(use, block=block, domain=f"{Stage.parse(block).model}[:{use.hi}]")

@@ -55,13 +55,15 @@ def test_real_agents_offer_hops_and_lose_and_double_none() -> None:
             for name in ("b", "d", "c"):
                 before = won()
                 assert eventually(lambda before=before: won() > before + 2), load.wrong
-                os.kill(driver._scheduler.devices[name].pid, signal.SIGKILL)
+                os.kill(driver._scheduler.devices[name].facts.pid, signal.SIGKILL)
                 assert eventually(lambda name=name: not driver._scheduler.devices.alive(name))
                 assert eventually(lambda: all(device.alive for device in driver._scheduler.devices)), load.wrong
         assert not load.wrong and load.done > 8
 
         def at_rest() -> bool:
             pages = driver.state().pages
-            return pages.free == pages.capacity and not any(device.asked for device in driver._scheduler.devices)
+            return pages.free == pages.capacity and not any(
+                device.passing.asked for device in driver._scheduler.devices
+            )
 
         assert eventually(at_rest)

@@ -107,11 +107,11 @@ def at_rest(driver: ClusterDriver) -> bool:
 
     def look(scheduler: Scheduler, now: int) -> bool:
         scheduler.donors.clear()
-        return not scheduler.busy and all(device.alive and device.used == 0 for device in scheduler.devices)
+        return not scheduler.busy and all(device.alive and device.pages.used == 0 for device in scheduler.devices)
 
     reports = driver.sight.reports()
     return bool(on_scheduler(driver, look)) and all(
-        each.pages_free == driver._scheduler.devices[each.device].capacity for each in reports.values()
+        each.pages_free == driver._scheduler.devices[each.device].pages.capacity for each in reports.values()
     )
 
 
@@ -125,7 +125,7 @@ def test_plain_batches_over_two_agents_give_each_models_own_tokens(
         got[event.seq].append(event)
     assert {question: tokens(got[seq]) for seq, question in ones.items()} == answers
     for chain in two._scheduler.chains():
-        assert {name for use in chain.uses for name in two._scheduler.provision.instances[use.block]} == {
+        assert {name for use in chain.uses for name in two._scheduler.block_map.instances[use.block]} == {
             *DEVICES[:2]
         }  # it is spread
     counters = two.state().counters
@@ -223,7 +223,7 @@ def test_predicted_hops_and_a_death(
     blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
 
     def where(block: str) -> list[str]:
-        return list(driver._scheduler.provision.instances[block])
+        return list(driver._scheduler.block_map.instances[block])
 
     home = where(chain.uses[0].block)[0]  # where the chain begins: never the last hop
 
@@ -274,7 +274,7 @@ def test_instances_come_and_go_and_change_places(
                     orders.wish(MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
 
     def where(block: str) -> list[str]:
-        return list(driver._scheduler.provision.instances[block])
+        return list(driver._scheduler.block_map.instances[block])
 
     said: list[str | None] = []
 

@@ -71,17 +71,17 @@ class Changing(VirtualCluster):
 
     def loaded(self) -> set[str]:
         """What of is loaded on any device, as the scheduler knows it."""
-        return {stage.partition("[")[0] for device in self.scheduler.devices for stage in device.loaded}
+        return {stage.model for device in self.scheduler.devices for stage in device.stages.loaded}
 
     def expect_only(self, *models: tuple[IntegerModel, Sequence[int]]) -> None:
         """Devices hold blocks and stages of these models, and nothing else; engines and scheduler agree."""
         blocks = {block.id for model, cut in models for block in model.blocks(*cut)}
         assert (
-            {block for device in self.scheduler.devices for block in device.blocks}
+            {block for device in self.scheduler.devices for block in device.plan.blocks}
             == blocks
-            == set(self.scheduler.provision.instances)
+            == set(self.scheduler.block_map.instances)
         )
         assert self.loaded() <= {model.spec.name for model, _ in models}
         for node in self.living():
-            held = {stage.id for stage in node.engine._stages.values()}  # type: ignore[attr-defined]
-            assert held == set(self.scheduler.devices[node.name].loaded), node.name
+            held = set(node.engine._stages.values())  # type: ignore[attr-defined]
+            assert held == set(self.scheduler.devices[node.name].stages.loaded), node.name

@@ -70,12 +70,12 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
     cluster.ask(*(request(f"s{at}", (at,), "m", max_tokens=8) for at in range(6)))
     cluster.run()
     blocks = [block.id for block in M.blocks()]
-    assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
+    assert all(cluster.scheduler.block_map.instances[block] == ["d0"] for block in blocks)
     cluster.scheduler.control.orders.grow(blocks, "d1", "a test", cluster.now)
     cluster.ask(*(request(f"t{at}", (at,), "m", max_tokens=8) for at in range(6)), at=cluster.now)
     cluster.run()
     cluster.expect()
-    assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
+    assert all(cluster.scheduler.block_map.instances[block] == ["d0"] for block in blocks)
 
 
 class Stuffed(IntegerEngine):
@@ -118,7 +118,7 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
     )
     assert len(cluster.told["late"].tokens) == 8
     (device,) = cluster.scheduler.devices
-    assert not device.refused and not device.refusals
+    assert not device.stages.refused and not device.stages.refusals
 
 
 def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:

@@ -35,7 +35,7 @@ def test_tokens_are_the_models_own_however_the_chain_is_cut(devices: int) -> Non
         cluster.ask(one, at=random.Random(one.seq).randrange(20 * MS))
     cluster.run()
     cluster.expect()
-    assert len({device.name for device in cluster.scheduler.devices if device.loaded}) == devices
+    assert len({device.name for device in cluster.scheduler.devices if device.stages.loaded}) == devices
 
 
 def test_blocks_on_one_device_run_without_a_hop() -> None:
@@ -187,7 +187,7 @@ def test_whoever_has_no_pages_on_a_device_does_not_give_way_there() -> None:
     cluster.ask(*(request(f"n{at}", range(4), "n", max_tokens=10, arrival=9) for at in range(2)), at=MS)
     cluster.run()
     cluster.expect()
-    starts = [cluster.scheduler.provision.instances[model.chain(2).uses[0].block] for model in (one, other)]
+    starts = [cluster.scheduler.block_map.instances[model.chain(2).uses[0].block] for model in (one, other)]
     assert starts == [["d0"], ["d0"]]
     preempted = {event.seq for event in cluster.trace.named("batch.preempt")}
     assert preempted and all(seq.startswith("m") for seq in preempted), preempted

@@ -169,7 +169,7 @@ class VirtualCluster:
             counts = node.relay.pages()
             assert counts.free == counts.capacity, (node.name, counts)
             assert not node.relay._kept.nbytes, (node.name, node.relay._kept.nbytes)
-        assert all(device.used == 0 for device in self.scheduler.devices)
+        assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
         """What is held is held by donors, in the scheduler's ledger as in the agents' books; when they go, nothing
@@ -177,11 +177,11 @@ class VirtualCluster:
         """
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.relay.pages()
-            assert counts.capacity - counts.free == device.used == device.idle, (
+            assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
                 node.name,
                 counts,
-                device.used,
-                device.idle,
+                device.pages.used,
+                device.pages.idle,
             )
         self.scheduler.donors.clear()
         self.carry_out(self.scheduler.handle(Tick(), self.now))
@@ -358,4 +358,4 @@ class VirtualCluster:
             node.relay.check()
             device, counts = self.scheduler.devices.get(node.name), node.relay.pages()
             if device is not None and device.alive and not node.coming and not node.running:
-                assert counts.capacity - counts.free <= device.used, (node.name, counts, device.used)
+                assert counts.capacity - counts.free <= device.pages.used, (node.name, counts, device.pages.used)

@@ -91,12 +91,12 @@ def test_tokens_are_the_models_own_over_three_processes(driver: ClusterDriver) -
         hop
         for model in MODELS
         for use in model.chain(*CUTS).uses
-        for hop in driver._scheduler.provision.instances[use.block]
+        for hop in driver._scheduler.block_map.instances[use.block]
     } == {*DEVICES}
 
 
 def test_agents_say_on_which_machine_they_are(driver: ClusterDriver) -> None:
-    assert {device.server for device in driver._scheduler.devices} == {platform.node()}
+    assert {device.facts.server for device in driver._scheduler.devices} == {platform.node()}
 
 
 def test_tokens_are_the_models_own_over_three_threads() -> None:
@@ -181,7 +181,7 @@ def test_models_come_and_go_and_are_replaced_under_load() -> None:
         with pytest.raises(NotServable, match="no model named"):
             driver.serve(described(counting_model("org/m-9", "1 2* 3 4* 5 6* 7 12"), "org/m"))
         assert eventually(lambda: at_rest(driver))
-        held = {stage.partition("[")[0] for device in driver._scheduler.devices for stage in device.loaded}
+        held = {stage.model for device in driver._scheduler.devices for stage in device.stages.loaded}
         assert held == {"org/m-2"} and {spec.name for spec in driver.models()} == {"org/m"}
         assert driver.memory().weights_unshared == 8000
     finally:
@@ -327,7 +327,7 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
     with cluster(fleet, LifeConfig(starts=1)) as driver:
         stream = driver.run([request("e", [1, 2, 3], max_tokens=400)])
         next(stream)
-        (shared,) = driver._scheduler.provision.instances[MODELS[0].chain(*CUTS).uses[0].block]
+        (shared,) = driver._scheduler.block_map.instances[MODELS[0].chain(*CUTS).uses[0].block]
         os.kill(pid(driver, fleet, shared), signal.SIGKILL)
         end = list(stream)[-1]
         assert end.finish == "error" and "does not come back" in str(end.error)
@@ -343,14 +343,14 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
     with cluster(fleet, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
         stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])
         next(stream)
-        (own,) = driver._scheduler.provision.instances[MODELS[1].chain(*CUTS).uses[-1].block]
+        (own,) = driver._scheduler.block_map.instances[MODELS[1].chain(*CUTS).uses[-1].block]
         others = {
-            name for use in MODELS[0].chain(*CUTS).uses for name in driver._scheduler.provision.instances[use.block]
+            name for use in MODELS[0].chain(*CUTS).uses for name in driver._scheduler.block_map.instances[use.block]
         }
         assert own not in others
         chain = replace(NEXT.chain(*CUTS), spec=MODELS[1].spec, source=NEXT.spec.name)
         with driver._changed:  # where the block before it is, there is no room
-            driver._scheduler.devices[own].limit = 1
+            driver._scheduler.devices[own].plan.limit = 1
         driver.serve(ServeModel(chain, NEXT.blocks(*CUTS)), LIMIT)
         os.kill(pid(driver, fleet, own), signal.SIGKILL)
         end = list(stream)[-1]

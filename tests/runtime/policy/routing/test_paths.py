@@ -1,52 +1,88 @@
-"""A path for a long sequence: if any path holds it, one is found."""
+"""The cheapest path, by each table of costs."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 
-from runtime.policy.routing.paths import choose_roomy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from runtime.policy.routing.bytes_read import added
+from runtime.policy.routing.latency import Latency
+from runtime.policy.routing.paths import Costs, by_bytes, by_latency, by_load, cheapest, path_cost
 
-def held(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str, int]) -> int:
-    """Page groups that one sequence can have along a path."""
-    taken: Counter[str] = Counter()
-    for device, more in zip(path, pages, strict=True):
-        taken[device] += more
-    return min((capacity[device] // more for device, more in taken.items() if more), default=1 << 30)
+DEVICES = "abc"
 
 
-def test_a_block_that_is_on_one_device_only_finds_its_room_there() -> None:
-    """First fit fills the last block's only device with the first two, and holds two thirds of what can be held."""
-    capacity = {"x": 160, "y": 160}
-    path = choose_roomy([("y", "x"), ("y", "x"), ("x",), ("y",)], [1, 1, 1, 1], capacity, 64)
-    assert path is not None and held(path, [1, 1, 1, 1], capacity) == 80
+def choose(adds: list[dict[str, float]], enters: dict[str, float], hop: float) -> tuple[str, ...] | None:
+    return cheapest(by_bytes(adds, enters, hop))
 
 
-def test_what_first_fit_finds_stays_as_it_is() -> None:
-    capacity = {"x": 160, "y": 160}
-    assert choose_roomy([("y", "x"), ("y", "x"), ("x", "y")], [1, 1, 1], capacity, 64) == ("y", "y", "x")
+def price(costs: Costs, path: tuple[str, ...]) -> float:
+    """What a path costs, as the top of `policy.routing.paths` says."""
+    came = [path[0], *(after for before, after in pairwise(path) if after != before)]
+    blocks = sum(row[device] for row, device in zip(costs.blocks, path, strict=True))
+    return blocks + costs.hop * (len(came) - 1) + sum(costs.enters.get(device, 0.0) for device in came)
 
 
-def test_at_random_as_long_a_sequence_is_held_as_on_the_best_of_all_paths() -> None:
-    rng = random.Random(1)
-    for _ in range(600):
-        devices = [f"d{at}" for at in range(rng.randrange(1, 5))]
-        capacity = {name: rng.randrange(20, 200) for name in devices}
-        candidates = [rng.sample(devices, rng.randrange(1, len(devices) + 1)) for _ in range(rng.randrange(1, 7))]
-        pages, groups = [rng.choice((0, 1, 1, 2, 3)) for _ in candidates], rng.randrange(1, 70)
-        found = choose_roomy(candidates, pages, capacity, groups)
-        assert found is not None and all(name in some for name, some in zip(found, candidates, strict=True))
-        best = max(held(path, pages, capacity) for path in product(*candidates))
-        assert min(held(found, pages, capacity), groups) == min(best, groups)
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.booleans())
+def test_no_path_is_cheaper_by_any_table(data: st.DataObject, entered: bool) -> None:
+    some = st.sets(st.sampled_from(DEVICES), min_size=1).map(sorted)
+    candidates = data.draw(st.lists(some, min_size=1, max_size=4))
+    cost = st.integers(0, 9).map(float)
+    rows = [{device: data.draw(cost) for device in row} for row in candidates]
+    enters = {device: data.draw(cost) for device in DEVICES} if entered else {}
+    costs = Costs(rows, data.draw(cost), enters)
+    chosen = cheapest(costs)
+    assert chosen is not None and price(costs, chosen) == min(price(costs, path) for path in product(*candidates))
 
 
-def test_a_search_that_comes_to_nothing_ends() -> None:
-    """Forty blocks of two layers on forty devices, each with room for three: one device too few."""
-    names = [f"d{at}" for at in range(40)]
-    capacity = dict.fromkeys(names, 30)
-    found = choose_roomy([names] * 41, [2] * 41, capacity, 10)
-    assert found is not None and len(found) == 41
-    assert choose_roomy([names, ()], [1, 1], capacity, 10) is None
+def test_by_load_a_path_costs_its_share_of_each_device() -> None:
+    """A device that runs half of the chain counts half, so that a hop is worth it only for twice as much."""
+    loads, candidates = {"a": 4.0, "b": 0.0}, [["a"], ["a", "b"]]
+    assert cheapest(by_load(candidates, loads, 1.9)) == ("a", "b")
+    assert cheapest(by_load(candidates, loads, 2.1)) == ("a", "a")
+    costs = by_load(candidates, loads, 1.5)
+    assert all(price(costs, path) == path_cost(path, loads, 1.5) for path in product(*candidates))
+
+
+def test_by_latency_all_terms_count() -> None:
+    quick, queued = Latency(0.0, 1.0, 0.0, 0.0), Latency(3.0, 0.5, 0.0, 0.0)
+    assert cheapest(by_latency([{"a": queued, "b": quick}], 0.1)) == ("b",)
+    assert cheapest(by_latency([{"a": queued, "b": quick}, {"a": quick}], 5.0)) == ("a", "a")
+
+
+def test_a_newcomer_adds_weights_for_all_only_where_they_are_not_in_use() -> None:
+    assert added(3, 5, 100, True) == 4 * 5 and added(3, 5, 100, False) == 4 * 105
+
+
+def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
+    """Beside others of its foundation it adds its own pages; on the other device all there would read another
+    foundation."""
+    used = {"a": 3 * 1.0, "b": (1 + 1) * (10.0 + 1.0)}
+    assert choose([used], {"a": 12.0, "b": 10.0}, 1.0) == ("a",)
+
+
+def test_until_the_other_foundation_is_the_smaller_evil() -> None:
+    for members, expected in ((2, "a"), (9, "a"), (12, "b")):
+        adds = {"a": (members + 1) * 1.0, "b": 2 * (10.0 + 1.0)}
+        assert choose([adds], {"a": 10.0 + members, "b": 11.0}, 1.0) == (expected,), members
+
+
+def test_an_idle_device_with_the_block_is_better_still() -> None:
+    assert choose([{"a": 3 * 1.0, "b": 1 * (10.0 + 1.0)}], {"a": 12.0, "b": 0.0}, 1.0) == ("b",)
+
+
+def test_a_chain_stays_whole_where_nothing_speaks_against_it() -> None:
+    """A change of device waits for a whole step of the other one."""
+    adds = [{"a": 1.0, "b": 1.0}] * 4
+    assert choose(adds, {"a": 5.0, "b": 4.0}, 0.5) == ("b",) * 4
+    cheaper_behind = [{"a": 1.0, "b": 9.0}, {"a": 9.0, "b": 1.0}]
+    assert choose(cheaper_behind, {"a": 5.0, "b": 4.0}, 0.5) == ("a", "b")
+    assert choose(cheaper_behind, {"a": 5.0, "b": 9.0}, 0.5) == ("a", "a")
+
+
+def test_a_block_that_is_nowhere_has_no_path() -> None:
+    assert choose([], {}, 0.0) is None
+    assert choose([{"a": 1.0}, {}], {"a": 0.0}, 0.0) is None

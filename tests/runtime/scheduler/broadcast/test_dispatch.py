@@ -35,15 +35,15 @@ class Copies(VirtualCluster):
 
     def lay(self) -> None:
         """Block i of both chains on devices i, i + 3 (and one more)."""
-        provision = self.scheduler.provision
+        blocks = self.scheduler.block_map
         for chain in self.scheduler.chains():
             for at, use in enumerate(chain.uses):
                 for name in [f"d{at}", f"d{at + 3}", f"d{(at + 4) % 6}"][: self.copies]:
-                    provision.add(use.block, name)
-                for name in tuple(provision.instances[use.block]):
+                    blocks.add(use.block, name)
+                for name in tuple(blocks.instances[use.block]):
                     if name not in (f"d{at}", f"d{at + 3}", f"d{(at + 4) % 6}")[: self.copies]:
-                        provision.remove(use.block, name)
-                for name in provision.instances[use.block]:
+                        blocks.remove(use.block, name)
+                for name in blocks.instances[use.block]:
                     self.scheduler._state.ask_for(chain, name, chain.stage(use.lo, use.hi))
         self.carry_out(self.scheduler._state.out.flush())
 
@@ -141,9 +141,13 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
     (offers,) = {each.offers[0] for each in messages(cluster, OpenSequences) if each.offers}
     assert [(at, len(devices)) for at, devices in offers] == [(1, 3)]  # the last hop's others are on the path already
     member = cluster.scheduler.members["a"]
-    assert not member.offers and not member.asked and {hop.device for hop in member.path} == member.devices
-    held = {device.name for device in cluster.scheduler.devices if device.used}
-    assert held == member.devices and not any(device.asked for device in cluster.scheduler.devices)
+    assert (
+        not member.offered.hops
+        and not member.offered.devices
+        and {hop.device for hop in member.path} == member.place.devices
+    )
+    held = {device.name for device in cluster.scheduler.devices if device.pages.used}
+    assert held == member.place.devices and not any(device.passing.asked for device in cluster.scheduler.devices)
     cluster.run()
     cluster.expect()
 
@@ -161,7 +165,7 @@ def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
     most = 0
     while cluster._heap:
         cluster.run_one()
-        most = max(most, *(device.members for device in cluster.scheduler.devices))
+        most = max(most, *(device.passing.count for device in cluster.scheduler.devices))
     assert most == 3
     cluster.expect()
 
@@ -169,12 +173,12 @@ def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
 def test_a_sequence_is_moved_only_when_its_path_is_settled() -> None:
     cluster = cluster_of()
     cluster.ask(request("a", range(18), "m", max_tokens=30), at=cluster.now)
-    while "a" not in cluster.scheduler.members or not cluster.scheduler.members["a"].offers:
+    while "a" not in cluster.scheduler.members or not cluster.scheduler.members["a"].offered.hops:
         cluster.run_one()
     assert "goes" in (cluster.migrate("a", range(1), "d3") or "") or "elsewhere" in (
         cluster.migrate("a", range(1), "d3") or ""
     )
-    while cluster.scheduler.members["a"].offers:
+    while cluster.scheduler.members["a"].offered.hops:
         cluster.run_one()
     source = cluster.scheduler.members["a"].path[0].device
     assert cluster.migrate("a", range(1), "d3" if source == "d0" else "d0") is None

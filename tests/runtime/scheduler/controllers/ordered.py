@@ -56,7 +56,7 @@ class Ordered(VirtualCluster):
         self.latency, self.delay = MS // 10, lambda: rng.randrange(jitter + 1)
         self.loading = lambda: rng.randrange(MS, slow + 1)
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0))
-        self.relay_config = AgentConfig(chunk=8, window=1)
+        self.relay_config = AgentConfig(recompute_chunk=8, fetch_window=1)
         self.config = _config(rng, self.devices)
         if self.config.speculation.mode != "off":
             self.stand_ins, self.surrogates = [surrogate_of(A, "a~", 2, 3)], {"a": [Surrogate("a~", 2, 3, 1)]}
@@ -86,7 +86,7 @@ class Ordered(VirtualCluster):
     # -- orders from outside -------------------------------------------------------------------------------------------
 
     def where(self, block: str) -> list[str]:
-        return list(self.scheduler.provision.instances.get(block, ()))
+        return list(self.scheduler.block_map.instances.get(block, ()))
 
     def longest(self, chain: Chain, where: dict[str, list[str]]) -> int:
         """Page groups that a sequence of a chain can have at most where its blocks are: of all paths."""
@@ -95,13 +95,13 @@ class Ordered(VirtualCluster):
             taken: Counter[str] = Counter()
             for device, use in zip(path, chain.uses, strict=True):
                 taken[device] += use.kv_layers
-            capacity = {device: self.scheduler.devices[device].capacity for device in taken}
+            capacity = {device: self.scheduler.devices[device].pages.capacity for device in taken}
             best = max(best, min(capacity[device] // pages for device, pages in taken.items() if pages))
         return min(best, groups_for(chain.spec, chain.spec.max_model_len))
 
     def _shortens(self, block: str, source: str) -> bool:
         """Whether an answer could not become as long without an instance."""
-        now = {name: list(where) for name, where in self.scheduler.provision.instances.items()}
+        now = {name: list(where) for name, where in self.scheduler.block_map.instances.items()}
         after = now | {block: [name for name in now[block] if name != source]}
         users = [chain for chain in self.scheduler.chains() if any(use.block == block for use in chain.uses)]
         return any(self.longest(chain, after) < self.longest(chain, now) for chain in users)
@@ -141,7 +141,7 @@ class Ordered(VirtualCluster):
 
     def _watch(self) -> None:
         """How long instances have been about to go."""
-        leaving = self.scheduler.provision.leaving
+        leaving = self.scheduler.block_map.leaving
         self.marked = {each: self.marked.get(each, self.now) for each in leaving}
         self.slowest = max([self.slowest, *(self.now - since for since in self.marked.values())])
 
@@ -149,14 +149,14 @@ class Ordered(VirtualCluster):
 def _config(rng: random.Random, devices: int) -> ClusterConfig:
     control = ControlConfig(
         scaling=rng.random() < 0.7, rearranging=rng.random() < 0.7,
-        balancing=rng.choice(("strict", "owner", "least-busy", "recompute")), margin=1, every_ms=5, period_ms=40,
-        idle_ms=rng.choice((20, 100)), calm_ms=20, patience_ms=rng.choice((50, 100)), moves=rng.choice((1, 4, 16)),
+        rebalance=rng.choice(("strict", "owner", "least-busy", "recompute")), rebalance_margin=1, interval_ms=5, rearrange_interval_ms=40,
+        idle_ms=rng.choice((20, 100)), cooldown_ms=20, migration_timeout_ms=rng.choice((50, 100)), max_migrations=rng.choice((1, 4, 16)),
         bandwidth=1e6, crossing_us=1e5, low=0.3, high=rng.choice((0.5, 0.8)),
     )  # fmt: skip
     config = ClusterConfig(
-        devices=devices, placing=rng.choice(("split", "split", "copies", "demand")), chunk=8, control=control,
-        handover_groups=1, sharing=rng.choice(("off", "running", "cached")),
+        devices=devices, placement=rng.choice(("partition", "partition", "replicate", "on-demand")), prefill_chunk=8, control=control,
+        migration_final_sets=1, prefix_caching=rng.choice(("off", "active", "cached")),
         dispatch=rng.choice(("placed", "broadcast")),
     )  # fmt: skip
-    predicted = config.sharing == "off" and rng.random() < 0.5
+    predicted = config.prefix_caching == "off" and rng.random() < 0.5
     return replace(config, speculation=SpeculationConfig("exact" if predicted else "off", top=0.5))

@@ -32,7 +32,7 @@ def hot_cluster(control: ControlConfig, devices: int = 4, **changes) -> VirtualC
 
 
 def instances(cluster: VirtualCluster) -> dict[str, int]:
-    return {block: len(where) for block, where in cluster.scheduler.provision.instances.items()}
+    return {block: len(where) for block, where in cluster.scheduler.block_map.instances.items()}
 
 
 def watched(cluster: VirtualCluster, every: int, until: int) -> list[dict[str, int]]:
@@ -66,17 +66,19 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
     dropped = [(to, message) for _, _, to, message in cluster.sent if type(message).__name__ == "UnloadStages"]
     assert dropped
     for device in cluster.scheduler.devices:
-        for stage in device.loaded:
-            assert device.blocks.issuperset(device.wanted[stage][1]), "a stage of blocks that are not there any more"
-            assert cluster.nodes[device.name].engine.memory().weights <= device.planned
+        for stage in device.stages.loaded:
+            assert device.plan.blocks.issuperset(device.stages.wanted[stage]), (
+                "a stage of blocks that are not there any more"
+            )
+            assert cluster.nodes[device.name].engine.memory().weights <= device.plan.nbytes
 
 
 def test_an_instance_that_could_not_go_when_it_was_idle_goes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was forgotten, and stayed for ever."""
     cluster = hot_cluster(QUICK)
-    provision = cluster.scheduler.provision
-    spoils = provision.spoils
-    monkeypatch.setattr(provision, "spoils", lambda *args: cluster.now < 400 * MS or spoils(*args))
+    router = cluster.scheduler.router
+    spoils = router.spoils
+    monkeypatch.setattr(router, "spoils", lambda *args: cluster.now < 400 * MS or spoils(*args))
     seen = watched(cluster, 4 * MS, 700 * MS)
     cluster.run()
     cluster.expect()
@@ -91,7 +93,7 @@ def test_an_instance_is_not_idle_while_it_loads() -> None:
 
     def look() -> None:
         for event in cluster.trace.named("scale.down")[len(loading) :]:
-            loading.append(cluster.scheduler.devices[event.dev or ""].brings([event.block or ""]))
+            loading.append(cluster.scheduler.devices[event.dev or ""].stages.brings([event.block or ""]))
 
     for when in range(4, 900, 4):
         cluster.at(when * MS + 1, look)
@@ -108,7 +110,7 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     second: list[str] = []
 
     def copied() -> None:
-        second.extend(device.name for device in cluster.scheduler.devices if not device.members)
+        second.extend(device.name for device in cluster.scheduler.devices if not device.passing.count)
         cluster.scheduler.control.orders.grow(blocks[1:3], second[0], "a test's", cluster.now)
 
     cluster.at(61 * MS, copied)  # it is full from 65 ms on
@@ -116,7 +118,8 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     seen: list[tuple[int, int]] = []
     for when in range(61, 90):
         cluster.at(
-            when * MS + 1, lambda: seen.append((instances(cluster)[HOT], cluster.scheduler.devices[second[0]].members))
+            when * MS + 1,
+            lambda: seen.append((instances(cluster)[HOT], cluster.scheduler.devices[second[0]].passing.count)),
         )
     cluster.run()
     cluster.expect()

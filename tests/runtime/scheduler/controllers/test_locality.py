@@ -99,7 +99,7 @@ def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
 def placed_by_hand(monkeypatch: pytest.MonkeyPatch, *where: tuple[str, str]) -> None:
     """Where blocks are at first: (block, device)."""
     monkeypatch.setattr(
-        "runtime.scheduler.placement.provision.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
+        "runtime.scheduler.placement.block_map.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
     )
 
 
@@ -116,7 +116,7 @@ def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(m
 
     def look() -> None:
         for device in cluster.scheduler.devices:
-            most[device.name] = max(most[device.name], device.planned)
+            most[device.name] = max(most[device.name], device.plan.nbytes)
 
     for when in range(1, 400):
         cluster.at(when * MS, look)
@@ -127,7 +127,7 @@ def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(m
     cluster.expect()
     assert len(cluster.trace.named("placement.move")) == 2 and len(cluster.trace.named("instance.drop")) == 2
     assert most == {"d0": 3000, "d1": 2000}
-    instances = cluster.scheduler.provision.instances
+    instances = cluster.scheduler.block_map.instances
     assert instances[a1] == instances[a2] and instances[b1] == instances[b2] != instances[a1]
 
 

@@ -37,10 +37,12 @@ def test_every_order_ends(seed: int) -> None:
         assert (one.left is not None and one.left - one.since < ASKED) or (one.refused == SHORTENS and one.rightly), one
     assert cluster.slowest <= 2 * PATIENCE
     scheduler = cluster.scheduler
-    assert not len(scheduler.control.orders) and not len(scheduler.handovers) and not scheduler.provision.leaving
+    assert not len(scheduler.control.orders) and not len(scheduler.handovers) and not scheduler.block_map.leaving
     for device in scheduler.devices:
-        for stage in device.loaded:
-            assert device.blocks.issuperset(device.wanted[stage][1]), "a stage of blocks that are not there any more"
+        for stage in device.stages.loaded:
+            assert device.plan.blocks.issuperset(device.stages.wanted[stage]), (
+                "a stage of blocks that are not there any more"
+            )
     cluster.expect()
 
 
@@ -61,10 +63,10 @@ def test_schedules_do_have_all_of_it() -> None:
 
 def still(devices: int = 3, **changes: object) -> VirtualCluster:
     """Nothing happens but what is ordered. All of the model is on d0, up to 50 ms."""
-    config = ClusterConfig(devices=devices, placing="split", control=STILL, hop_cost=100.0)
+    config = ClusterConfig(devices=devices, placement="partition", control=STILL, hop_cost=100.0)
     cluster = VirtualCluster([ONE], [CUT], devices=devices, config=config, **changes)  # type: ignore[arg-type]
     cluster.run(until=5 * MS)
-    provision = cluster.scheduler.provision
+    provision = cluster.scheduler.block_map
     for block in (HEAD, MIDDLE, TAIL):
         provision.add(block, "d0")
         for name in [name for name in provision.instances[block] if name != "d0"]:
@@ -80,7 +82,7 @@ def drained(cluster: VirtualCluster, source: str, target: str | None = None) -> 
 
 
 def where(cluster: VirtualCluster, block: str = MIDDLE) -> list[str]:
-    return sorted(cluster.scheduler.provision.instances[block])
+    return sorted(cluster.scheduler.block_map.instances[block])
 
 
 def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
@@ -92,7 +94,7 @@ def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
     orders.grow([TAIL], "d1", "a test's", cluster.now)
     orders.grow([MIDDLE], "d1", "a test's", cluster.now)
     assert drained(cluster, "d1") == SHORTENS
-    assert not cluster.scheduler.provision.leaving and not len(orders)
+    assert not cluster.scheduler.block_map.leaving and not len(orders)
     assert drained(cluster, "d0") is None
     assert drained(cluster, "d0") == "it is about to go already"
     cluster.run()
@@ -111,7 +113,7 @@ def test_what_is_asked_for_again_while_it_drains_stays() -> None:
     cluster.expect()
     assert where(cluster) == ["d0", "d1"] and where(cluster, TAIL) == ["d1"]
     (kept,) = cluster.trace.named("instance.keep")
-    assert kept.extra["error"] == "it is asked for again" and not cluster.scheduler.provision.leaving
+    assert kept.extra["error"] == "it is asked for again" and not cluster.scheduler.block_map.leaving
 
 
 def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
@@ -122,7 +124,7 @@ def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
     cluster.ask(request("s", range(40), "one", max_tokens=80), at=10 * MS)
 
     def move() -> None:
-        if not cluster.scheduler.members["s"].move:
+        if not cluster.scheduler.members["s"].waits.move:
             cluster.migrate("s", range(1), "d1", recompute=False)
 
     for when in range(20, 60, 4):  # the stages of its path are to be loaded first
@@ -147,7 +149,7 @@ def test_a_sequence_is_not_moved_to_an_instance_that_is_about_to_go() -> None:
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.handovers.counts().started == 0 and orders.counts.lapsed == 1
-    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].loaded
+    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].stages.loaded
 
 
 def test_sequences_go_elsewhere_where_the_instance_that_was_named_has_gone() -> None:
@@ -161,7 +163,7 @@ def test_sequences_go_elsewhere_where_the_instance_that_was_named_has_gone() -> 
     cluster.run()
     cluster.expect()
     assert where(cluster) == ["d2"] and cluster.scheduler.handovers.counts().committed == 1
-    assert not cluster.scheduler.devices["d1"].loaded
+    assert not cluster.scheduler.devices["d1"].stages.loaded
 
 
 def test_a_stage_that_loads_for_long_is_waited_for_and_then_the_instance_goes() -> None:
@@ -177,4 +179,4 @@ def test_a_stage_that_loads_for_long_is_waited_for_and_then_the_instance_goes() 
     cluster.run(until=150 * MS)
     assert where(cluster) == ["d0", "d1"]
     cluster.run()
-    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].loaded
+    assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].stages.loaded

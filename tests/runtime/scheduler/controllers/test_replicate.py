@@ -35,7 +35,7 @@ def ask(cluster: VirtualCluster, model: IntegerModel, count: int, every: int = 1
 
 
 def where(cluster: VirtualCluster, model: IntegerModel) -> set[str]:
-    held = [set(cluster.scheduler.provision.instances[use.block]) for use in model.chain(*CUTS[0]).uses]
+    held = [set(cluster.scheduler.block_map.instances[use.block]) for use in model.chain(*CUTS[0]).uses]
     assert all(each == held[0] for each in held), "a chain that fits a device is torn apart"
     return held[0]
 
@@ -55,7 +55,7 @@ def test_what_is_asked_for_gets_copies_and_loses_them_again() -> None:
     assert seen[-1] == (1, 1)
     copies = cluster.trace.named("scale.copy")
     assert copies and {event.cause for event in copies} == {"BL-24"}
-    assert all(device.planned <= device.limit for device in cluster.scheduler.devices)
+    assert all(device.plan.nbytes <= device.plan.limit for device in cluster.scheduler.devices)
     assert not [message for *_, message in cluster.sent if type(message).__name__ == "ForwardRows"], (
         "rows changed their device"
     )

@@ -129,7 +129,7 @@ def test_a_move_that_nothing_comes_of_is_given_up_and_the_sequence_goes_on() -> 
     while not cluster.told["a"].tokens:
         cluster.run_one()
     member = cluster.scheduler.members["a"]
-    target = next(name for name in ("d0", "d1", "d2") if name not in member.devices)
+    target = next(name for name in ("d0", "d1", "d2") if name not in member.place.devices)
     while cluster.migrate("a", range(1), target, hold=True) is not None:
         cluster.run_one()
     cluster.watch(40 * S)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.chains import Surrogate, devices_of
+from runtime.chains import Stage, Surrogate, devices_of
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
 from runtime.control.scheduler_io import AgentDown, ModelUpdated
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
@@ -110,7 +110,10 @@ def test_before_anybody_knows_that_it_is_there(device: str) -> None:
 @pytest.mark.parametrize("device", ["d0", "d1", "d2"])
 def test_while_it_loads_a_stage(device: str) -> None:
     cluster = busy()
-    reach(cluster, lambda: device in {each.name for each in cluster.scheduler.devices if each.loading and each.alive})
+    reach(
+        cluster,
+        lambda: device in {each.name for each in cluster.scheduler.devices if each.stages.loading and each.alive},
+    )
     kill_and_finish(cluster, device)
 
 
@@ -146,7 +149,7 @@ def test_while_another_takes_its_place(phase: str, again: str) -> None:
             return False
         return {
             "starting": not device["d1"].alive,
-            "loading": bool(device["d1"].loading),
+            "loading": bool(device["d1"].stages.loading),
             "loaded": said(cluster, StageReady),
         }[phase]
 
@@ -244,14 +247,16 @@ MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
     "pages are on their way": lambda cluster, move: said(cluster, PageData),
     "all is there, and nobody knows": lambda cluster, move: said(cluster, MigrationReady),
     "it is held, its row still under way": lambda cluster, move: (
-        move.member.held and move.member.flying and not move.asked
+        move.member.waits.held and move.member.flying and not move.asked
     ),
     "the rest is asked for": lambda cluster, move: (
-        move.member.held and move.stages > 1 and said(cluster, StartMigration)
+        move.member.waits.held and move.stages > 1 and said(cluster, StartMigration)
     ),
-    "the rest is on its way": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, PageData),
+    "the rest is on its way": lambda cluster, move: (
+        move.member.waits.held and move.stages > 1 and said(cluster, PageData)
+    ),
     "the rest is there, and nobody knows": lambda cluster, move: (
-        move.member.held and move.stages > 1 and said(cluster, MigrationReady)
+        move.member.waits.held and move.stages > 1 and said(cluster, MigrationReady)
     ),
 }
 #: Ends of a move, and at which moments pages are seen with them.
@@ -332,7 +337,7 @@ def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
 
     def all_there() -> bool:
         move = move_of(cluster)
-        return move is not None and not move.asked and move.member.held and move.upto == move.member.computed
+        return move is not None and not move.asked and move.member.waits.held and move.upto == move.member.computed
 
     reach(cluster, all_there)
     cluster.kill(parts["source"])
@@ -352,14 +357,14 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     source, target = one.path[0].device, one.path[1].device
     for hi in (2, 5):  # what it needs there is loaded first
         cluster.scheduler._state.ask_for(one.chain, target, one.chain.stage(0, hi))
-    reach(cluster, lambda: "m[0:5]" in cluster.scheduler.devices[target].loaded)
+    reach(cluster, lambda: Stage("m", 0, 5) in cluster.scheduler.devices[target].stages.loaded)
     reach(cluster, lambda: said(cluster, RunRows) and "a" in cluster.sent[-1][3].seqs)
     assert cluster.migrate("a", range(1), target) is None
     reach(
         cluster,
         lambda: (
             (move := move_of(cluster)) is not None
-            and one.held
+            and one.waits.held
             and not move.asked
             and running(cluster, "a", "decode", 1)
         ),
@@ -422,7 +427,7 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
     cluster.at(12 * MS, lambda: cluster.tell(serve(new, "m", *cut)))
     moments: dict[str, Callable[[], object]] = {
         "its stages are loaded": lambda: (
-            cluster.scheduler._state.coming and any(each.loading for each in cluster.scheduler.devices)
+            cluster.scheduler._state.coming and any(each.stages.loading for each in cluster.scheduler.devices)
         ),
         "both run": lambda: (
             {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"}
@@ -459,7 +464,7 @@ def test_while_hops_are_predicted(moment: str, victim: int) -> None:
         )
     moments: dict[str, Callable[[], object]] = {
         "a stand-in is loaded": lambda: any(
-            "~" in stage for each in cluster.scheduler.devices for stage in each.loading
+            "~" in stage.model for each in cluster.scheduler.devices for stage in each.stages.loading
         ),
         "a prediction is passed on": lambda: (
             said(cluster, ForwardRows) and any(turn % 2 for turn in cluster.sent[-1][3].turns)

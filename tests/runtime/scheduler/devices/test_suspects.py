@@ -11,6 +11,7 @@ from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import AgentDown, PauseSequence, ResumeSequence
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
+from runtime.scheduler.sequences.parts import Failures
 from runtime.types import StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -85,7 +86,7 @@ def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
     cluster.tell(PauseSequence("s"))
     cluster.run(until=20 * MS)
     assert member.path and not member.flying
-    member.deaths = 3
+    member.failures = Failures(deaths=3)
     cluster.kill("d0")
     cluster.run(until=40 * MS)
     cluster.tell(ResumeSequence("s"))
@@ -123,7 +124,7 @@ def test_whoever_is_saved_by_a_move_was_there_when_the_device_died_all_the_same(
     while not cluster.told["s"].tokens:
         cluster.run_one()
     member = cluster.scheduler.members["s"]
-    (source,) = member.devices
+    (source,) = member.place.devices
     target = "d1" if source == "d0" else "d0"
     while cluster.migrate("s", range(1), target) is not None or not member.flying:
         cluster.run_one()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.chains import Hop
 from runtime.messages import PROTOCOL, AgentHello
-from runtime.policy.routing.paths import choose_devices, path_cost
+from runtime.policy.routing.paths import by_load, cheapest, path_cost
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting, PageHolding
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixIndex, marks_of
@@ -99,15 +99,15 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
                     pages.tables[seq][at] = pages.groups(places[at][0], places[at][1], len(part))
         ledger.check(holdings.values(), {})
         used, idle = pages.used(), pages.used(idle=True)
-        assert [(device.used, device.idle) for device in devices] == [
+        assert [(device.pages.used, device.pages.idle) for device in devices] == [
             (used[device.name], idle[device.name]) for device in devices
         ]
         for device in devices:
             views = [ledger.mover(seq, holding, holding.groups, device.name).pages for seq, holding in holdings.items()]
-            assert len(frozenset().union(*views)) == device.used
+            assert len(frozenset().union(*views)) == device.pages.used
     for holding in holdings.values():
         ledger.free(holding)
-    assert all((device.used, device.idle) == (0, 0) for device in devices)
+    assert all((device.pages.used, device.pages.idle) == (0, 0) for device in devices)
 
 
 def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_empty() -> None:
@@ -121,7 +121,7 @@ def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_emp
     ledger.rehouse(two, PLACES)
     ledger.free(one)
     ledger.check([two], {})
-    assert [device.used for device in devices] == [12, 18]
+    assert [device.pages.used for device in devices] == [12, 18]
 
 
 def test_tentative_groups_are_not_in_the_order_of_moves() -> None:
@@ -178,10 +178,10 @@ def test_marks_go_on_where_others_end() -> None:
 )
 def test_the_chosen_path_is_the_cheapest(candidates: list[list[str]], hop_cost: int) -> None:
     loads = {"a": 1.0, "b": 3.0, "c": 0.5}
-    chosen = choose_devices(candidates, loads, hop_cost)
+    chosen = cheapest(by_load(candidates, loads, hop_cost))
     assert chosen is not None
     every: list[tuple[str, ...]] = [()]
     for some in candidates:
         every = [(*path, name) for path in every for name in some]
-    cheapest = min(path_cost(path, loads, hop_cost) for path in every)
-    assert abs(path_cost(chosen, loads, hop_cost) - cheapest) < 1e-9
+    least = min(path_cost(path, loads, hop_cost) for path in every)
+    assert abs(path_cost(chosen, loads, hop_cost) - least) < 1e-9

@@ -57,8 +57,8 @@ def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: Pref
     cluster.ask(request("b", (*SYSTEM, 3, 4, 5), "m", max_tokens=20), at=30 * MS)
     cluster.run(until=33 * MS)
     assert set(cluster.scheduler.members) == {"a", "b"}
-    alone = sum(member.groups * M.spec.kv_layers for member in cluster.scheduler.members.values())
-    assert sum(device.used for device in cluster.scheduler.devices) == alone - spared // 4 * M.spec.kv_layers
+    alone = sum(member.pages.groups * M.spec.kv_layers for member in cluster.scheduler.members.values())
+    assert sum(device.pages.used for device in cluster.scheduler.devices) == alone - spared // 4 * M.spec.kv_layers
     cluster.run()
     cluster.expect()
     assert computed(cluster) == 18 + 19 + 2 * 19 - spared
@@ -257,7 +257,7 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
     cluster.ask(request("b", SYSTEM, "m", max_tokens=30), at=11 * MS)
     cluster.run()
     assert len({donor.path for donor in cluster.scheduler.donors}) == 2
-    before = sum(device.used for device in cluster.scheduler.devices)
+    before = sum(device.pages.used for device in cluster.scheduler.devices)
     for minutes, left in ((0.5, 2), (1.0, 1), (2.0, 1)):
         cluster.at(
             int(minutes * PERIOD) + cluster.now,
@@ -266,7 +266,10 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
         cluster.run()
         assert len(cluster.scheduler.donors) == left
     counts = cluster.scheduler.donors.counts()
-    assert (counts.swept, counts.swept_pages) == (1, before - sum(device.used for device in cluster.scheduler.devices))
+    assert (counts.swept, counts.swept_pages) == (
+        1,
+        before - sum(device.pages.used for device in cluster.scheduler.devices),
+    )
     cluster.expect()
 
 
@@ -284,7 +287,7 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     members = cluster.scheduler.members
     source = members["a"].path[0].device
     shared = {each.mover.seq: each.shared for each in order_moves(cluster.scheduler.movers(source))}
-    layers = dict(members["a"].weights)[source]
+    layers = dict(members["a"].place.weights)[source]
     assert list(shared) == ["c", "d", "a", "b"] and list(shared.values()) == [0, 2 * layers, 4 * layers, 4 * layers]
     devices = cluster.scheduler.devices
     target = next(device.name for device in devices if device.name != source)
@@ -295,11 +298,11 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     cluster.run(until=45 * MS)
     counts = cluster.scheduler.handovers.counts()
     assert counts.committed == 1 and members["b"].path[0].device == target
-    grown = {seq: members[seq].groups for seq in members}
+    grown = {seq: members[seq].pages.groups for seq in members}
     moved = sum(use.kv_layers for use in M.chain(1, 3, 4).uses[:2])
     alone = sum(groups * M.spec.kv_layers for groups in grown.values())
     spared = 4 * (M.spec.kv_layers - moved) + 2 * M.spec.kv_layers  # b's where it stayed, and d's
-    assert sum(device.used for device in devices) == alone - spared
+    assert sum(device.pages.used for device in devices) == alone - spared
     cluster.run()
     cluster.expect()
 

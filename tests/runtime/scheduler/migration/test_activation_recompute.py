@@ -48,13 +48,13 @@ def reach(cluster: VirtualCluster, condition, most: int = 20_000) -> None:  # ty
 def rest(cluster: VirtualCluster, seq: str = "a", tokens: int = 1) -> None:
     """Play until it has so many tokens, then hold it."""
     reach(cluster, lambda: len(cluster.told[seq].tokens) >= tokens)
-    cluster.scheduler.members[seq].held = True
+    cluster.scheduler.members[seq].hold(True)
     reach(cluster, lambda: not cluster.scheduler.members[seq].flying)
 
 
 def go_on(cluster: VirtualCluster, seq: str = "a") -> None:
     member = cluster.scheduler.members[seq]
-    member.held = False
+    member.hold(False)
     cluster.scheduler._state.ready.append(member)
     cluster.tell(Tick())
 
@@ -107,7 +107,7 @@ def test_what_came_by_a_move_is_kept_as_far_as_it_was_recomputed() -> None:
     assert list(kept.spans("a", 1)) == here
     reach(cluster, lambda: len(cluster.told["a"].tokens) >= 12)
     rest(cluster)
-    back = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].devices)
+    back = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].place.devices)
     move(cluster, back)
     second = ended(cluster, 2)
     for lo, _ in spans(second, "recomputed"):  # of what had been copied nothing can be recomputed

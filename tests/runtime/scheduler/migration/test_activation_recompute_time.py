@@ -52,7 +52,7 @@ def cluster_of(
 
 def rest(cluster: VirtualCluster) -> None:
     member = cluster.scheduler.members["a"]
-    member.held = True
+    member.hold(True)
     while member.flying:
         cluster.run_one()
     assert len(member.path) == 2

@@ -56,7 +56,7 @@ def moving(after: int, **ends: bool) -> Failing:
     cluster.ask(request("a", range(60), "m", max_tokens=40), at=cluster.now)
     while not (cluster.scheduler.members.get("a") and cluster.scheduler.members["a"].phase == "decode"):
         cluster.run_one()
-    target = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].devices)
+    target = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].place.devices)
     assert cluster.migrate("a", range(1), target, **ends) is None
     cluster.run()
     cluster.expect()

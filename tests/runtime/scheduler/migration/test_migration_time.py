@@ -39,11 +39,11 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
     while not (told := cluster.told["a"]).tokens:
         cluster.run_one()
     member = cluster.scheduler.members["a"]
-    member.held = True
+    member.hold(True)
     while member.flying:
         cluster.run_one()
     assert told.tokens and member.computed >= tokens
-    target = "d1" if "d0" in member.devices else "d0"
+    target = "d1" if "d0" in member.place.devices else "d0"
     while cluster.migrate("a", range(1), target, **ends) is not None:
         cluster.run_one()
     cluster.run()

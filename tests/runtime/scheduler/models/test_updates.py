@@ -69,7 +69,7 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
     before: dict[str, list[str]] = {}
 
     def look() -> None:
-        before.update((block, list(where)) for block, where in cluster.scheduler.provision.instances.items())
+        before.update((block, list(where)) for block, where in cluster.scheduler.block_map.instances.items())
 
     ask(cluster, random.Random(2), 40 * MS)
     cluster.at(15 * MS, look)
@@ -78,7 +78,7 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
     cluster.expect()
     shared = {use.block for use in A.chain(*CUT).uses} & {use.block for use in B.chain(*CUT).uses}
     assert len(shared) == 2
-    assert all(list(cluster.scheduler.provision.instances[block]) == before[block] for block in shared)
+    assert all(list(cluster.scheduler.block_map.instances[block]) == before[block] for block in shared)
 
 
 def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
@@ -87,9 +87,9 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     cluster = cluster_of()
     versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
     cluster.known = versions  # type: ignore[assignment]
-    provision, trials = cluster.scheduler.provision, cluster.scheduler.speculation.trials
+    router, trials = cluster.scheduler.router, cluster.scheduler.speculation.trials
     first = [profile(block.id) for block in A.blocks(*CUT)]
-    estimates = provision.estimates = LatencyEstimates({each.block: each for each in first}, hop=0.1)
+    estimates = router.estimates = LatencyEstimates({each.block: each for each in first}, hop=0.1)
     sizes: list[tuple[int, ...]] = []
 
     def size() -> None:
@@ -126,7 +126,7 @@ def test_a_new_block_goes_where_the_one_is_whose_place_it_takes() -> None:
     cluster = cluster_of(3)
     cluster.at(10 * MS, lambda: cluster.tell(serve(C, "m", *CUT)))
     old: dict[int, tuple[str, ...]] = {}
-    instances = cluster.scheduler.provision.instances
+    instances = cluster.scheduler.block_map.instances
     cluster.at(
         9 * MS, lambda: old.update((at, tuple(instances[use.block])) for at, use in enumerate(A.chain(*CUT).uses))
     )
@@ -243,7 +243,7 @@ def test_updates_under_load_with_deaths_and_moves(seed: int) -> None:
     cluster.run()
     cluster.expect()
     assert len(cluster.updated) == len(versions)
-    last = cluster.scheduler.provision
+    last = cluster.scheduler.block_map
     served = next(model for model in (A, B, C) if model.chain().version == cluster.updated[-1].version)
     assert {use.block for use in served.chain(*CUT).uses} == set(last.instances)
     cluster.expect_only((served, CUT))

@@ -102,9 +102,9 @@ def test_chains_over_devices(family: Bench, answers: dict[str, list[int]], devic
     ask(cluster, random.Random(devices))
     cluster.run()
     assert tokens(cluster) == answers
-    assert all(device.loaded for device in cluster.scheduler.devices)
+    assert all(device.stages.loaded for device in cluster.scheduler.devices)
     for chain in cluster.scheduler.chains():  # each of them is spread
-        assert len({name for use in chain.uses for name in cluster.scheduler.provision.instances[use.block]}) >= min(
+        assert len({name for use in chain.uses for name in cluster.scheduler.block_map.instances[use.block]}) >= min(
             devices, 2
         )
 
@@ -174,7 +174,7 @@ def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) ->
     while not cluster.told["a"].tokens:
         cluster.run_one()
     member = cluster.scheduler.members["a"]
-    member.held = True
+    member.hold(True)
     while member.flying:
         cluster.run_one()
     hop = [each for each in member.path if each.lo > 0 and each.layers[1] > each.layers[0]][at]

@@ -84,10 +84,7 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     assert got == {seq: wanted[cluster.given[seq]][int(seq[1:]) % len(PROMPTS)] for seq in got}
     assert set(cluster.given.values()) == set(wanted) and [each.error for each in cluster.updated] == [""]
     assert cluster.loaded() == {new.chain.loaded_as}
-    fresh = sum(
-        _loaded_alone(family, device.name, [stage for stage, _ in device.wanted.values()])
-        for device in cluster.scheduler.devices
-    )
+    fresh = sum(_loaded_alone(family, device.name, list(device.stages.wanted)) for device in cluster.scheduler.devices)
     assert sum(node.engine.memory().weights for node in cluster.living()) == fresh
 
 

@@ -13,8 +13,9 @@ from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, RowWork, latency_of
-from runtime.policy.routing.paths import choose_by_cost
-from runtime.scheduler.devices.devices import Device
+from runtime.policy.routing.paths import Costs, cheapest
+from runtime.scheduler.devices.devices import Device, DeviceFacts, DevicePages, DeviceStages, Passing, Plan
+from runtime.scheduler.devices.devices import Work as Reported
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -26,9 +27,9 @@ def profile(block: str, scale: float = 1.0, load: float = 5.0) -> BlockProfile:
 
 
 def device(name: str, members: int = 0, queued: int = 0, warm: tuple[str, ...] = ("b",)) -> Device:
-    made = Device(name, 100, 0)
-    made.members, made.queued, made.warm = members, queued, set(warm)
-    return made
+    passing = Passing(here={str(number): object() for number in range(members)})  # type: ignore[misc]
+    stages = DeviceStages(warm=set(warm))
+    return Device(name, DeviceFacts(), DevicePages(100), Plan(0), stages, Reported(queued=queued), passing)
 
 
 def test_the_terms_are_those_of_the_table() -> None:
@@ -65,7 +66,7 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
     paths: list[tuple[str, ...]] = [()]
     for row in costs:
         paths = [(*path, name) for path in paths for name in row]
-    chosen = choose_by_cost(costs, hop)
+    chosen = cheapest(Costs(costs, hop))
     assert chosen is not None and abs(price(chosen) - min(map(price, paths))) < 1e-9
 
 
@@ -73,7 +74,7 @@ def test_a_cluster_tells_all_terms_and_takes_the_least() -> None:
     model = counting_model("m", "1 2* 3* 4", max_model_len=128)
     block = model.chain().uses[0].block
     cluster = VirtualCluster([model], devices=3, config=ClusterConfig(devices=3, placement="replicate"))
-    cluster.scheduler.provision.estimates = LatencyEstimates({block: profile(block, load=0.05)}, hop=0.1)
+    cluster.scheduler.router.estimates = LatencyEstimates({block: profile(block, load=0.05)}, hop=0.1)
     for number in range(12):
         cluster.ask(request(f"s{number}", range(number + 1), "m", max_tokens=12), at=number * MS)
     cluster.run()
@@ -83,4 +84,4 @@ def test_a_cluster_tells_all_terms_and_takes_the_least() -> None:
     for event in told:
         terms = event.extra["candidates"]
         assert set(map(len, terms.values())) == {4} and sum(terms[event.dev]) == min(map(sum, terms.values()))
-    assert sum(bool(device.loaded) for device in cluster.scheduler.devices) > 1, "one device had to do it all"
+    assert sum(bool(device.stages.loaded) for device in cluster.scheduler.devices) > 1, "one device had to do it all"

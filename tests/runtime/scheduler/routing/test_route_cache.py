@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from runtime.chains import Block, BlockUse, Chain, devices_of
 from runtime.config import ClusterConfig
 from runtime.messages import PROTOCOL, AgentHello
-from runtime.policy.routing.paths import choose_devices, path_cost
+from runtime.policy.routing.paths import by_load, cheapest, path_cost
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.routing import route_cache as routes
 from runtime.scheduler.routing.route_cache import RouteCache
+from runtime.scheduler.routing.router import Router
+from runtime.scheduler.routing.used_paths import UsedPaths
 from runtime.types import ModelSpec
 
 NAMES = [f"d{at}" for at in range(4)]
@@ -45,10 +47,9 @@ def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: s
     assert route.devices == tuple(dict.fromkeys(devices))
     pages = {name: sum(layers for layers, at in blocks if at == name) for name in route.devices}
     assert dict(route.weights) == {name: count for name, count in pages.items() if count}
-    assert [(device, stage) for device, stage, _ in route.stages] == [
+    assert [(device, stage) for device, stage in route.stages] == [
         (hop.device, chain.stage(hop.lo, hop.hi)) for hop in route.path
     ]
-    assert all(name == stage.id for _, stage, name in route.stages)
 
 
 def test_routes_go_with_their_version_and_have_a_bound(monkeypatch) -> None:
@@ -73,7 +74,7 @@ def test_no_path_is_cheaper_than_the_one_that_is_chosen(candidates: list[list[st
     every: list[tuple[str, ...]] = [()]
     for some in candidates:
         every = [(*path, name) for path in every for name in some]
-    chosen = choose_devices(candidates, loads, 1.5)
+    chosen = cheapest(by_load(candidates, loads, 1.5))
     assert chosen in every
     assert path_cost(chosen, loads, 1.5) == pytest.approx(min(path_cost(path, loads, 1.5) for path in every))
     if len(candidates) == 1:
@@ -88,9 +89,11 @@ def test_candidates_are_living_devices_some_of_very_many(
     for at in range(12):
         up(devices, f"d{at}")
     chain = chain_of("one", [1])
-    provision = Provision([Block("one-0", 1, 1)], ClusterConfig(devices=12), devices)
+    config = ClusterConfig(devices=12)
+    blocks = BlockMap([Block("one-0", 1, 1)], config, devices)
+    router = Router(config, devices, blocks, UsedPaths(blocks).reads)
     for at in range(copies):
-        provision.add("one-0", f"d{at}")
+        blocks.add("one-0", f"d{at}")
     chance, turn = random.Random(seed), 0
     for comes, at in [*events, (True, 0)]:
         if comes:
@@ -105,5 +108,5 @@ def test_candidates_are_living_devices_some_of_very_many(
         able = [
             f"d{(first + step) % copies}" for step in range(copies) if devices[f"d{(first + step) % copies}"].alive
         ][:8]
-        path = provision.path(chain, loads)
+        path = router.path(chain, loads)
         assert (None if path is None else path[0].device) == min(able, key=loads.__getitem__, default=None)

@@ -359,8 +359,8 @@ def test_a_path_may_come_back_to_a_device_behind_what_is_predicted(misses: int) 
     last = M.chain(*CUT).uses[2].block
 
     def bring_back() -> None:
-        cluster.scheduler.provision.add(last, "d0")
-        cluster.scheduler.provision.remove(last, "d2")
+        cluster.scheduler.block_map.add(last, "d0")
+        cluster.scheduler.block_map.remove(last, "d2")
 
     cluster.at(2 * MS, bring_back)
     for one in some(8, misses):

@@ -76,7 +76,7 @@ def test_the_scheduler_knows_which_devices_share_a_server():
     simulation = assemble(scenario, scenario.policies["blocks"], None)
     simulation.run(scenario.demand(0).requests())
     scheduler, network = simulation._scheduler, simulation.network
-    servers = [each.server for each in scheduler.devices]  # type: ignore[attr-defined]
+    servers = [each.facts.server for each in scheduler.devices]  # type: ignore[attr-defined]
     assert [servers.index(each) for each in servers] == [0, 0, 2, 2]
     assert [network.server_of(each.name) for each in scheduler.devices] == [0, 0, 1, 1]  # type: ignore[attr-defined]
     crossings = scheduler.control.crossings()  # type: ignore[attr-defined]

@@ -1,0 +1,241 @@
+"""Paths of sequences over the devices that hold their chain's blocks: the cheapest one now, what a path asks for, what
+it can hold.
+
+    route      the cheapest path, with what it asks of devices     lacking    stages of it that are not loaded
+    roomier    one that holds a longer sequence                    spoils     whether sequences lose by a change
+
+Contract: a path passes living devices of the block map only; stages of models are loaded on the devices that their
+paths need, when they are first needed. Says what is to be loaded; sends nothing, and counts no sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from runtime.chains import Chain, Path, Stage, devices_of
+from runtime.config import ClusterConfig
+from runtime.kv.pages import groups_for
+from runtime.policy.profiles import BlockProfile
+from runtime.policy.routing.bytes_read import added
+from runtime.policy.routing.latency import Latency
+from runtime.policy.routing.paths import by_bytes, by_latency, by_load, cheapest, choose_roomy
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.routing.block_usage import BlockUsage
+from runtime.scheduler.routing.estimates import LatencyEstimates
+from runtime.scheduler.routing.route_cache import Route, RouteCache
+
+#: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
+_MOST = 8
+
+#: Takes all terms of a choice that was made by profiles: the chain, by block the terms of each candidate, and the
+#: devices chosen.
+OnTable = Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None]
+
+
+class Router:
+    """`estimates`: what rows take, where profiles are there. `reads`: what steps read."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        devices: Devices,
+        blocks: BlockMap,
+        reads: BlockUsage,
+        estimates: LatencyEstimates | None = None,
+    ) -> None:
+        self._config = config
+        self._devices = devices
+        self._blocks = blocks
+        self._reads = reads
+        self._routes = RouteCache()
+        self._turn = 0
+        self.estimates = estimates
+
+    def learn(self, profiles: Iterable[BlockProfile]) -> None:
+        """Take in what was measured of the blocks of another chain."""
+        if self.estimates is not None:
+            self.estimates.learn(profiles)
+
+    def forget(self, blocks: Collection[str], version: str) -> None:
+        """Drop what is known of blocks, and of a version of a chain, that are gone; an empty version for none."""
+        if self.estimates is not None:
+            self.estimates.forget(blocks, version)
+        if version:
+            self._routes.forget(version)
+
+    def measured(self, chain: Chain) -> bool:
+        """Whether paths of a chain are chosen by profiles."""
+        return self.estimates is not None and self.estimates.covers(chain)
+
+    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
+        """As `route`."""
+        found = self.route(chain, loads, warm, context)
+        return None if found is None else found.path
+
+    def route(
+        self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0,
+        on_table: OnTable | None = None,
+    ) -> Route | None:  # fmt: skip
+        """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded
+        the blocks. `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does
+        if there is one.
+
+        Cheapest by profiles, for a row at `context` tokens, where all of the chain has been measured (then `on_table`
+        is told); else by loads.
+        """
+        self.turn()
+        candidates = [self._candidates(use.block) for use in chain.uses]
+        if warm:
+            candidates = [
+                [name for name in some if use.block in self._devices[name].stages.warm]
+                for use, some in zip(chain.uses, candidates, strict=True)
+            ]
+        if self.estimates is not None and self.measured(chain):
+            table = self.estimates.table(
+                chain, [[self._devices[name] for name in some] for some in candidates], context
+            )
+            chosen = cheapest(by_latency(table, self.estimates.hop))
+            if on_table is not None:
+                on_table(chain, table, chosen)
+        elif self._config.routing == "least-bytes":
+            chosen = self._by_reading(chain, candidates, context)
+        else:
+            chosen = cheapest(by_load(candidates, loads, self._config.hop_cost))
+        if chosen is None:
+            return None
+        route = self._routes.over(chain, chosen)
+        return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
+
+    def holds(self, route: Route) -> float:
+        """Page groups that one sequence alone can have along a route."""
+        return min((self._devices[name].pages.capacity // pages for name, pages in route.weights), default=math.inf)
+
+    def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
+        """For a sequence of so many page groups that a route does not hold: one that holds more, over whatever devices
+        there are or will be again; the same one if there is none."""
+        soon = [
+            [name for name in self._blocks.instances.get(use.block, ()) if not self._devices[name].final]
+            for use in chain.uses
+        ]
+        return self._roomier(chain, soon, route, groups)
+
+    def spoils(self, chains: Iterable[Chain], block: str, source: str, target: str | None = None) -> bool:
+        """Whether sequences of one of these chains could not become as long as their model lets them, or as they now
+        can, if a block were not on `source` any more, but on `target` if that is given."""
+        where = [name for name in self._blocks.instances.get(block, ()) if name != source]
+        after = {block: where if target is None or target in where else [*where, target]}
+        for chain in chains:
+            if any(use.block == block for use in chain.uses):
+                groups = groups_for(chain.spec, chain.spec.virtual_tokens + chain.spec.max_model_len)
+                if self._most(chain, after, groups) < min(groups, self._most(chain, {}, groups)):
+                    return True
+        return False
+
+    def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
+        """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads
+        itself."""
+        enters, adds = self._read(chain, candidates, context)
+        own = sum(self._blocks.block(use.block).nbytes for use in chain.uses)
+        return cheapest(by_bytes(adds, enters, self._config.hop_cost / 100 * own))
+
+    def _read(
+        self, chain: Chain, candidates: Sequence[Sequence[str]], context: int
+    ) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """What steps read on each device now, and what each block there adds, everybody counted."""
+        devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
+        enters = {name: float(self._reads.of(device)) for name, device in devices.items()}
+        groups = groups_for(chain.spec, context)
+        adds: list[dict[str, float]] = []
+        for use, some in zip(chain.uses, candidates, strict=True):
+            nbytes = self._blocks.block(use.block).nbytes
+            row = {}
+            for name in some:
+                device = devices[name]
+                own = groups * use.kv_layers * device.pages.page_bytes
+                row[name] = added(device.passing.count, own, nbytes, self._reads.uses(name, use.block))
+            adds.append(row)
+        return enters, adds
+
+    def reading(self, chain: Chain, path: Path, context: int) -> float:
+        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for
+        (`policy.routing.bytes_read`)."""
+        enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
+        return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())
+
+    def turn(self) -> int:
+        """Another number each time: where to begin to look among very many."""
+        self._turn += 7919
+        return self._turn
+
+    def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
+        """Devices of a chain's blocks as a path, mostly made once."""
+        return self._routes.over(chain, devices).path
+
+    def along(self, chain: Chain, path: Path) -> Route:
+        """What is asked of a path, mostly made once."""
+        return self._routes.along(chain, path)
+
+    def allows(self, chain: Chain, path: Path) -> bool:
+        """Whether a path could be chosen now, and its stages are loaded."""
+        devices = devices_of(chain, path)
+        held = ((use.block, name) for use, name in zip(chain.uses, devices, strict=True))
+        there = all(
+            name in self._blocks.instances.get(block, ())
+            and self._devices.alive(name)
+            and (block, name) not in self._blocks.leaving
+            for block, name in held
+        )
+        return there and not self.missing(chain, path)
+
+    def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:
+        """Stages of a path that are not loaded, whether or not they are on their way."""
+        return self.lacking(self._routes.along(chain, path))
+
+    def lacking(self, route: Route) -> list[tuple[str, Stage]]:
+        """The same of a route."""
+        devices = self._devices
+        return [(device, stage) for device, stage in route.stages if stage not in devices[device].stages.loaded]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, block: str) -> Sequence[str]:
+        """Living devices with a block; of very many a few, others each time. One that it is about to leave only where
+        there is no other."""
+        where = self._blocks.instances.get(block, [])
+        if self._blocks.leaving:
+            stay = [name for name in where if (block, name) not in self._blocks.leaving]
+            where = stay if any(self._devices.alive(name) for name in stay) else where
+        living = self._devices.living
+        if len(where) <= _MOST:
+            return [name for name in where if name in living]
+        first = self._turn % len(where)
+        at = min(first + _MOST, len(where))
+        some = [name for name in where[first:at] if name in living]
+        while len(some) < _MOST and at < first + len(where):
+            name = where[at % len(where)]
+            at += 1
+            if name in living:
+                some.append(name)
+        return some
+
+    def _most(self, chain: Chain, instead: Mapping[str, Sequence[str]], groups: int) -> float:
+        """Page groups, up to about so many, that one sequence alone can have where a chain's blocks are, or are to
+        be."""
+        where = self._blocks.instances
+        soon = [
+            [name for name in instead.get(use.block, where.get(use.block, ())) if not self._devices[name].final]
+            for use in chain.uses
+        ]  # fmt: skip
+        capacity = {name: self._devices[name].pages.capacity for some in soon for name in some}
+        layers = [use.kv_layers for use in chain.uses]
+        found = (choose_roomy(soon, layers, capacity, most) for most in (groups, max(groups // 2, 1), 1))
+        return max((self.holds(self._routes.over(chain, chosen)) for chosen in found if chosen is not None), default=0)
+
+    def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
+        """A route that holds longer sequences than this one, if one is found."""
+        capacity = {name: self._devices[name].pages.capacity for some in candidates for name in some}
+        chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
+        other = route if chosen is None else self._routes.over(chain, chosen)
+        return other if self.holds(other) > self.holds(route) else route

@@ -1,0 +1,62 @@
+"""Which paths sequences are on, and how many tokens have gone along each: the counters behind the traffic between
+blocks, and behind what a device's steps read.
+
+Contract: one `Passes` for each path of each version of a chain, which its sequences share, so that a token costs one
+addition. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.chains import Chain, Path, devices_of
+from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.routing.block_usage import BlockUsage
+from runtime.scheduler.routing.path_usage import Passes
+
+
+class UsedPaths:
+    """`reads`: what steps read of weights, by the paths that are in use."""
+
+    def __init__(self, blocks: BlockMap) -> None:
+        self._passes: dict[tuple[str, Path], Passes] = {}
+        self.reads = BlockUsage(blocks.block)
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    def __iter__(self) -> Iterator[Passes]:
+        return iter(self._passes.values())
+
+    def along(self, chain: Chain, path: Path) -> Passes:
+        """Where the tokens of a chain's sequences along a path are counted."""
+        key = chain.version, path
+        known = self._passes.get(key)
+        if known is None:
+            places = zip(devices_of(chain, path), (use.kv_layers for use in chain.uses), strict=True)
+            known = self._passes[key] = Passes(chain, path, places=tuple(places))
+        return known
+
+    def of_chain(self, chain: Chain) -> list[Passes]:
+        """The paths that a chain's tokens have gone so far."""
+        return [passes for (version, _), passes in self._passes.items() if version == chain.version]
+
+    def enter(self, passes: Passes) -> None:
+        """Count one more sequence on a path."""
+        passes.users += 1
+        if passes.users == 1:
+            self.reads.begins(passes)
+
+    def leave(self, passes: Passes) -> None:
+        """Count one sequence less on a path."""
+        passes.users -= 1
+        if not passes.users:
+            self.reads.ends(passes)
+
+    def drop(self, passes: Passes) -> None:
+        """Forget a path that no sequence is on any more."""
+        self._passes.pop((passes.chain.version, passes.path), None)
+
+    def forget(self, version: str) -> None:
+        """Forget all paths of a version of a chain."""
+        self._passes = {key: passes for key, passes in self._passes.items() if key[0] != version}

@@ -1,0 +1,40 @@
+"""The one list of counters: what counts, what is told, what `/metrics` shows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from runtime.control.counters import AgentCounters, Counters
+from runtime.types import StepPlan, StepResult
+
+#: Counters that are no metrics of their own: the frontend counts these by model.
+_TOLD_ELSEWHERE = {"prompt_tokens", "generated_tokens", "adapted", "finished"}
+
+
+def test_every_counter_is_a_metric_of_its_own_name() -> None:
+    shown = [(name, documentation) for name, documentation, _ in AgentCounters().shown()]
+    assert len({name for name, _ in shown}) == len(shown) == len(fields(AgentCounters)) - len(_TOLD_ELSEWHERE)
+    assert all(name.startswith(("vllm:", "blockzoo:")) and documentation.endswith(".") for name, documentation in shown)
+
+
+def test_each_metric_has_its_own_counter_in_the_metrics_unit() -> None:
+    tally = Counters()
+    counted = [each.name for each in fields(tally) if each.name not in _TOLD_ELSEWHERE]
+    for number, name in enumerate(counted, 1):
+        setattr(tally, name, number)
+    values = {name: value for name, _, value in tally.shown()}
+    assert values.pop("blockzoo:step_seconds") == (counted.index("busy") + 1) / 1e9
+    others = [number for number, name in enumerate(counted, 1) if name != "busy"]
+    assert sorted(values.values()) == others
+
+
+def test_a_snapshot_does_not_grow() -> None:
+    tally = Counters()
+    tally.finished["stop"] += 1
+    before = tally.snapshot()
+    tally.finished["stop"] += 1
+    tally.preemptions += 1
+    tally.step(StepPlan(1, ()), StepResult(1, (), idle=3))
+    assert (before.preemptions, before.idle_tokens, before.finished) == (0, 0, {"stop": 1})
+    assert asdict(tally.snapshot())["finished"] == {"stop": 2} and tally.idle_tokens == 3
+    assert Counters().finished["error"] == 0, "each has its own"
