@@ -93,12 +93,8 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
         sink = _open_spans(options.otlp_traces_endpoint, trace, stack)
-        settled = options.settled(chosen.executor)
-        why = (
-            options.alone_because(chosen.executor) if (options.backend, settled.backend) == ("auto", "local") else None
-        )
-        note = f" ({settled.backend})" if why is None else f" (local: {why})"
-        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor{note}")
+        settled = options.settled()
+        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor ({settled.backend})")
         driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.scheduler_log, stack))
         stack.enter_context(driver)
         # By accuracy the scheduler alone decides: the server would take a rewriting by latency.

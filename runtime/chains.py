@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -345,26 +345,67 @@ class StageResult:
     outputs: Mapping[str, Array]
 
 
+class LaunchedStep(Protocol):
+    """A step that an engine has been given."""
+
+    def result(self) -> StageResult:
+        """What came of it; waits for that. Asked once, in the order of launches. Raises as `StageEngine.run`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """`LaunchedStep`, and over by then."""
+
+    told: StageResult
+
+    def result(self) -> StageResult:
+        return self.told
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """An engine whose `run` comes in two halves. Where it looks `ahead`, a second step may be launched before the
+    result of the first is asked for, and its rows may await what that one samples (`Row.awaits`). If one fails, so
+    has the one behind it, whatever its result."""
+
+    @property
+    def ahead(self) -> bool: ...
+
+    def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
+        """Begin a step. Raises as `StageEngine.run`, unless its result does."""
+        ...
+
+
 class StepRunner(Protocol):
     """What runs steps; `StageEngine.run`."""
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult: ...
 
 
+#: What engines may be without: `parts` of chains (they run whole ones only); `pages` (they keep K and V by sequence:
+#: what a sequence shares with another is copied, and none moves to another device).
+Lack = Literal["parts", "pages"]
+
+
 class StageEngine(Protocol):
     """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
 
     `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one
-    that comes back to a device has a table there for each. Rows of a stage that does not begin with the embedding carry
-    zeros for tokens; what they start from, [tokens, width], is in `inputs` under the row's name. `sample` is false but
-    in stages with a head. A stage without attention takes no pages. Pages of all devices have the same bytes, and all
-    stages of a model put as many tokens into a page. What lies before the start of a table's first row is in its pages
-    already: they were shared, or brought by `write_pages`. Calls come from one thread, but where there is a lane
-    beside.
+    that comes back to a device has a table there for each. Rows of a stage that does not begin with the embedding
+    carry zeros for tokens; what they start from, [tokens, width], is in `inputs` under the row's name. `sample` is
+    false but in stages with a head. A stage without attention takes no pages. Pages of all devices have the same
+    bytes, and all stages of a model put as many tokens into a page. What lies before the start of a table's first
+    row is in its pages already: they were shared, or brought by `write_pages`. An engine may put rows off, when its
+    batch has no room for them (`StepResult.deferred`). What it cannot do at all is in `lacks`. Calls come from one
+    thread, but where there is a lane beside.
     """
 
     @property
     def device(self) -> str: ...
+
+    @property
+    def lacks(self) -> frozenset[Lack]: ...
 
     @property
     def page_capacity(self) -> int: ...
@@ -415,3 +456,8 @@ class StageEngine(Protocol):
         ...
 
     def memory(self) -> EngineMemory: ...
+
+
+def looks_ahead(engine: object) -> bool:
+    """Whether steps are to be launched before those before them are over."""
+    return isinstance(engine, Launching) and engine.ahead

@@ -7,21 +7,6 @@ from typing import Literal, get_args
 
 
 @dataclass(frozen=True, slots=True)
-class BatchingConfig:
-    """Limits of one step. `max_num_batched_tokens`: tokens per step, decodes first, the rest for prompt chunks
-    (TI-08).
-    """
-
-    max_num_batched_tokens: int = 512
-    max_num_seqs: int = 256
-    watermark: float = 0.01
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < 1 or self.max_num_seqs < 1 or not 0.0 <= self.watermark < 1.0:
-            raise ValueError("max_num_batched_tokens and max_num_seqs must be at least 1, watermark in [0, 1)")
-
-
-@dataclass(frozen=True, slots=True)
 class DirectConfig:
     """Tensors from device to device, past the host's memory.
 
@@ -221,8 +206,8 @@ class ClusterConfig:
     `devices`: how many must be there before blocks are placed. `placement`, `routing`, `prefix_caching`,
     `dispatch`: see there.
     `max_num_seqs`: sequences on a device at once. `prefill_chunk`: tokens of a prompt that travel together.
-    `watermark`: share of a device's pages that new sequences leave free. `stride`: tokens that a sequence decodes
-    before it comes back, on simulated devices.
+    `watermark`: share of a device's pages that new sequences leave free. `stride`: the decode credit, tokens
+    that a sequence may decode before its device reports them, where its path is one device.
     `hop_cost`: what a change of device weighs when paths are chosen: in sequences, or in hundredths of the bytes
     that a chain reads.
 

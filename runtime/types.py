@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -131,8 +131,20 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """A sequence that begins with a copy of the K and V of another one's first `tokens` tokens, on engines that
+    keep them by sequence.
+    """
+
+    opened: Opened
+    source: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration over all running sequences of a device. Order: drop `released`, learn `opened`, run `rows`.
+    """One iteration over all running sequences of a device. Order: learn `copied`, drop `released`, learn `opened`,
+    run `rows`.
 
     After a failed step its sequences are in the next plan's `released` once more, whether or not the engine had got
     as far as learning them: unknown ones are ignored. `rows` may be empty, when a model is about to be unloaded.
@@ -142,6 +154,7 @@ class StepPlan:
     rows: tuple[Row, ...]
     opened: tuple[Opened, ...] = ()
     released: tuple[str, ...] = ()
+    copied: tuple[Copied, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -237,77 +250,6 @@ class EngineMemory:
 
 class EngineLost(Exception):
     """The device's state can no longer be trusted or reached: no later step can succeed, the driver stops."""
-
-
-class StepSkipped(Exception):
-    """A step launched behind one that failed, before that was known: nothing of it was begun, the engine learnt nothing
-    of it.
-    """
-
-
-class Launched(Protocol):
-    """A step that an engine has been given."""
-
-    def result(self) -> StepResult:
-        """What came of it; waits for that. Asked once, in the order of launches. Raises as `Engine.execute`, and
-        StepSkipped.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """`Launched`, and over by then."""
-
-    told: StepResult
-
-    def result(self) -> StepResult:
-        return self.told
-
-
-class Engine(Protocol):
-    """The seam between deciding and doing: one device that runs step plans. Three implementations: paged, dense and
-    fake.
-
-    `execute` owns nothing of the schedule: it runs the rows it is given and samples where told. The dense one may put
-    rows off, when its batch has no room for them (`StepResult.deferred`). Calls come from one thread. `page_capacity`
-    counts all pages of the device.
-
-    `launch` is `execute` in two halves. Where the engine looks `ahead`, a step may be launched before the result of the
-    one before is asked for, one at most, and its rows may await what that one samples; other verbs come when every
-    result has been.
-    """
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def ahead(self) -> bool: ...
-
-    @property
-    def page_capacity(self) -> int: ...
-
-    def models(self) -> tuple[ModelSpec, ...]: ...
-
-    def load(self, name: str) -> ModelSpec:
-        """Make a model ready. Raises zoo.errors.NotFound, NotServable, DamagedObject."""
-        ...
-
-    def unload(self, name: str) -> None:
-        """Drop a model; tensors that no other loaded model uses are freed."""
-        ...
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows
-        only.
-        """
-        ...
-
-    def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step. Raises as `execute`, unless its result does."""
-        ...
-
-    def memory(self) -> EngineMemory: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
 
 
 def _node(name: str, server: ServerSpec, family: SimulatedFamily, relay: AgentConfig) -> Node:
-    return Node(Agent(name, _PAGES, relay), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
+    return Node(Agent(name, _PAGES, relay, strides=True), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds per step of the scheduler, and of the relay of the first hop."""
     config = ClusterConfig(devices=2, placement="partition", max_num_seqs=rows)
     scheduler = Scheduler([MODEL.chain(*CUTS)], MODEL.blocks(*CUTS), config)
-    relay = Agent("d0", 1 << 20, AgentConfig(max_num_seqs=rows, max_num_batched_tokens=1 << 20))
+    relay = Agent("d0", 1 << 20, AgentConfig(max_num_seqs=rows, max_num_batched_tokens=1 << 20), strides=True)
     said: list[Any] = []
     for device in ("d0", "d1"):
         said += scheduler.handle(AgentHello(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)

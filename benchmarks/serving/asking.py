@@ -45,7 +45,9 @@ def inside(args: argparse.Namespace) -> Asking:
     from zoo.api import Zoo
 
     torch.set_num_threads(args.threads)
-    options = ServeOptions(backend=args.backend, max_num_batched_tokens=args.max_num_batched_tokens)
+    options = ServeOptions(
+        backend=args.backend, max_num_batched_tokens=args.max_num_batched_tokens, decode_credit=args.credit
+    )
     driver = start_driver(Zoo(Path(args.where), create=False), options, Chosen((args.model,), ()))
     numbers = count()
 
@@ -100,7 +102,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--backend", choices=("auto", "inline", "local"), default="auto")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--credit", type=int, default=0)
+    parser.add_argument("--token-budget", type=int, default=2048)
     args = parser.parse_args()
     # Libraries print as they like: what we say goes to the stdout that we were given, what they say to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)

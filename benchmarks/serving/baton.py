@@ -27,7 +27,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -35,13 +35,16 @@ from typing import Any, get_args
 
 import torch
 
-from runtime.agent.local.agent import LocalAgent
-from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding, EngineConfig
+from cli.serving.models import Chosen
+from cli.serving.one_device import start_one_device
+from runtime.chains import Array, StageResult
+from runtime.config import DenseConfig, DenseMode, DensePadding, EngineConfig
 from runtime.engine.dense.executor import DenseEngine
 from runtime.engine.dense.padding_stats import IdleCounts
-from runtime.types import SamplingParams, SequenceRequest
+from runtime.types import SamplingParams, SequenceRequest, StepPlan
 from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
+from zoo.api import Zoo
 from zoo.store import Store
 
 MODES: tuple[DenseMode, ...] = ("run-to-completion", "pd", "baton", "baton-pd")
@@ -100,35 +103,55 @@ def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) 
 
 
 def run(
-    store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int, padding: DensePadding
+    zoo: Zoo, mode: DenseMode, slots: int, queries: Sequence[Query], kv_cache_memory_bytes: int, padding: DensePadding
 ) -> BatonRun:
     """All queries, from a cold start."""
-    engine = DenseEngine(
-        store, EngineConfig(kv_cache_memory_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"]
-    )
-    config = BatchingConfig(max_num_batched_tokens=1 << 20, max_num_seqs=len(queries))
-    agent = LocalAgent(engine.models(), engine.page_capacity, config)
-    for number, query in enumerate(queries):
-        params = SamplingParams(max_tokens=query.answer, ignore_eos=True)
-        agent.add(SequenceRequest(str(number), str(number), "model", query.prompt, params, arrival=number), 0)
-    tokens: dict[str, list[int]] = {str(number): [] for number in range(len(queries))}
+    engines: list[DenseEngine] = []
     trace: list[tuple[float, int, int, int]] = []
     done = put_out = 0
-    begin, worked = time.perf_counter(), time.process_time()
-    while (plan := agent.next_step(0)) is not None:
-        for event in agent.finish_step(engine.execute(plan), 0):
+
+    def watched(engine: DenseEngine) -> None:
+        engines.append(engine)
+        plain = engine.run
+
+        def run(plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+            result = plain(plan, inputs)
+            trace.append((time.perf_counter() - begin, engine.pages_used, done, put_out))
+            return result
+
+        engine.run = run  # type: ignore[method-assign]
+
+    config = EngineConfig(kv_cache_memory_bytes=kv_cache_memory_bytes, dense=DenseConfig(mode, slots, padding=padding))
+    tokens: dict[str, list[int]] = {str(number): [] for number in range(len(queries))}
+    requests = [
+        SequenceRequest(
+            str(number),
+            str(number),
+            "model",
+            query.prompt,
+            SamplingParams(query.answer, ignore_eos=True),
+            arrival=number,
+        )
+        for number, query in enumerate(queries)
+    ]
+    limits = dict(max_num_batched_tokens=1 << 20, max_num_seqs=len(queries))
+    with start_one_device(
+        zoo, config, Chosen(("model",), (), "dense"), prefix_caching="off", made=watched, **limits
+    ) as driver:  # type: ignore[arg-type]
+        begin, worked = time.perf_counter(), time.process_time()
+        for event in driver.run(requests):
             done += event.finish is not None
             if event.token is not None:
                 put_out += 1
                 tokens[event.seq].append(event.token)
-        trace.append((time.perf_counter() - begin, engine.pages_used, done, put_out))
-    return BatonRun(
-        time.perf_counter() - begin, time.process_time() - worked, engine.idle, engine.peak_pages, tokens, trace
-    )
+        engine = engines[0]
+        return BatonRun(
+            time.perf_counter() - begin, time.process_time() - worked, engine.idle, engine.peak_pages, tokens, trace
+        )
 
 
 def compare(
-    store: Store,
+    zoo: Zoo,
     slots: int,
     queries: Sequence[Query],
     modes: Sequence[DenseMode],
@@ -142,7 +165,7 @@ def compare(
     runs: dict[DenseMode, list[BatonRun]] = {mode: [] for mode in modes}
     for _ in range(rounds):
         for mode in modes:
-            runs[mode].append(run(store, mode, slots, queries, kv_bytes, padding))
+            runs[mode].append(run(zoo, mode, slots, queries, kv_bytes, padding))
     first = runs[modes[0]][0]
     return {
         "batch": slots,
@@ -221,9 +244,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     reports = []
-    with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store") as store:
-        _make(store, Path(scratch) / "hf")
-        run(store, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20, "skipped")  # warm
+    with tempfile.TemporaryDirectory() as scratch, Zoo(Path(scratch) / "store") as zoo:
+        _make(zoo.store, Path(scratch) / "hf")
+        run(zoo, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20, "skipped")  # warm
         for table, padding in itertools.product(args.table or [2, 1], args.padding):
             for slots in args.batch if table == 2 else [4, 8]:
                 rng = random.Random(table)
@@ -233,7 +256,7 @@ def main() -> None:
                     else mixed_queries(args.queries, rng, 2 if slots == 4 else 1)
                 )
                 modes: Sequence[DenseMode] = ("run-to-completion", "baton", "baton-pd") if table == 2 else MODES
-                report = {"table": table, **compare(store, slots, queries, modes, args.rounds, 512 << 20, padding)}
+                report = {"table": table, **compare(zoo, slots, queries, modes, args.rounds, 512 << 20, padding)}
                 reports.append(report)
                 _say(report)
     document = {

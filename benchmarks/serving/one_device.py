@@ -1,15 +1,14 @@
-"""One device, two drivers: the cluster's scheduler over one agent in its thread (`inline`) beside the driver of one
-device (`local`).
+"""One device by decode credit: how many tokens its agent may decode before it reports to the scheduler.
 
-    python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--tokens 128] [--prompt 32] [--pairs
-    5] [--threads N]
-        [--output FILE]
+    python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--credits 1 4] [--tokens 128]
+    [--prompt 32] [--pairs 5]
+        [--threads N] [--output FILE]
 
-One random Llama in float32, greedy answers of equal length, no text and no HTTP; each driver in a process of its own,
-by turns, pair by
-pair. `ratio`: tokens per second of inline over local's of the same pair, median and spread. `first_ms`: milliseconds to
-a request's first
-token. `cpu_us`: processor microseconds per token.
+One random Llama in float32, greedy answers of equal length, no text and no HTTP; each credit in a process of its
+own, by turns, round by
+round. `ratio`: tokens per second over the first credit's of the same round, median and spread. `first_ms`:
+milliseconds to a request's
+first token. `cpu_us`: processor microseconds per token.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ _TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-_SIDES = ("local", "inline")
 
 
 def make_model(folder: Path, size: str) -> None:
@@ -61,28 +59,30 @@ def compared(sides: dict[str, Side], batch: int, args: argparse.Namespace) -> di
             "tokens": args.tokens,
             "seed": seed,
         }
-        names = _SIDES if seed % 2 else _SIDES[::-1]
+        names = list(sides) if seed % 2 else list(sides)[::-1]
         found.append({name: sides[name].order(order) for name in names})
     found = found[1:]
 
     def middle(name: str, of: str) -> float:
         return statistics.median(pair[name][of] / pair[name]["tokens"] for pair in found)
 
+    first = next(iter(sides))
     return {
-        "ratio": spread([pair["local"]["seconds"] / pair["inline"]["seconds"] for pair in found]),
-        "tokens_per_second": {name: round(1 / middle(name, "seconds"), 1) for name in _SIDES},
-        "cpu_us": {name: round(1e6 * middle(name, "cpu"), 1) for name in _SIDES},
+        "ratio": {name: spread([pair[first]["seconds"] / pair[name]["seconds"] for pair in found]) for name in sides},
+        "tokens_per_second": {name: round(1 / middle(name, "seconds"), 1) for name in sides},
+        "cpu_us": {name: round(1e6 * middle(name, "cpu"), 1) for name in sides},
         "first_ms": {
             name: round(1000 * statistics.median(one for pair in found for one in pair[name]["first"]), 2)
-            for name in _SIDES
+            for name in sides
         },
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The inline driver beside the local one.")
+    parser = argparse.ArgumentParser(description="One device by decode credit.")
     parser.add_argument("--size", choices=("32m", "tiny"), default="32m")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--credits", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=5)
@@ -106,7 +106,7 @@ def main() -> None:
             "--threads",
             str(args.threads),
         ]
-        sides = {name: Side(name, [*command, "--backend", name], env) for name in _SIDES}
+        sides = {str(credit): Side(str(credit), [*command, "--credit", str(credit)], env) for credit in args.credits}
         batches = {}
         for batch in args.batch:
             batches[str(batch)] = compared(sides, batch, args)

@@ -15,6 +15,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -24,47 +25,47 @@ import torch
 
 from benchmarks.reports import deliver
 from benchmarks.serving.shared_family import SHAPES, spread
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from cli.serving.models import Chosen
+from cli.serving.one_device import start_one_device
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.config import EngineConfig
 from runtime.engine.layers.matmul import OneDnn
 from runtime.engine.layers.packed_weights import faster
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
-from zoo.store import Store
+from zoo.api import Zoo
 
 _PROMPT = 32
 _numbers = count()
 
 
-def run(engine: PagedEngine, batch: int, tokens: int) -> float:
+def run(driver: ClusterDriver, batch: int, tokens: int) -> float:
     """Seconds until so many answers are whole."""
     prompts = torch.randint(3, 1000, (batch, _PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [SequenceRequest(f"s{next(_numbers)}", "r", "model", tuple(prompt), params) for prompt in prompts]
-    driver = LocalDriver(engine, BatchingConfig())
     begin = time.perf_counter()
     for _ in driver.run(requests):
         pass
     return time.perf_counter() - begin
 
 
-def decode(engine: PagedEngine, batch: int, tokens: int) -> float:
+def decode(driver: ClusterDriver, batch: int, tokens: int) -> float:
     """Tokens per second."""
-    first = run(engine, batch, 1)
-    return batch * (tokens - 1) / (run(engine, batch, tokens) - first)
+    first = run(driver, batch, 1)
+    return batch * (tokens - 1) / (run(driver, batch, tokens) - first)
 
 
-def measure(engines: dict[str, PagedEngine], batch: int, tokens: int, pairs: int) -> dict[str, Any]:
+def measure(drivers: dict[str, ClusterDriver], batch: int, tokens: int, pairs: int) -> dict[str, Any]:
     rates: list[dict[str, float]] = []
     for _ in range(pairs + 1):
-        rates.append({name: decode(engine, batch, tokens) for name, engine in engines.items()})
+        rates.append({name: decode(driver, batch, tokens) for name, driver in drivers.items()})
     rates = rates[1:]  # the first warms caches
-    ratios = {name: spread([one[name] / one["plain"] for one in rates]) for name in engines if name != "plain"}
+    ratios = {name: spread([one[name] / one["plain"] for one in rates]) for name in drivers if name != "plain"}
     return {
         "batch": batch,
-        **{name: statistics.median(one[name] for one in rates) for name in engines},
+        **{name: statistics.median(one[name] for one in rates) for name in drivers},
         "ratios": ratios,
     }
 
@@ -86,22 +87,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         torch.manual_seed(0)
         LlamaForCausalLM(LlamaConfig(**SHAPES[args.size])).to(dtype).save_pretrained(Path(scratch) / "model")
-        with Store.open(Path(scratch) / "store") as store:
-            ingest(store, open_source(str(Path(scratch) / "model")), name="model")
+        with Zoo(Path(scratch) / "store") as zoo, ExitStack() as stack:
+            ingest(zoo.store, open_source(str(Path(scratch) / "model")), name="model")
             how = {"plain": ("stock", "plain"), "packed": ("stock", "packed"), "kernels": ("auto", "auto")}
             configs = {
                 name: EngineConfig(kv_cache_memory_bytes=1 << 29, kernels=k, weights=w) for name, (k, w) in how.items()
             }  # type: ignore[arg-type]
-            engines = {name: PagedEngine(store, config, ["model"]) for name, config in configs.items()}
+            chosen = Chosen(("model",), ())
+            drivers = {
+                name: stack.enter_context(start_one_device(zoo, each, chosen, prefix_caching="off"))
+                for name, each in configs.items()
+            }
             report = {
                 "benchmark": "packed_weights",
                 "size": args.size,
                 "dtype": args.dtype,
                 "threads": args.threads,
                 "torch": version("torch"),
-                "resident": {name: engine.memory().weights for name, engine in engines.items()},
+                "resident": {name: driver.memory().weights for name, driver in drivers.items()},
                 "onednn_is_faster": faster(OneDnn(), dtype, args.threads),
-                "batches": [measure(engines, batch, args.tokens, args.pairs) for batch in args.batch],
+                "batches": [measure(drivers, batch, args.tokens, args.pairs) for batch in args.batch],
             }
     deliver(report, args.output)
 

@@ -28,12 +28,13 @@ from typing import Any
 import torch
 
 from benchmarks.reports import deliver
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from cli.serving.models import Chosen
+from cli.serving.one_device import start_one_device
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
+from zoo import api
 from zoo.store import Store
 
 _COMMON = {"vocab_size": 8192, "max_position_embeddings": 2048}
@@ -110,9 +111,13 @@ def _move(parameters: Any, scale: float) -> None:
 class FamilyZoo:
     """Our side: one engine with all models."""
 
-    def __init__(self, store: Store, names: Sequence[str], kv_bytes: int) -> None:
-        self.engine = PagedEngine(store, EngineConfig(kv_cache_memory_bytes=kv_bytes), names)
-        self.driver = LocalDriver(self.engine, BatchingConfig())
+    def __init__(self, store: Store, names: Sequence[str], kv_cache_memory_bytes: int) -> None:
+        self.driver = start_one_device(
+            api.Zoo(store.root),
+            EngineConfig(kv_cache_memory_bytes=kv_cache_memory_bytes),
+            Chosen(tuple(names), ()),
+            prefix_caching="off",
+        )
 
     def run(self, load: Load) -> dict[str, list[list[int]]]:
         params = SamplingParams(max_tokens=load.tokens, ignore_eos=True)
@@ -226,7 +231,7 @@ def measure(
                         "same_tokens": agreement(mine.answers, other.answers),
                     }
                 )
-            memory = asdict(ours.engine.memory())
+            memory = asdict(ours.driver.memory())
             with store.catalog.reading() as catalog:
                 distinct = {t.digest: t.nbytes for name in names for t in catalog.model(name).tensors}
             ours.driver.shutdown()

@@ -58,20 +58,18 @@ def zoo(args: argparse.Namespace) -> Answering:
     """Our engine, its agent and its driver."""
     import torch
 
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig, EngineConfig
-    from runtime.engine.executors.paged import PagedEngine
+    from cli.serving.models import Chosen
+    from cli.serving.one_device import start_one_device
+    from runtime.config import EngineConfig
     from runtime.types import SamplingParams, SequenceRequest, TokenEvent
-    from zoo.store import Store
+    from zoo.api import Zoo
 
     torch.set_num_threads(args.threads)
     names = args.what[1:]
-    engine = PagedEngine(
-        Store.open(Path(args.what[0])),
-        EngineConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes, dtype=args.dtype),
-        names,
+    config = EngineConfig(kv_cache_memory_bytes=args.kv_cache_memory_bytes, dtype=args.dtype)
+    driver = start_one_device(
+        Zoo(Path(args.what[0])), config, Chosen(tuple(names), ()), max_num_batched_tokens=2048, prefix_caching="off"
     )
-    driver = LocalDriver(engine, BatchingConfig(max_num_batched_tokens=2048))
     numbers = count()
 
     def request(one: Wanted) -> SequenceRequest:

@@ -23,9 +23,10 @@ from cli.demo.members import MemberLesson, learn
 from cli.demo.recipe import TINY
 from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import stream_of
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from cli.serving.models import Chosen
+from cli.serving.one_device import start_one_device
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.chains.exits import make_exit, measure
 from surgery.text.library import EVERYTHING, read_library
@@ -48,7 +49,7 @@ def trained(folder: Path, steps: int) -> Path:
     return made
 
 
-def speed(driver: LocalDriver, names: Sequence[str], batch: int, tokens: int) -> float:
+def speed(driver: ClusterDriver, names: Sequence[str], batch: int, tokens: int) -> float:
     """Tokens per second of so many sequences, the models in turns."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [
@@ -80,15 +81,16 @@ def main() -> None:
         found = measure(zoo.store, model)
         depth = found.exits[-1].layers
         names = [make_exit(zoo.store, model, layers).model for layers in range(1, depth)]
-        engine = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=64 << 20), [name, *names])
         cases = {one: [one] for one in (*names, name)}
         cases["whole and half"] = [name, names[depth // 2 - 1]]
         speeds: dict[str, list[float]] = {case: [] for case in cases}
-        with LocalDriver(engine, BatchingConfig()) as driver:
+        with start_one_device(
+            zoo, EngineConfig(kv_cache_memory_bytes=64 << 20), Chosen((name, *names), ()), prefix_caching="off"
+        ) as driver:
             for _ in range(args.rounds + 1):  # the first one warms up
                 for case, some in cases.items():
                     speeds[case].append(speed(driver, some, args.batch, args.tokens))
-        weights = engine.memory().weights
+            weights = driver.memory().weights
     deliver(
         {
             **found.document(),

@@ -23,25 +23,22 @@ def check_values(options: ServeOptions) -> None:
 def _check_agents(options: ServeOptions) -> None:
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
-    if options.backend == "inline" and options.agents != 1:
-        raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
-    if options.backend == "local" and options.agents != 1:
-        raise InputError("the local driver is of one device: leave --agents 1, or take another --backend")
-    if options.scheduler_log is not None and options.backend == "local":
-        raise InputError("--scheduler-log needs a scheduler, which --backend local has not: give --trace instead")
+    if options.backend in ("inline", "local") and options.agents != 1:
+        raise InputError("an inline agent is the only one: leave --agents 1, or give another --backend")
     if options.tensor_transport == "network" and options.backend != "ray":
         raise InputError(
             "agents of one machine have no network between them: give --tensor-transport direct, or --backend ray"
         )
     if options.clustered and options.executor == "dense":
-        raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
+        raise InputError(
+            "the dense executor runs whole chains, whose K and V stay on one device: leave --agents 1 and --backend "
+            "inline"
+        )
 
 
 def _check_adaptive(options: ServeOptions) -> None:
-    if options.adaptive == "accuracy" and not (options.serve_deltas and options.backend != "local"):
-        raise InputError(
-            "accuracy first is how a scheduler serves adaptive requests: give --serve-deltas, and no --backend local"
-        )
+    if options.adaptive == "accuracy" and not options.serve_deltas:
+        raise InputError("accuracy first is how a scheduler serves adaptive requests: give --serve-deltas")
     if options.adaptive_ms and options.adaptive != "accuracy":
         raise InputError("--adaptive-ms bounds the steps of the most accurate variant: give --adaptive accuracy")
     shares = (options.min_equivalence, options.min_stitched)

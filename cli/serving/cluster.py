@@ -7,12 +7,13 @@ Imports torch and transformers only when called: the sizes of K and V come from 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from cli.serving.models import check_device, within_memory
+from cli.serving.models import Chosen, check_device, start_engine
 from cli.serving.options import ServeOptions, size_of
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.scheduler_io import ServeModel
@@ -22,9 +23,9 @@ from runtime.tracing.sink import TraceSink
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
-    from runtime.chains import StageEngine
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.launch.launcher import AgentLauncher
+    from runtime.engine.models.servable import Executor
     from zoo.api import Zoo
 
 #: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to
@@ -34,7 +35,7 @@ _WHOLE = 1 << 62
 
 
 def start_cluster(
-    zoo: Zoo, options: ServeOptions, names: Sequence[str], database: str | None, trace: TraceSink | None,
+    zoo: Zoo, options: ServeOptions, chosen: Chosen, database: str | None, trace: TraceSink | None,
     log: Callable[[bytes], object] | None = None,
 ) -> ClusterDriver:  # fmt: skip
     """A running cluster with these models. `log`: takes lines of its scheduler's log.
@@ -46,17 +47,15 @@ def start_cluster(
     from runtime.engine.catalog.variants import variants_in
     from runtime.engine.models.registry import half_page
 
+    names, executor = chosen.names, chosen.executor
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
     limits = options.adaptation()
     # On one device the server takes a rewriting by latency; by accuracy, and over several, the scheduler chooses.
     adapts = options.serve_deltas and not (inline and limits.prefer == "latency")
-    half = half_page(zoo.store, config, names)
-    whole = {
-        block.id: block.nbytes
-        for name in names
-        for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks
-    }
+    half = half_page(zoo.store, config, names, executor)
+    found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in names]
+    whole = {block.id: block.nbytes for each in found_whole for block in each.blocks}
     piece = _WHOLE if inline else max(sum(whole.values()) // (_PIECES * options.agents), 1)
     threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
@@ -68,7 +67,7 @@ def start_cluster(
     }
 
     def describe(name: str) -> ServeModel:
-        found = describe_chain(zoo.store, name, config, half, piece)
+        found = describe_chain(zoo.store, name, config, half, piece, None, executor)
         variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if adapts else ()
         cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
         return ServeModel(
@@ -85,12 +84,14 @@ def start_cluster(
     adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
+    if executor == "dense" and not options.decode_credit:
+        cluster = replace(cluster, stride=1)  # it launches nothing ahead
     known = {
         each.chain.model: surrogates_of(zoo.store, each.chain.model)
         for each in served
         if cluster.speculation.mode != "off"
     }
-    fleet = _alone(zoo, options, half, trace) if inline else _fleet(options, settings)
+    fleet = _alone(zoo, options, half, executor, trace) if inline else _fleet(options, settings)
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, fleet, cluster, trace=trace,
         adaptation=adaptation, describe=describe, surrogates=known, log=log,
@@ -103,23 +104,22 @@ def start_cluster(
     return driver
 
 
-def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> InlineAgent:
-    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit
-    the device.
+def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, trace: TraceSink | None) -> InlineAgent:
+    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not
+    fit the device.
     """
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
-    from runtime.engine.executors.stage import StagedEngine
 
     config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
-    made: list[StageEngine] = []
-
-    def make() -> StageEngine:
-        return made.pop() if made else StagedEngine(zoo.store, config, half_page)
-
-    with within_memory(config):
-        made.append(make())
-    return InlineAgent(make, options.relay(), agents, config.device, trace=trace)
+    made = [start_engine(zoo, config, half_page, executor)]
+    return InlineAgent(
+        lambda: made.pop() if made else start_engine(zoo, config, half_page, executor),
+        options.relay(),
+        agents,
+        config.device,
+        trace=trace,
+    )
 
 
 def _threads() -> int:

@@ -8,19 +8,22 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
+    from runtime.cluster.driver.driver import ClusterDriver
     from runtime.config import EngineConfig
-    from runtime.types import Engine
+    from runtime.engine.models.servable import Executor
     from zoo.api import Zoo
 
 KIND = "executors"
 #: Rows of the steps that are timed, tokens of a prompt and of an answer, and how often each executor has its turn.
 ROWS, _PROMPT, _ANSWER, _ROUNDS = (1, 4, 16), 16, 24, 3
+_EXECUTORS: tuple[Executor, ...] = ("paged", "dense")
 
 
 def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, Any]:
@@ -32,23 +35,23 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
     Raises:
         NotServable: the model is not for both of them: there is nothing to choose.
     """
-    from cli.serving.models import start_engine
     from runtime.engine.profiling.document import device_key, hardware_of
     from zoo.records import Document
 
     name = zoo.model(name).name
-    engines = {"paged": start_engine(zoo, config, [name], "paged"), "dense": start_engine(zoo, config, [name], "dense")}
-    for executor, engine in engines.items():
-        if engine.models()[0].max_model_len < _PROMPT + _ANSWER:
-            raise NotServable(f"{name} has no room for {_PROMPT + _ANSWER} tokens with the {executor} executor")
-    seconds = {executor: {str(rows): 0.0 for rows in ROWS} for executor in engines}
-    for rows in ROWS:
-        found: dict[str, list[float]] = {executor: [] for executor in engines}
-        for _ in range(_ROUNDS + 1):
-            for executor, engine in engines.items():
-                found[executor].append(_step_seconds(engine, name, rows))
-        for executor, times in found.items():
-            seconds[executor][str(rows)] = statistics.median(times[1:])  # the first warms
+    seconds: dict[Executor, dict[str, float]] = {executor: {str(rows): 0.0 for rows in ROWS} for executor in _EXECUTORS}
+    with ExitStack() as stack:
+        drivers = {executor: stack.enter_context(_driver(zoo, name, config, executor)) for executor in _EXECUTORS}
+        for executor, driver in drivers.items():
+            if driver.models()[0].max_model_len < _PROMPT + _ANSWER:
+                raise NotServable(f"{name} has no room for {_PROMPT + _ANSWER} tokens with the {executor} executor")
+        for rows in ROWS:
+            found: dict[Executor, list[float]] = {executor: [] for executor in drivers}
+            for _ in range(_ROUNDS + 1):
+                for executor, driver in drivers.items():
+                    found[executor].append(_step_seconds(driver, name, rows))
+            for executor, times in found.items():
+                seconds[executor][str(rows)] = statistics.median(times[1:])  # the first warms
     ratios = [seconds["dense"][str(rows)] / seconds["paged"][str(rows)] for rows in ROWS]
     key = device_key(config.device, hardware_of(config.device))
     document = {
@@ -78,27 +81,32 @@ def dense_is_faster(zoo: Zoo, names: Sequence[str], device: str) -> bool:
 _numbers = count()
 
 
-def _step_seconds(engine: Engine, name: str, rows: int) -> float:
+def _driver(zoo: Zoo, name: str, config: EngineConfig, executor: Executor) -> ClusterDriver:
+    """One model on a device, which shares nothing between the sequences that are timed."""
+    from cli.serving.models import Chosen
+    from cli.serving.one_device import start_one_device
+
+    return start_one_device(zoo, config, Chosen((name,), (), executor), prefix_caching="off")
+
+
+def _step_seconds(driver: ClusterDriver, name: str, rows: int) -> float:
     """The time of a run less that of a run for one token, by step."""
-    first = _run(engine, name, rows, 1)
-    return max(_run(engine, name, rows, _ANSWER) - first, 1e-9) / (_ANSWER - 1)
+    first = _run(driver, name, rows, 1)
+    return max(_run(driver, name, rows, _ANSWER) - first, 1e-9) / (_ANSWER - 1)
 
 
-def _run(engine: Engine, name: str, rows: int, tokens: int) -> float:
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig
+def _run(driver: ClusterDriver, name: str, rows: int, tokens: int) -> float:
     from runtime.types import SamplingParams, SequenceRequest
 
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    vocabulary = engine.models()[0].vocab_size
+    vocabulary = driver.models()[0].vocab_size
     requests = [
         SequenceRequest(
             f"x{next(_numbers)}", "x", name, tuple((7 * row + at) % vocabulary for at in range(_PROMPT)), params
         )
         for row in range(rows)
     ]
-    with LocalDriver(engine, BatchingConfig()) as driver:
-        begin = time.perf_counter()
-        for _ in driver.run(requests):
-            pass
-        return time.perf_counter() - begin
+    begin = time.perf_counter()
+    for _ in driver.run(requests):
+        pass
+    return time.perf_counter() - begin

@@ -22,10 +22,10 @@ from zoo.errors import InputError, NotServable, StoreError
 from zoo.views.exits import chain_id, exit_ids, exit_of, is_exit
 
 if TYPE_CHECKING:
+    from runtime.chains import StageEngine
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
     from runtime.policy.profiles import BlockProfile
-    from runtime.types import Engine
     from zoo.api import ModelHandle, Zoo
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
@@ -128,16 +128,16 @@ def check_device(device: str) -> None:
         raise InputError(f"device {device!r} cannot be used: {reason}") from None
 
 
-def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> Engine:
-    """An executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as
-    loading does.
+def start_engine(zoo: Zoo, config: EngineConfig, half_page: int, executor: Executor = "paged") -> StageEngine:
+    """An executor without models; `half_page`: bytes of K in a page. Raises InputError when its pool does not fit
+    the device.
     """
     from runtime.engine.dense.executor import DenseEngine
-    from runtime.engine.executors.paged import PagedEngine
+    from runtime.engine.executors.stage import StagedEngine
 
     check_device(config.device)
     with within_memory(config):
-        return DenseEngine(zoo.store, config, names) if executor == "dense" else PagedEngine(zoo.store, config, names)
+        return (DenseEngine if executor == "dense" else StagedEngine)(zoo.store, config, half_page)
 
 
 @contextmanager

@@ -28,18 +28,8 @@ def _several_devices(options: ServeOptions, executor: str) -> str | None:
     return "on one device: give --agents" if options.agents == 1 else None
 
 
-def _scheduler(options: ServeOptions, executor: str) -> str | None:
-    if options.settled(executor).backend != "local":
-        return None
-    because = options.alone_because(executor)
-    return "without agents: give --agents or --backend" if because is None else f"without a scheduler: {because}"
-
-
 def _due_rows(options: ServeOptions, executor: str) -> str | None:
-    lacking = _scheduler(options, executor)
-    if lacking is None and options.settled(executor).backend == "inline":
-        return "on the only agent, which never waits: give --agents"
-    return lacking
+    return "on the only agent, which never waits: give --agents" if options.settled().backend == "inline" else None
 
 
 def _dense(options: ServeOptions, executor: str) -> str | None:
@@ -48,14 +38,12 @@ def _dense(options: ServeOptions, executor: str) -> str | None:
     return None
 
 
-def _one_device(options: ServeOptions, executor: str) -> str | None:
-    return "on agents, which look no step ahead" if options.clustered else None
+def _paged(options: ServeOptions, executor: str) -> str | None:
+    return "with the dense executor, which decides with its batches at hand" if executor == "dense" else None
 
 
 def _deltas(options: ServeOptions, executor: str) -> str | None:
-    if not options.serve_deltas or options.settled(executor).backend == "local":
-        return "without stand-ins: give --serve-deltas, and no --backend local"
-    return None
+    return None if options.serve_deltas else "without stand-ins: give --serve-deltas"
 
 
 def _speculation(options: ServeOptions, executor: str) -> str | None:
@@ -64,10 +52,9 @@ def _speculation(options: ServeOptions, executor: str) -> str | None:
 
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
-    "scheduler": Need("a scheduler (any --backend but local)", _scheduler),
     "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
     "dense": Need("the dense executor", _dense),
-    "one device": Need("a single device without agents", _one_device),
+    "paged": Need("the paged executor", _paged),
     "deltas": Need("--serve-deltas", _deltas),
     "speculation": Need("--speculation", _speculation),
 }

@@ -17,7 +17,6 @@ from cli.shared.sizes import size_of
 from runtime.config import (
     AgentConfig,
     AheadChoice,
-    BatchingConfig,
     ClusterConfig,
     ControlConfig,
     DenseConfig,
@@ -43,6 +42,8 @@ __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 
 #: An agent alone splits prompts over steps by itself. It gets so many steps' worth at once: few are then half full.
 _STEPS = 4
+#: Tokens that a device which looks ahead decodes before it reports: it waits for the scheduler once for so many.
+_CREDIT = 8
 
 C = TypeVar("C")
 
@@ -77,10 +78,10 @@ class ServeOptions:
 
     kv_cache_memory_bytes: int | str = option(1 << 30, group="Memory", shown="1GiB",
         help="Size of the KV cache of one device, shared by all models: 512MB, 4GiB.")
-    prefix_caching: str = option("active", group="Memory", needs=["scheduler"], choices=get_args(PrefixCaching),
+    prefix_caching: str = option("active", group="Memory", choices=get_args(PrefixCaching),
         help="Share KV pages of equal prompt prefixes: off, with running sequences (active), or also with ended "
              "ones, while their memory is not needed (cached).")
-    agent_weights: int | str = option(0, group="Memory", needs=["scheduler"],
+    agent_weights: int | str = option(0, group="Memory",
         help="Maximum size of the weights on one agent; 0: no limit.")
     activation_cache_bytes: int | str = option(0, group="Memory", needs=["several devices"],
         help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
@@ -90,13 +91,16 @@ class ServeOptions:
         help="Maximum number of tokens in a step.")
     max_num_seqs: int = option(256, group="Batching",
         help="Maximum number of sequences in a step.")
-    max_batch_per_block: int = option(0, group="Batching", needs=["scheduler"],
+    max_batch_per_block: int = option(0, group="Batching",
         help="Maximum number of rows of a step that run through one block; 0: no limit of its own.")
     batch_wait_us: int = option(2000, group="Batching", needs=["due rows"],
         help="Longest wait of an agent's step, in microseconds, for rows that are due back, so that they run in one "
              "batch; 0: no wait.")
-    async_scheduling: str = option("auto", group="Batching", needs=["one device"], choices=get_args(AheadChoice),
+    async_scheduling: str = option("auto", group="Batching", needs=["paged"], choices=get_args(AheadChoice),
         help="Plan and launch the next step while the current one runs; auto: on CUDA.")
+    decode_credit: int = option(0, group="Batching",
+        help="Tokens of a sequence that a device may decode before it reports them; 0: 8 where steps are launched "
+             "ahead, else 1.")
     dense_mode: str = option("baton-pd", group="Batching", needs=["dense"], choices=get_args(DenseMode),
         help="How dense batches take new rows in: embedding prefilled K and V (baton-pd), padding beside running "
              "rows (baton), prefill apart (pd), or not before the batch ends.")
@@ -109,9 +113,8 @@ class ServeOptions:
         help="Number of devices, each with an agent, over which chains of blocks are spread.")
     backend: str = option("auto", group="Cluster",
         choices=("auto", "inline", "local", "threads", "process", "processes", "ray"),
-        help="Where agents run: in processes, threads, or Ray actors; inline: one, in the scheduler's thread; local: "
-             "one device without a scheduler. auto: inline for one device (local where it is dense or plans ahead), "
-             "else processes.")
+        help="Where agents run: in processes, threads, or Ray actors; inline or local: one, in the scheduler's thread. "
+             "auto: inline for one device, else processes.")
     placement: str = option("auto", group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
@@ -144,7 +147,7 @@ class ServeOptions:
              "composed models that were scored against it.")
     early_exit: bool = option(False, group="Approximations",
         help="Accept `early_exit` in requests: the layer behind which their model is left (zoo exits --make).")
-    adaptive: str = option("latency", group="Approximations", needs=["scheduler"], choices=("latency", "accuracy"),
+    adaptive: str = option("latency", group="Approximations", choices=("latency", "accuracy"),
         help="What adaptive requests get with --serve-deltas: the fastest variant, or the most accurate one.")
     adaptive_ms: float = option(0.0, group="Approximations", shown="0",
         help="With --adaptive accuracy, the longest step in milliseconds; 0: no limit.")
@@ -174,24 +177,14 @@ class ServeOptions:
 
     @property
     def clustered(self) -> bool:
-        """Whether it was said that agents run the models."""
-        return self.agents > 1 or self.backend not in ("auto", "local")
+        """Whether agents beside the scheduler's thread were asked for."""
+        return self.agents > 1 or self.backend not in ("auto", "local", "inline")
 
-    def alone_because(self, executor: str) -> str | None:
-        """Why one device has a driver of its own where nothing else is said; None where the scheduler serves it."""
-        if executor == "dense":
-            return "the dense executor plans its own batches"
-        if self.async_scheduling == "on" or (self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"):
-            return "steps are planned ahead"
-        return None
-
-    def settled(self, executor: str) -> ServeOptions:
-        """With the backend that runs what this executor does."""
-        if self.backend != "auto":
+    def settled(self) -> ServeOptions:
+        """With the backend that is meant: one device is run by an agent in the scheduler's thread."""
+        if self.backend not in ("auto", "local"):
             return self
-        if self.agents > 1:
-            return replace(self, backend="processes")
-        return replace(self, backend="inline" if self.alone_because(executor) is None else "local")
+        return replace(self, backend="processes" if self.agents > 1 else "inline")
 
     def engine(self) -> EngineConfig:
         """Raises InputError."""
@@ -210,11 +203,15 @@ class ServeOptions:
             dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
         )
 
-    def batching(self) -> BatchingConfig:
-        """Raises InputError."""
-        return _built(
-            BatchingConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs
+    @property
+    def credit(self) -> int:
+        """Tokens that a device may decode before it reports: one, but where steps are launched before those before
+        them are over.
+        """
+        ahead = self.async_scheduling == "on" or (
+            self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"
         )
+        return self.decode_credit or (_CREDIT if ahead else 1)
 
     def cluster(self) -> ClusterConfig:
         """Raises InputError."""
@@ -225,7 +222,7 @@ class ServeOptions:
             prefill_chunk=_STEPS * tokens if inline else min(tokens, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
-            control=ControlConfig.off() if inline else control, dispatch=self.dispatch,
+            control=ControlConfig.off() if inline else control, dispatch=self.dispatch, stride=self.credit,
         )  # fmt: skip
 
     def adaptation(self) -> DispatchLimits:
@@ -258,7 +255,7 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     """Make options of a file overlaid by the command line (None: not given), and check them. Raises InputError."""
     options = read_options(ServeOptions, file, given)
     check_values(options)
-    options.batching()  # refuses limits that no step can have
+    options.relay()  # refuses limits that no step can have
     require_effects(options)
     return options
 

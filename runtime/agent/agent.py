@@ -27,14 +27,14 @@ in the path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from runtime.agent.broadcast.bidding import HopBidding
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.migration.source import answer
 from runtime.agent.sequences.page_tables import SequencePageTables
-from runtime.agent.sequences.sequence import QueuedRow
+from runtime.agent.sequences.sequence import Credit, QueuedRow, following
 from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
 from runtime.agent.stages.stages import StageTable
@@ -42,12 +42,12 @@ from runtime.agent.steps.check_result import sampled_by_seq
 from runtime.agent.steps.early_rows import EarlyRows
 from runtime.agent.steps.expected_returns import ExpectedReturns
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
-from runtime.agent.steps.outbound import StepMessages, lost_of, onward
+from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
 from runtime.agent.steps.prefetch import StepPrefetcher
 from runtime.agent.steps.queue import Lane, RowQueue, stands
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.agent.steps.steps import StepPlanner
-from runtime.chains import Array, StageResult, own
+from runtime.chains import Array, Lack, StageResult, own
 from runtime.config import AgentConfig
 from runtime.control.agent_io import (
     ActivationsVerified,
@@ -80,7 +80,7 @@ from runtime.messages import (
     UnloadStages,
 )
 from runtime.policy.batching.step import HopLimits
-from runtime.types import PageCounts, StepPlan, StepResult
+from runtime.types import PageCounts, Sampled, StepPlan, StepResult
 
 
 class Agent:
@@ -92,11 +92,15 @@ class Agent:
         config: limits of a step, patience.
         alike: how predictions are compared (BL-25).
         ran: hears of each step that ended well.
+        lacks: what the engine cannot do.
+        strides: the engine decodes all the tokens of a row's `steps` in one step (simulated ones).
+        looks_ahead: the engine takes a step before the one under way is over.
     """
 
     def __init__(
         self, device: str, page_capacity: int, config: AgentConfig, alike: Alike = same_bits,
-        ran: Callable[[StepPlan, StepResult, int], None] | None = None,
+        ran: Callable[[StepPlan, StepResult, int], None] | None = None, lacks: Collection[Lack] = (),
+        strides: bool = False, looks_ahead: bool = False,
     ) -> None:  # fmt: skip
         self.device = device
         self._alike, self._ran = alike, ran
@@ -116,9 +120,28 @@ class Agent:
         self._foreseen = StepPrefetcher(device, self._tables, limits)
         self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
         self._seats = SequenceTable(
-            device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed
+            device,
+            self._tables,
+            self._shelf,
+            self._moves,
+            self._ahead,
+            self._kept,
+            self._closed,
+            copies="pages" in lacks,
         )
-        self._steps = StepPlanner(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
+        self._strides, self._looks_ahead = strides, looks_ahead
+        self._steps = StepPlanner(
+            self._tables,
+            self._seats,
+            self._shelf,
+            self._queue,
+            self._foreseen,
+            self._ahead,
+            self._returns,
+            self._due,
+            looks_ahead,
+        )
+        self._earned: list[QueuedRow] = []
         self._busy = self._tokens = 0
 
     @property
@@ -213,6 +236,8 @@ class Agent:
         if lane != "ahead":
             self._due.ran(now)
         self._tokens += plan.tokens
+        if result.result.deferred:
+            rows = self._put_off(rows, frozenset(result.result.deferred))
         if self._foreseen.gone(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
@@ -234,8 +259,12 @@ class Agent:
             elif each.guest.here:
                 if keeps and each.array is not None and not each.shadow:
                     self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
-                self._through(each, result.outputs, told, judged, now)
-        self._tables.settle([each.name for each in rows])
+                if each.credit is None or self._earns(each, each.credit, sampled[each.name], plan.step, now):
+                    self._through(each, result.outputs, told, judged, now)
+        self._steps.settle(rows)
+        if self._earned:
+            self._queue.ahead(self._earned)
+            self._earned = []
         if rows and not keeps:
             self._foreseen.ran(rows)
         return [
@@ -246,6 +275,31 @@ class Agent:
             *self._parted(),
         ]
 
+    def _put_off(self, rows: Sequence[QueuedRow], deferred: Collection[str]) -> list[QueuedRow]:
+        """The engine had no room for some rows: they wait again, at the head, as they were. The others, which have
+        run.
+        """
+        off = [each for each in rows if each.name in deferred]
+        self._queue.put_back(off)
+        self._steps.settle(off)
+        self._tokens -= sum(each.tokens for each in off)
+        return [each for each in rows if each.name not in deferred]
+
+    def _earns(self, row: QueuedRow, credit: Credit, sampled: Sampled, step: int, now: int) -> bool:
+        """A token on credit. Whether its device reports now; else the sequence decodes on."""
+        if credit.over:
+            return False
+        if not credit.take(sampled, row.generated + 1):
+            return True
+        if not self._looks_ahead:
+            self._earned.append(following(row, 0, now))
+            self._earned[-1].ids = (sampled.token,)
+            return False
+        for each in (*self._queue.rows, *self._steps.running()):
+            if each.awaits == step and each.credit is credit:
+                each.ids, each.awaits = (sampled.token,), 0
+        return False
+
     def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
         """Rows that all go on have run here."""
         fill, matter = self._tables.fill, self._returns.matter
@@ -253,7 +307,7 @@ class Agent:
             fill(each.name, each.tokens + each.steps - 1)
             if matter:
                 self._returns.leaves(each, now)
-        self._tables.settle([each.name for each in rows])
+        self._steps.settle(rows)
         self._foreseen.ran(rows)
 
     def _through(
@@ -273,21 +327,53 @@ class Agent:
         if self._returns.matter and not row.shadow:
             self._returns.leaves(row, now)
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]:
-        """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets
-        their tables.
-        """
+    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]:
+        """The engine failed on the oldest step: its rows are lost, all others go on. How far it got is unknown: it
+        forgets their tables.
+
+        `retry`: it failed on the step before; these are to be run again."""
         plan, rows = self._steps.of(lane)
         self._steps.over(lane)
         self._foreseen.forget()
         self._tables.forget([row.seq for row in plan.rows], plan.released)
-        self._tables.settle(each.name for each in rows)
-        out: list[AgentCommand] = []
+        self._steps.settle(rows)
+        out: list[AgentCommand] = self._earned_so_far(rows)
         for each in rows:
             out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
-        lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
-        return [*out, *lost, *self._bids(), *self._parted()]
+        lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=retry)
+        for each in rows:
+            if each.credit is not None:
+                each.credit.over = True
+        return [*out, *lost, *self._uncopied(plan), *self._bids(), *self._parted()]
+
+    def _earned_so_far(self, rows: Sequence[QueuedRow]) -> list[AgentCommand]:
+        """What rows got on credit before their step failed is told."""
+        last: dict[str, Sampled] = {}
+        for each in rows:
+            if each.credit is not None and not each.credit.over and each.credit.told and each.guest.here:
+                last[each.name] = each.credit.told[-1]
+        out: list[AgentCommand] = []
+        if last:
+            told = [each for each in rows if each.name in last]
+            out.append(Send(SCHEDULER, done_of(self.device, told, last, {})))
+        return out
+
+    def _uncopied(self, plan: StepPlan) -> list[AgentCommand]:
+        """Sequences that were to begin with copies in a step that failed: nobody knows what they have."""
+        keys = {one.opened.request.seq for one in plan.copied} - {row.seq for row in plan.rows}
+        gone = (
+            [guest for guest in self._seats.guests.values() if not keys.isdisjoint(guest.keys.values())] if keys else []
+        )
+        if not gone:
+            return []
+        seqs, epochs = tuple(guest.seq for guest in gone), tuple(guest.epoch for guest in gone)
+        return [
+            Send(
+                SCHEDULER,
+                RowsLost(self.device, seqs, epochs, "the step in which its beginning was to be copied failed", True),
+            )
+        ]
 
     def starved(self, now: int) -> list[AgentCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
@@ -364,7 +450,7 @@ class Agent:
     def _go(self, go: RunRows, now: int) -> None:
         came = self._foreseen.came(go, (), now)
         if came is None:
-            came = rows_of_go(go, self._seats.guests, now)
+            came = rows_of_go(go, self._seats.guests, self._shelf.specs, now, self._strides)
         self._queue.come(came, bool(go.turns), now)
 
     def _take(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:

@@ -1,40 +1,15 @@
 """What an agent refuses at once, and why: requests that no step could ever serve.
 
-Contract: `capped` fits a model's context to a device; `refusal` gives one clear sentence, or None for a request that is
-sure to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
+Contract: `refusal` gives one clear sentence, or None for a request that is sure
+to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
 checked so that no request, whatever way it came, can stop a step that others share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
-from runtime.kv.pages import pages_for, tokens_within
 from runtime.types import ModelSpec, SequenceRequest
-from zoo.errors import NotServable
-
-
-def capped(spec: ModelSpec, page_capacity: int) -> ModelSpec:
-    """The model with a context that one sequence, alone on the device, can fill.
-
-    Raises NotServable if not even one page group fits; ValueError for a shape that means nothing.
-    """
-    if (
-        spec.kv_layers < 1
-        or spec.page_tokens < 1
-        or spec.vocab_size < 1
-        or spec.max_model_len < 1
-        or spec.virtual_tokens < 0
-    ):
-        raise ValueError(f"model {spec.name}: sizes must be positive")
-    fits = tokens_within(spec, page_capacity) - spec.virtual_tokens
-    if fits < 1:
-        need = pages_for(spec, spec.virtual_tokens + 1)
-        raise NotServable(
-            f"{spec.name} needs {need} pages for its first token, the device has {page_capacity}: enlarge the KV pool"
-        )
-    return replace(spec, max_model_len=min(spec.max_model_len, fits))
 
 
 def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:

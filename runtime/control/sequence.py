@@ -10,10 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
-from runtime.policy.batching.continuous import Phase, SequenceView
 from runtime.types import FinishReason, ModelSpec, PromptLogprobs, SequenceRequest
+
+#: Why tokens are run (UN-17): `prefill` a prompt, `resume` after preemption, `decode` the next token.
+Phase = Literal["prefill", "resume", "decode"]
 
 
 class Rank(NamedTuple):
@@ -57,12 +59,9 @@ class LiveSequence:
         """Whether any token is wanted at all; false where only the prompt is to be scored."""
         return self.request.sampling.max_tokens > 0
 
-    def view(self, groups: int) -> SequenceView:
-        return SequenceView(self.request.seq, self.spec, self.tokens, self.computed, groups, self.phase)
-
-    def span(self, count: int, ahead: int = 0) -> tuple[int, ...]:
-        """The next `count` tokens to run, zeros for virtual ones; the next but `ahead`, which are under way."""
-        first = self.computed + ahead
+    def span(self, count: int) -> tuple[int, ...]:
+        """The next `count` tokens to run, zeros for virtual ones."""
+        first = self.computed
         virtual = min(max(0, self.spec.virtual_tokens - first), count)
         start = first + virtual - self.spec.virtual_tokens
         return (0,) * virtual + self._visible(start, count - virtual)

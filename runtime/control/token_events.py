@@ -1,19 +1,9 @@
-"""What a sequence's owner is told: the three shapes of TokenEvent an agent sends. Pure functions."""
+"""What a sequence's owner is told: ends without a token. Pure functions."""
 
 from __future__ import annotations
 
 from runtime.control.sequence import LiveSequence
-from runtime.types import FinishReason, PromptLogprobs, Sampled, SequenceRequest, TokenEvent
-
-
-def token_event(
-    live: LiveSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], finish: FinishReason | None
-) -> TokenEvent:
-    """The latest token of a sequence, which has it in its output already. `scores`: of its prompt, with its first
-    token.
-    """
-    request, index = live.request, len(live.output) - 1
-    return TokenEvent(request.seq, request.request, index, sampled.token, sampled.logprob, sampled.top, scores, finish)
+from runtime.types import FinishReason, SequenceRequest, TokenEvent
 
 
 def end_event(

@@ -1,8 +1,8 @@
 """Tells the trace what an agent does: one method per event, nothing at all without a trace.
 
-Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`,
-`batch.insert`, `segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing
-and decides nothing.
+Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `batch.insert`,
+`segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides
+nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.chains import Chain, Hop, Path
+from runtime.control.sequence import Phase
 from runtime.messages import MigrationReady
-from runtime.policy.batching.continuous import Phase
 from runtime.policy.migration.two_ended import met_at
 from runtime.policy.routing.variants import Dispatch
 from runtime.tracing.sink import TraceSink
@@ -55,19 +55,9 @@ class TraceEvents:
     def removed(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
         self._tell(now, "batch.remove", request, n=produced, cause=reason)
 
-    def chunk(self, now: int, request: SequenceRequest, phase: Phase, start: int, tokens: int, step: int) -> None:
-        self._tell(now, "prefill.chunk", request, n=tokens, cause=phase, start=start, step=step)
-
-    def allocated(self, now: int, request: SequenceRequest, pages: int, free: int) -> None:
-        """`free`: pages that are left, so that conservation can be checked from outside."""
-        self._tell(now, "kv.alloc", request, n=pages, free=free)
-
     def shared(self, now: int, request: SequenceRequest, other: str, tokens: int, pages: int) -> None:
         """A sequence begins as another that is there: so many tokens of it are not computed."""
         self._tell(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
-
-    def freed(self, now: int, request: SequenceRequest, pages: int, free: int) -> None:
-        self._tell(now, "kv.free", request, n=pages, free=free)
 
     def token(self, now: int, request: SequenceRequest, index: int, token: int) -> None:
         self._tell(now, "token", request, n=index, token=token)

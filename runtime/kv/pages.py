@@ -67,11 +67,6 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
     return groups_for(spec, tokens) * spec.kv_layers
 
 
-def tokens_within(spec: ModelSpec, pages: int) -> int:
-    """The longest sequence, in tokens, that `pages` pages can hold; of a part without attention its model's context."""
-    return pages // spec.kv_layers * spec.page_tokens if spec.kv_layers else spec.max_model_len + spec.virtual_tokens
-
-
 @dataclass(slots=True)
 class _Table:
     """One sequence's groups in token order. `tokens`: how many have been written."""

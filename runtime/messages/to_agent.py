@@ -66,10 +66,11 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
     """Run these rows from their first hop on, which is on this device: `tokens` (all rows' back to back, `counts` of
     each) at `starts`.
 
-    `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: decode so many tokens
-    before coming back (only where the path has one hop and the agent strides). `turns`: of rows of sequences that are
-    predicted, growing and even, in the order in which they supersede what began at or behind their start; 0 for all
-    others. `ahead`: whether a row may be predicted. Both are empty where there is none of it.
+    `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: the decode credit:
+    up to so many tokens may be decoded before they are told of (only where the path has one hop). `turns`: of rows
+    of sequences that are predicted, growing and even, in the order in which they supersede what began at or behind
+    their start; 0 for all others. `ahead`: whether a row may be predicted. Both are empty where there is none of
+    it.
     """
 
     seqs: tuple[str, ...]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from runtime.chains import Stage
+from runtime.chains import Lack, Stage
 from runtime.messages.base import Message
 from runtime.types import ModelSpec, PromptLogprobs, Sampled
 
 
 class AgentHello(Message, frozen=True, tag=True, array_like=True):
-    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on,
-    empty if unknown;
-    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0
-    for none.
-    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's memory
-    only.
+    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is
+    on, empty if unknown;
+    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for
+    moves; 0 for none.
+    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's
+    memory only.
+    `lacks`: what its engine cannot do (`stages.Lack`).
     """
 
     device: str
@@ -27,6 +28,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     pid: int = 0
     inputs: int = 0
     rail: str = ""
+    lacks: tuple[Lack, ...] = ()
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):
@@ -47,8 +49,9 @@ class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
 class RowsDone(Message, frozen=True, tag=True, array_like=True):
     """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
 
-    `sampled`: in the order of `seqs`, None where none was asked for; behind a stride the last token stands for all of
-    them.
+    `sampled`: in the order of `seqs`, None where none was asked for. `earlier`: the tokens of a decode credit
+    before the last one, in the order in which they came; empty where there is none of it, and where simulated
+    devices stride: the last token stands for all of them.
     `turns`: as in Pass; what comes of an odd one is worth something only together with its SpeculationResult.
     """
 
@@ -59,6 +62,7 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
     sampled: tuple[Sampled | None, ...]
     prompts: tuple[PromptLogprobs, ...] = ()
     turns: tuple[int, ...] = ()
+    earlier: tuple[tuple[Sampled, ...], ...] = ()
 
 
 class SpeculationResult(Message, frozen=True, tag=True, array_like=True):

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 #: What happens to a sequence and is worth a mark on its span.
-_MARKS = frozenset(
-    ["batch.insert", "batch.resume", "batch.preempt", "prefill.chunk", "kv.move.start", "kv.meet", "kv.move.abort"]
-)
+_MARKS = frozenset(["batch.insert", "batch.resume", "batch.preempt", "kv.move.start", "kv.meet", "kv.move.abort"])
 
 
 class OtelSpans:

@@ -66,7 +66,7 @@ _PERHAPS: dict[type[Message], tuple[str, ...]] = {
     OpenSequences: ("ahead", "offers"),
     RunRows: ("turns", "ahead"),
     ForwardRows: ("turns", "ahead"),
-    RowsDone: ("turns",),
+    RowsDone: ("turns", "earlier"),
 }
 #: Columns of numbers from 0 on.
 _NATURAL = {
@@ -205,7 +205,11 @@ def _meet(message: RendezvousKey, arrays: Sequence[Array]) -> bool:
 
 
 def _done(message: RowsDone, arrays: Sequence[Array]) -> bool:
-    return not arrays and all(one is None or one.token >= 0 for one in message.sampled)
+    return (
+        not arrays
+        and all(one is None or one.token >= 0 for one in message.sampled)
+        and all(one.token >= 0 for some in message.earlier for one in some)
+    )
 
 
 def _verdict(message: SpeculationResult, arrays: Sequence[Array]) -> bool:

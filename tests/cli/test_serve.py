@@ -69,14 +69,14 @@ def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
         process.wait()
 
 
-@pytest.mark.parametrize(("backend", "gone"), [("auto", "model.withdraw"), ("local", "model.unload")])
+@pytest.mark.parametrize(("backend", "gone"), [("auto", "model.withdraw"), ("local", "model.withdraw")])
 def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path, backend: str, gone: str) -> None:
     trace = tmp_path / "trace.jsonl"
     with (
         serving(store, tmp_path / "log", "--trace", str(trace), "--backend", backend) as served,
         served.client() as client,
     ):
-        assert ("(inline)" if backend == "auto" else "(local)") in served.log.read_text()
+        assert "(inline)" in served.log.read_text()
         assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/lora"]
         assert "left out: org/bloom" in served.log.read_text()
         done = client.completions.create(
@@ -157,18 +157,14 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--executor", "dense", "--dense-mode", "relay"), "baton-pd"),
         (("--models", "nobody"), "nobody"),
         (("--agents", "0"), "at least 1"),
-        (("--backend", "pigeons"), "threads, process, processes or ray"),
-        (("--otlp-traces-endpoint", "collector:4318"), "http://host:4318"),
-        (("--agents", "2", "--executor", "dense"), "one device only"),
+        (("--backend", "pigeons"), "threads, processes or ray"),
+        (("--otel", "collector:4318"), "http://host:4318"),
+        (("--agents", "2", "--executor", "dense"), "stay on one device"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
         (("--agents", "2", "--backend", "inline"), "the only one"),
-        (("--agents", "2", "--backend", "local"), "of one device"),
-        (("--backend", "inline", "--executor", "dense"), "--backend local"),
-        (("--models", "bloom", "--scheduler-log", "/dev/null"), "the dense executor plans its own batches"),
-        (
-            ("--models", "bloom", "--prefix-caching", "cached"),
-            "--prefix-caching has no effect without a scheduler: the dense executor plans",
-        ),
+        (("--agents", "2", "--backend", "local"), "the only one"),
+        (("--backend", "processes", "--executor", "dense"), "stay on one device"),
+        (("--models", "bloom", "--async-scheduling", "on"), "--async-scheduling has no effect with the dense executor"),
         (("--api-key", ""), "empty"),
         (("--device", "abacus"), "abacus"),
         (("--max-num-batched-tokens", "0"), "max_num_batched_tokens"),
@@ -207,11 +203,12 @@ def test_file_then_command_line(tmp_path: Path) -> None:
     assert options.engine().kv_cache_memory_bytes == 2 << 30 and options.engine().max_model_len == 512
     assert not options.clustered and gather(None, {"backend": "process"}).clustered
     backends = {
-        "inline": ServeOptions(), "local": ServeOptions(async_scheduling="on"), "processes": ServeOptions(agents=2),
+        "inline": ServeOptions(backend="local"),
+        "processes": ServeOptions(agents=2),
         "ray": ServeOptions(backend="ray"),
-    }  # fmt: skip
-    assert all(given.settled("paged").backend == backend for backend, given in backends.items())
-    assert ServeOptions().settled("dense").backend == ServeOptions(device="cuda:1").settled("paged").backend == "local"
+    }
+    assert all(given.settled().backend == backend for backend, given in backends.items())
+    assert ServeOptions().settled().backend == ServeOptions(device="cuda:1").settled().backend == "inline"
     same = tmp_path / "serve.json"
     same.write_text(json.dumps({"port": 9000, "models": ["a", "b"]}))
     assert gather(same, {}).models == ("a", "b")
@@ -241,6 +238,15 @@ def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
         with pytest.raises(InputError):
             given = gather(None, {"agents": 2, **wrong})
             given.cluster(), given.relay()
+
+
+def test_a_device_that_looks_ahead_reports_once_for_several_tokens() -> None:
+    given = {"cpu": ServeOptions(), "ahead": ServeOptions(async_scheduling="on"), "cuda": ServeOptions(device="cuda:1")}
+    assert {name: options.cluster().stride for name, options in given.items()} == {"cpu": 1, "ahead": 8, "cuda": 8}
+    assert ServeOptions(device="cuda", async_scheduling="off").cluster().stride == 1
+    assert gather(None, {"decode_credit": 3}).cluster().stride == 3
+    with pytest.raises(InputError, match="decode_credit"):
+        gather(None, {"decode_credit": -1})
 
 
 def test_what_is_as_it_is_by_default_is_not_refused() -> None:
@@ -279,31 +285,20 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("port = ", "neither TOML nor JSON"),
         ('api_key = ""', "empty"),
         ('adaptive = "speed"', "latency or accuracy"),
-        ('adaptive = "accuracy"', "give --serve-deltas"),
-        ('adaptive = "accuracy"\nserve_deltas = true\nbackend = "local"', "no --backend local"),
+        ('adaptive = "accuracy"', "give --deltas"),
         ("adaptive_ms = 5", "give --adaptive accuracy"),
-        ("min_equivalence = 1.5", "from 0 to 1"),
-        ('scheduler_log = "events"\nbackend = "local"', "give --trace"),
+        ("equivalent = 1.5", "from 0 to 1"),
         ("max_queued = 0", "positive"),
-        ('placement = "partition"', "--placement has no effect on one device"),
-        ('agents = 1\nbackend = "inline"\nrebalance = "owner"', "--rebalance has no effect on one device"),
-        ('backend = "local"\nprefix_caching = "cached"', "--prefix-caching has no effect without agents"),
-        ('backend = "local"\nbatch_wait_us = 0', "--batch-wait-us has no effect without agents"),
-        (
-            'executor = "dense"\nprefix_caching = "cached"',
-            "--prefix-caching has no effect without a scheduler: the dense executor plans",
-        ),
-        (
-            'device = "cuda"\nmax_batch_per_block = 4',
-            "--max-batch-per-block has no effect without a scheduler: steps are planned ahead",
-        ),
-        ("batch_wait_us = 0", "--batch-wait-us has no effect on the only agent"),
+        ('placing = "split"', "--placing has no effect on one device"),
+        ('agents = 1\nbackend = "inline"\nbalancing = "owner"', "--balancing has no effect on one device"),
+        ('backend = "local"\nlinger_us = 0', "--linger-us has no effect on the only agent"),
+        ('executor = "dense"\nasync_scheduling = "on"', "--async-scheduling has no effect with the dense executor"),
+        ("linger_us = 0", "--linger-us has no effect on the only agent"),
         ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
-        ('agents = 2\nasync_scheduling = "on"', "--async-scheduling has no effect on agents"),
-        ("agents = 2\nmin_equivalence = 0.9", "--min-equivalence has no effect without stand-ins"),
-        ('tensor_transport = "direct"', "--tensor-transport has no effect on one device"),
-        ('agents = 2\ntensor_transport = "nccl"', "--tensor-transport must be host, direct or network"),
-        ('agents = 2\ntensor_transport = "network"', "give --tensor-transport direct, or --backend ray"),
+        ("agents = 2\nequivalent = 0.9", "--equivalent has no effect without stand-ins"),
+        ('tensors = "direct"', "--tensors has no effect on one device"),
+        ('agents = 2\ntensors = "nccl"', "tensors must be host, direct or network"),
+        ('agents = 2\ntensors = "network"', "give --tensors direct, or --backend ray"),
         ('agents = 2\nspeculation_lane = "shared"', "--speculation-lane has no effect where no hop is predicted"),
     ],
 )

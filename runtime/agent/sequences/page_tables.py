@@ -62,6 +62,15 @@ class SequencePageTables:
             return False
         return True
 
+    def copy(self, key: str, tokens: int) -> bool:
+        """Pages for so many tokens that are copied into a new table; false, and nothing has changed, where pages
+        are short.
+        """
+        if not self.grow(key, tokens):
+            return False
+        self.book.fill(key, tokens)
+        return True
+
     def recut(
         self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[TableSlice]]], old: Sequence[str], tokens: int
     ) -> list[str]:
@@ -87,6 +96,10 @@ class SequencePageTables:
         except OutOfPages:
             return False
         return True
+
+    def reach(self, key: str, start: int, tokens: int) -> bool:
+        """As `grow`, for tokens from `start` on, which may lie behind what a step under way writes."""
+        return self.grow(key, start + tokens - self.book.tokens_of(key) if key in self._writing else tokens)
 
     def fits(self, key: str, tokens: int) -> bool:
         """Whether `grow` would find its pages."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from runtime.chains import Array, Path, RunAhead, Slice
-from runtime.types import PromptLogprobs, SequenceRequest
+from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 
 @dataclass(slots=True)
@@ -62,15 +62,37 @@ class AgentSequence:
         return again is not None and turn < again[0] and start >= again[1]
 
 
+@dataclass(slots=True)
+class Credit:
+    """Tokens that a sequence decodes here before its device reports: until it has produced `until` of them, or one
+    of `ends` once it has
+    `least`. `told`: those that it got. `over`: no more rows of it count.
+    """
+
+    until: int
+    ends: frozenset[int]
+    least: int
+    told: list[Sampled] = field(default_factory=list)
+    over: bool = False
+
+    def take(self, sampled: Sampled, made: int) -> bool:
+        """A token, with which `made` are produced. Whether more are to come."""
+        self.told.append(sampled)
+        self.over = made >= self.until or (made >= self.least and sampled.token in self.ends)
+        return not self.over
+
+
 class QueuedRow(msgspec.Struct, eq=False, gc=False):
     """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it
     are here already.
 
-    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`:
-    tokens to decode.
-    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages. `shadow`: it
-    runs the
-    surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it.
+    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states.
+    `steps`: tokens to decode.
+    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages.
+    `shadow`: it runs the
+    surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it. `credit`:
+    what it is decoded on;
+    `awaits`: the step that samples its token, where that is not known yet, else 0.
     """
 
     guest: AgentSequence
@@ -93,6 +115,8 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
     shadow: bool = False
     before: int = 0
     part: bool = False
+    credit: Credit | None = None
+    awaits: int = 0
 
     @property
     def divisible(self) -> bool:
@@ -109,6 +133,35 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
         return self.tokens + self.steps - 1
 
 
+def credit_of(request: SequenceRequest, spec: ModelSpec, until: int) -> Credit:
+    """What a sequence may decode until it has so many tokens."""
+    sampling = request.sampling
+    ends = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids))
+    return Credit(until, ends, sampling.min_tokens)
+
+
+def following(row: QueuedRow, step: int, now: int) -> QueuedRow:
+    """The next row of a credit; `step` samples its token."""
+    return QueuedRow(
+        row.guest,
+        row.epoch,
+        row.hop,
+        row.name,
+        row.stage,
+        row.start + 1,
+        1,
+        (0,),
+        None,
+        row.sample,
+        row.generated + 1,
+        1,
+        now,
+        True,
+        credit=row.credit,
+        awaits=step,
+    )
+
+
 def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
     """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits
     anew.
@@ -120,3 +173,10 @@ def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
     row.before += count
     row.ids, row.holds, row.since = ids[count:], True, now
     return part
+
+
+def joined(part: QueuedRow, rest: QueuedRow) -> QueuedRow:
+    """`first_part` undone: the row that waits, with a part before it that did not run."""
+    rest.start, rest.tokens, rest.before = part.start, part.tokens + rest.tokens, part.before
+    rest.ids, rest.holds = (*(part.ids or ()), *(rest.ids or ())), part.holds
+    return rest

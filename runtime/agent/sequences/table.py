@@ -9,6 +9,7 @@ does what was kept of what came into its stages. Queues and steps are not known 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
@@ -18,11 +19,13 @@ from runtime.agent.speculation.hop import SpeculativeHop
 from runtime.agent.stages.stages import StageTable
 from runtime.chains import Hop, Stage
 from runtime.messages import OpenSequences
-from runtime.types import ModelSpec
+from runtime.types import Copied, ModelSpec, Opened
 
 
 class SequenceTable:
-    """`left`: called with the table of each sequence that goes."""
+    """`left`: called with the table of each sequence that goes. `copies`: the engine keeps K and V by sequence, so
+    that what is shared is
+    copied. `copied`: what the engine has to copy with its next plan, in order."""
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class SequenceTable:
         ahead: SpeculativeHop,
         kept: ActivationCache,
         left: Callable[[str], None],
+        copies: bool = False,
     ) -> None:
         self._device = device
         self._tables = tables
@@ -41,6 +45,8 @@ class SequenceTable:
         self._ahead = ahead
         self._kept = kept
         self._left = left
+        self._copies = copies
+        self.copied: list[Copied] = []
         self.guests: dict[str, AgentSequence] = {}
 
     def open(self, order: OpenSequences, at: int) -> bool | None:
@@ -99,13 +105,29 @@ class SequenceTable:
             guest.keys[hop.lo], guest.stages[hop.lo] = self._tables.open(guest.seq, hop.lo, spec), stage
             if shared is None:
                 continue
-            if (
-                other is None
-                or hop.lo not in other.keys
-                or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1])
-            ):
+            if other is None or hop.lo not in other.keys or not self._begin_as(guest, other, hop.lo, shared[1]):
                 return False
         return True
+
+    def _begin_as(self, guest: AgentSequence, other: AgentSequence, lo: int, tokens: int) -> bool:
+        """A table's first tokens are another's: in the same pages, or copied. What runs no row of its own is in
+        nobody's way there.
+        """
+        key, source = guest.keys[lo], other.keys[lo]
+        if not self._copies:
+            return self._tables.share(key, source, tokens)
+        runs = bool(guest.request.prompt)
+        if not (self._tables.copy(key, tokens) if runs else self._tables.share(key, source, tokens)):
+            return False
+        self._tables.introduce(key)
+        request = replace(guest.request, seq=key, model=guest.stages[lo])
+        self.copied.append(Copied(Opened(request, guest.output), source, tokens))
+        return True
+
+    def take_copied(self) -> tuple[Copied, ...]:
+        """Each is told once."""
+        copied, self.copied = tuple(self.copied), []
+        return copied
 
     def _reseat(self, guest: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
         """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new

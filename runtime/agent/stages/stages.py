@@ -11,6 +11,7 @@ from __future__ import annotations
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.stages.unloading import UnloadingStages
 from runtime.control.agent_io import AgentCommand, DropStage, LoadStage, Send, StageFailed, StageLoaded
+from runtime.kv.pages import pages_for
 from runtime.messages import SCHEDULER, LoadStages, StageLoadFailed, StageReady, UnloadStages
 from runtime.policy.batching.step import Blocks
 from runtime.types import ModelSpec
@@ -20,7 +21,7 @@ class StageTable:
     """`max_rows`: of a step, and of each block that has no limit of its own."""
 
     def __init__(self, device: str, tables: SequencePageTables, max_rows: int) -> None:
-        self._device = device
+        self._device, self._tables = device, tables
         self._max_rows = max_rows
         self._parting = UnloadingStages(tables)
         self._blocks: dict[str, tuple[str, ...]] = {}
@@ -36,6 +37,11 @@ class StageTable:
     def limited(self) -> bool:
         """Whether a block takes fewer rows than a step does."""
         return any(limit < self._max_rows for limit in self._limits.values())
+
+    @property
+    def parts(self) -> bool:
+        """Whether stages wait for the device to be at rest, to go."""
+        return self._parting.waits
 
     def queue_of(self, stage: str) -> str:
         """The block before which rows of a stage wait."""
@@ -54,6 +60,9 @@ class StageTable:
                 self._parting.drop(event.stages)
                 return []
             case StageLoaded():
+                if (why := self._too_small(event.spec)) is not None:
+                    self._blocks.pop(event.stage.id, None)
+                    return [DropStage(event.stage), Send(SCHEDULER, StageLoadFailed(self._device, event.stage, why))]
                 self.specs[event.stage.id] = event.spec
                 return [Send(SCHEDULER, StageReady(self._device, event.stage, event.spec, event.nbytes))]
             case StageFailed():
@@ -63,6 +72,13 @@ class StageTable:
     def parted(self) -> list[DropStage]:
         """Stages that go now. To be asked between steps only: an engine lets go of nothing while it runs one."""
         return self._parting.due()
+
+    def _too_small(self, spec: ModelSpec) -> str | None:
+        """Why the device's pages do not do for a stage at all; None where they do."""
+        need, have = pages_for(spec, spec.virtual_tokens + 1), self._tables.book.capacity
+        if need <= have:
+            return None
+        return f"{spec.name} needs {need} pages for its first token, the device has {have}: enlarge the KV pool"
 
     def _load(self, order: LoadStages) -> list[AgentCommand]:
         for stage, blocks in zip(order.stages, order.blocks, strict=True):

@@ -27,6 +27,11 @@ class UnloadingStages:
         wanted = set(stages)
         self._stages = [stage for stage in self._stages if stage not in wanted]
 
+    @property
+    def waits(self) -> bool:
+        """Whether a stage that nobody is on waits for the next moment between steps."""
+        return any(not self._tables.on(stage.id) for stage in self._stages)
+
     def due(self) -> list[DropStage]:
         """Between steps only: what nobody is on any more, as far as the engine knows."""
         if not self._stages or self._tables.released:

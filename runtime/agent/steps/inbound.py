@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow, credit_of
 from runtime.agent.steps.early_rows import EarlyRows
 from runtime.chains import Array, Slice, own
 from runtime.messages import ForwardRows, RunRows
+from runtime.types import ModelSpec
 
 
-def rows_of_go(go: RunRows, guests: Mapping[str, AgentSequence], now: int) -> list[QueuedRow]:
-    """Rows of tokens, at the first hops of their paths."""
+def rows_of_go(
+    go: RunRows, guests: Mapping[str, AgentSequence], specs: Mapping[str, ModelSpec], now: int, strides: bool
+) -> list[QueuedRow]:
+    """Rows of tokens, at the first hops of their paths. `strides`: one row decodes all the tokens that it may."""
     rows: list[QueuedRow] = []
     at, all_tokens, count = 0, go.tokens, len(go.seqs)
     turns, ahead = go.turns or repeat(0, count), go.ahead or repeat(False, count)
@@ -29,6 +32,9 @@ def rows_of_go(go: RunRows, guests: Mapping[str, AgentSequence], now: int) -> li
         if guest is None or guest.epoch != epoch:
             continue
         lo = guest.path[0].lo
+        credit = None
+        if steps > 1 and not strides:
+            credit, steps = credit_of(guest.request, specs[guest.stages[lo]], generated + steps), 1
         rows.append(
             QueuedRow(
                 guest,
@@ -48,6 +54,7 @@ def rows_of_go(go: RunRows, guests: Mapping[str, AgentSequence], now: int) -> li
                 0,
                 turn,
                 predicted,
+                credit=credit,
             )
         )
     return rows

@@ -113,20 +113,30 @@ def done_of(
             replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name]
         )
     columns = [
-        (
-            each.guest.seq,
-            each.epoch,
-            each.before + each.tokens + each.steps - 1,
-            _own(sampled.get(each.name), each.guest.seq),
-        )
-        for each in rows
+        (each.guest.seq, each.epoch, _count(each), _own(sampled.get(each.name), each.guest.seq)) for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
-    return RowsDone(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
+    return RowsDone(device, seqs, epochs, counts, own, scores, turns=_turns(rows), earlier=_earlier(rows))
 
 
 def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:
     return RowsLost(device, tuple(each.guest.seq for each in rows), tuple(each.epoch for each in rows), reason, retry)
+
+
+def _count(row: QueuedRow) -> int:
+    """Tokens whose K and V are written since its sequence was told to go."""
+    return row.before + row.tokens + row.steps - 1 if row.credit is None else len(row.credit.told)
+
+
+def _earlier(rows: Sequence[QueuedRow]) -> tuple[tuple[Sampled, ...], ...]:
+    """What rows that were decoded on credit got before their last tokens; nothing where none was."""
+    if all([each.credit is None for each in rows]):  # noqa: C419
+        return ()
+    told = [() if each.credit is None else each.credit.told[:-1] for each in rows]
+    return tuple(
+        tuple([Sampled(each.guest.seq, one.token, one.logprob, one.top) for one in some])
+        for each, some in zip(rows, told, strict=True)
+    )
 
 
 def _own(sampled: Sampled | None, seq: str) -> Sampled | None:

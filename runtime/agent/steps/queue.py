@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runtime.agent.sequences.page_tables import SequencePageTables
-from runtime.agent.sequences.sequence import QueuedRow, first_part
+from runtime.agent.sequences.sequence import QueuedRow, first_part, joined
 from runtime.agent.speculation.hop import SpeculativeHop
 from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.expected_returns import ExpectedReturns
@@ -30,6 +30,8 @@ def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
     if row.move:
         return tables.has(row.name)
     guest = row.guest
+    if row.credit is not None and row.credit.over:
+        return False
     return guest.here and (not row.turn or not guest.superseded(row.hop, row.turn, row.start))
 
 
@@ -66,6 +68,14 @@ class RowQueue:
                 self._due.comes(row.name, now)
             self.rows = [*self.rows, *rows] if self.rows else rows
 
+    def put_back(self, rows: Sequence[QueuedRow]) -> None:
+        """Rows that the engine has put off wait at the head, in their order. One that was a part is joined with
+        what is left of it.
+        """
+        back = [self._rest(row) if row.part else row for row in rows]
+        known = set(map(id, back))
+        self.rows = [*back, *(each for each in self.rows if id(each) not in known)]
+
     def waits(self, now: int) -> bool:
         """Whether the next step waits for rows that are due; then `lingers` says how long."""
         self.lingers = None
@@ -91,15 +101,24 @@ class RowQueue:
             return []
         # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
         waiting = [
-            each for each in self.rows if (each.guest.here if not each.move and not each.turn else self._stands(each))
-        ]
-        chosen = self._pick(waiting, now)
+            each for each in self.rows
+            if (each.guest.here if not each.move and not each.turn and each.credit is None else self._stands(each))
+        ]  # fmt: skip
+        if running and lane == "all":  # a step is under way: what has to be at rest for its turn waits until it is over
+            chosen = self._pick([each for each in waiting if not each.move and not each.turn], now)
+        else:
+            chosen = self._pick(waiting, now)
         if len(chosen) == len(waiting) and not any(each.part for each in chosen):
             self.rows = []
         else:
             taken = set(map(id, chosen))
             self.rows = [each for each in waiting if id(each) not in taken]
         return chosen
+
+    def ahead(self, rows: Sequence[QueuedRow]) -> None:
+        """Rows that decode on, on credit, before those that wait."""
+        if rows:
+            self.rows = [*rows, *self.rows]
 
     def starved(self, since: int) -> list[QueuedRow]:
         """Rows that have waited for pages since before then; they leave."""
@@ -113,6 +132,11 @@ class RowQueue:
         return late
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _rest(self, part: QueuedRow) -> QueuedRow:
+        """The row that a part was cut from, whole again."""
+        rest = next((each for each in self.rows if each.name == part.name and not each.move), None)
+        return part if rest is None else joined(part, rest)
 
     def _stands(self, row: QueuedRow) -> bool:
         return stands(row, self._tables)
@@ -138,8 +162,7 @@ class RowQueue:
             for each in rows:
                 if each.turn:
                     self._tables.rewind(each.name, each.start)
-            grow = self._tables.grow
-            chosen = [each for each in rows if grow(each.name, each.tokens + each.steps - 1)]
+            chosen = [each for each in rows if self._tables.reach(each.name, each.start, each.tokens + each.steps - 1)]
         self._tables.write(each.name for each in chosen)
         return chosen
 
@@ -150,6 +173,6 @@ class RowQueue:
             row, count = waiting[place], decision.parts.get(place)
             if row.turn:
                 self._tables.rewind(row.name, row.start)
-            if self._tables.grow(row.name, row.work if count is None else count):
+            if self._tables.reach(row.name, row.start, row.work if count is None else count):
                 chosen.append(row if count is None else first_part(row, count, now))
         return chosen

@@ -1,17 +1,23 @@
 """Steps of one device: rows that wait become a plan for the engine, one at a time in each lane.
 
-Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until `over`. A
-plan says what the
-engine has not heard yet: sequences that are opened or released, and pages. Whose turn it is decides the queue.
+Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until
+`over`. Where the engine looks
+ahead a second one may be made meanwhile: rows that decode on credit then stand on tokens that only the engine has
+(`Row.awaits`). A plan
+says what the engine has not heard yet: sequences that are opened or released, and pages. Whose turn it is decides
+the queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from runtime.agent.sequences.page_tables import SequencePageTables
-from runtime.agent.sequences.sequence import QueuedRow
+from runtime.agent.sequences.sequence import QueuedRow, following
+from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import SpeculativeHop
+from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.expected_returns import ExpectedReturns
 from runtime.agent.steps.prefetch import StepPrefetcher
 from runtime.agent.steps.queue import Lane, RowQueue
@@ -22,49 +28,73 @@ from runtime.types import Opened, Row, StepPlan
 
 
 class StepPlanner:
-    """`number`: of the latest step. `under_way`: by lane, the plan and the rows that it was made of."""
+    """`number`: of the latest step. `under_way`: by lane, plans and the rows that they were made of, the oldest
+    first. `ahead`: the engine takes a step before the one under way is over."""
 
     def __init__(
         self,
         tables: SequencePageTables,
+        seats: SequenceTable,
+        shelf: StageTable,
         queue: RowQueue,
         foreseen: StepPrefetcher,
         ahead: SpeculativeHop,
         returns: ExpectedReturns,
         due: RoundTrips,
+        looks_ahead: bool = False,
     ) -> None:
         self._tables = tables
+        self._seats = seats
+        self._shelf = shelf
         self._queue = queue
         self._foreseen = foreseen
         self._ahead = ahead
         self._returns = returns
         self._due = due
+        self._looks_ahead = looks_ahead
         self.number = 0
-        self.under_way: dict[Lane, tuple[StepPlan, list[QueuedRow]]] = {}
+        self.under_way: dict[Lane, list[tuple[StepPlan, list[QueuedRow]]]] = {}
 
     def running(self) -> list[QueuedRow]:
         """Rows that run now, in their order."""
-        return [each for _, rows in self.under_way.values() for each in rows if not each.shadow]
+        return [each for steps in self.under_way.values() for _, rows in steps for each in rows if not each.shadow]
 
     def of(self, lane: Lane) -> tuple[StepPlan, list[QueuedRow]]:
-        """The step that is under way in a lane. Raises RuntimeError if there is none."""
+        """The oldest step that is under way in a lane. Raises RuntimeError if there is none."""
         if lane not in self.under_way:
             raise RuntimeError("no step is under way")
-        return self.under_way[lane]
+        return self.under_way[lane][0]
 
     def over(self, lane: Lane) -> None:
-        del self.under_way[lane]
+        """The oldest step of a lane is over."""
+        del self.under_way[lane][0]
+        if not self.under_way[lane]:
+            del self.under_way[lane]
+
+    def settle(self, rows: Sequence[QueuedRow]) -> None:
+        """The tables of a step that is over are written by no other one."""
+        names = [each.name for each in rows]
+        if self.under_way:
+            names = sorted(
+                set(names) - {each.name for steps in self.under_way.values() for _, others in steps for each in others}
+            )
+        self._tables.settle(names)
 
     def next(self, now: int, lane: Lane) -> StageStep | None:
-        """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
+        """Rows for the engine, or None. Raises RuntimeError while as many steps of this lane are under way as may
+        be.
+        """
         if lane in self.under_way:
-            raise RuntimeError("a step is still under way")
+            if not self._looks_ahead or lane != "all" or len(self.under_way[lane]) > 1:
+                raise RuntimeError("a step is still under way")
+            if not self._may_look_ahead():
+                return None
         if lane != "ahead" and self._queue.waits(now):
             return None
-        if lane == "all" and (step := self._expected(now)) is not None:
+        if lane == "all" and not self.under_way and (step := self._expected(now)) is not None:
             return step
         chosen = self._queue.take(now, lane, self.running())
-        if not chosen and (lane == "ahead" or not self._tables.released):
+        if not chosen and (lane == "ahead" or self.under_way or not self._tables.released):
             return None
         opened: list[Opened] = []
         rows = tuple([self._row(each, opened) for each in chosen])
@@ -79,11 +109,22 @@ class StepPlanner:
         self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]
     ) -> StepPlan:
         self.number += 1
-        plan = StepPlan(self.number, rows, opened, self._tables.take_released())
-        self.under_way[lane] = plan, chosen
+        copied = self._seats.take_copied() if self._seats.copied else ()
+        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied)
+        self.under_way.setdefault(lane, []).append((plan, chosen))
+        if self._looks_ahead:
+            on = [each for each in chosen if each.credit is not None and each.generated + 1 < each.credit.until]
+            self._queue.ahead([following(each, self.number, now) for each in on])
         if lane != "ahead":
             self._due.begins(now)
         return plan
+
+    def _may_look_ahead(self) -> bool:
+        """Whether the step under way leaves nothing to be sent on, and nobody waits for the device to be at rest."""
+        rows = self.running()
+        return not (self._ahead.queue or self._shelf.parts) and all(
+            len(each.guest.path) == 1 and not each.move for each in rows
+        )
 
     def _expected(self, now: int) -> StageStep | None:
         """The next step, if it was made ahead and nothing else is to be run."""
@@ -104,4 +145,13 @@ class StepPlanner:
                 opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
             groups = tables.tell(name, end)
         sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
-        return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)
+        return Row(
+            name,
+            each.stage,
+            (0,) * count if ids is None else ids,
+            start,
+            groups,
+            sample,
+            each.generated,
+            each.awaits > 0,
+        )

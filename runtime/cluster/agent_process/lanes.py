@@ -2,6 +2,8 @@
 thread each (BL-25).
 
     OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the loop's thread
+                where the engine looks ahead: plan 1, launch 1 | plan 2, launch 2, take 1 | plan 3, launch 3, take 2
+                    | …
     TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it, and wakes the loop
 
 Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which
@@ -11,18 +13,20 @@ row of a lane, or an EngineLost, `turn` raises EngineLost.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.steps.queue import Lane
-from runtime.chains import StageResult, StepRunner
+from runtime.chains import Array, LaunchedStep, Launching, StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.control.agent_io import AgentCommand, Send, StageStep
-from runtime.types import EngineLost
+from runtime.types import EngineLost, StepPlan
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ class StepMachine(Protocol):
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
+    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]: ...
 
     def first(self, result: StageResult) -> Send | None: ...
 
@@ -85,17 +89,17 @@ class OneLane:
     ) -> None:
         self._runner, self._relay, self._clock, self._send = runner, relay, clock, send
         self._outcomes = _Outcomes(relay, clock, "all")
+        self._launch = runner.launch if isinstance(runner, Launching) and runner.ahead else None
+        self._launched: deque[LaunchedStep] = deque()
 
     def turn(self) -> list[AgentCommand] | None:
+        if self._launch is not None:
+            return self._turn_ahead(self._launch)
         step = self._relay.next_step(self._clock())
         if step is None:
             return None
         try:
-            result = self._runner.run(step.plan, step.inputs)
-            first = self._relay.first(result)
-            if first is not None:
-                self._send(first)
-            return self._outcomes.finished(result)
+            return self._took(self._runner.run(step.plan, step.inputs))
         except EngineLost:
             raise
         except Exception as error:
@@ -107,6 +111,52 @@ class OneLane:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _turn_ahead(self, launch: Callable[[StepPlan, Mapping[str, Array]], LaunchedStep]) -> list[AgentCommand] | None:
+        """Launch a step if there is one, and take the oldest that was, unless the device would be without one."""
+        step = self._relay.next_step(self._clock())
+        if step is None and not self._launched:
+            return None
+        try:
+            if step is not None:
+                self._launched.append(launch(step.plan, step.inputs))
+                if len(self._launched) == 1:
+                    return []
+        except EngineLost:
+            raise
+        except Exception as error:  # as soon as those before it are over it has failed
+            _log.exception("a step could not be launched")
+            before = self._take() if self._launched else []
+            return [*before, *self._outcomes.failed(error)]
+        return self._take()
+
+    def _take(self) -> list[AgentCommand]:
+        """What came of the oldest. Those behind one that failed have failed with it."""
+        try:
+            return self._took(self._launched.popleft().result())
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.exception("a step failed")
+            commands = self._outcomes.failed(error)
+            while self._launched:
+                _ended(self._launched.popleft())
+                commands += self._relay.fail_step("the step before it failed", self._clock(), retry=True)
+            return commands
+
+    def _took(self, result: StageResult) -> list[AgentCommand]:
+        first = self._relay.first(result)
+        if first is not None:
+            self._send(first)
+        return self._outcomes.finished(result)
+
+
+def _ended(step: LaunchedStep) -> None:
+    """Wait until the device is through with a step of which nothing counts."""
+    with contextlib.suppress(Exception):
+        step.result()
 
 
 @dataclass(frozen=True, slots=True)

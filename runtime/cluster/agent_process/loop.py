@@ -105,7 +105,7 @@ class AgentMachine(Protocol):
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
+    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]: ...
 
     def prepare(self) -> None: ...
 
@@ -221,6 +221,7 @@ class AgentLoop:
                 pid=os.getpid(),
                 inputs=self._relay.inputs,
                 rail="" if self._directed is None else self._directed.rail,
+                lacks=tuple(sorted(engine.lacks)),
             ),
         )
 

@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from runtime.agent.agent import Agent
-from runtime.chains import StageEngine
+from runtime.chains import StageEngine, looks_ahead
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.heartbeat import beat
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
@@ -124,7 +124,10 @@ def be(
     except Exception as error:
         _log.critical("the engine cannot be made", exc_info=True)
         return AgentEnded(AgentExit.LOST, f"the engine cannot be made: {public(error)}")
-    relay = Agent(identity.device, engine.page_capacity, identity.relay, engine.alike)
+    ahead = looks_ahead(engine) and not identity.settings.own_lane
+    relay = Agent(
+        identity.device, engine.page_capacity, identity.relay, engine.alike, lacks=engine.lacks, looks_ahead=ahead
+    )
     try:
         post = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)
         heart = Messenger(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runtime.agent.agent import Agent
-from runtime.chains import StageEngine
+from runtime.chains import StageEngine, looks_ahead
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agents.lifecycle import AgentLifecycles
 from runtime.cluster.agents.pool import AgentWork, Told
@@ -117,7 +117,10 @@ class InlineAgent:
         except Exception as error:
             _log.error("the engine cannot be made", exc_info=True)
             return self._end(f"the engine cannot be made: {public(error)}")
-        relay = Agent(self.device, engine.page_capacity, self._relay, engine.alike, self._ran)
+        ahead = looks_ahead(engine)
+        relay = Agent(
+            self.device, engine.page_capacity, self._relay, engine.alike, self._ran, engine.lacks, looks_ahead=ahead
+        )
         self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
         self._link.tell(PeerList(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
@@ -125,7 +128,7 @@ class InlineAgent:
     def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
         self._tally.step(plan, result)
         if result.segments:
-            self._narrator.segments(now, plan.step, tuple(map(_told, result.segments)))
+            self._narrator.segments(now, plan.step, tuple(map(by_models, result.segments)))
 
     def _heard(self, message: Message) -> Message:
         if isinstance(message, AgentHello):
@@ -146,6 +149,6 @@ class InlineAgent:
         return [AgentDown(self.device, reason, planned=planned)] if was_up else []
 
 
-def _told(run: SegmentRun) -> SegmentRun:
+def by_models(run: SegmentRun) -> SegmentRun:
     """What a run tells users: models, as they know them, not stages."""
     return replace(run, models=tuple(dict.fromkeys(_STAGE.sub("", model) for model in run.models)))

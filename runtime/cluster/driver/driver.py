@@ -3,12 +3,11 @@ asked.
 
     open_stream -> Arrive -> Scheduler -> Open, Go -> agents … Done -> Scheduler -> Emit -> Stream     an agent dies -> Down -> another
 
-Contract: to servers it is what `LocalDriver` is. A device that cannot be brought up again ends what cannot run
-without it, with the reason; where nothing is left that could run, and after a defect of the control plane, the
-driver is dead: `alive` is false, `death` says why, every stream ends with an error, none hangs. It knows no HTTP,
-no text, no tensors
-and no processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `sight`
-looks at both.
+Contract: a device that cannot be brought up again ends what cannot run without it, with the reason;
+where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false,
+`death` says why, every stream ends with an error, none hangs. It knows no HTTP, no text, no tensors and no
+processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `sight` looks
+at both.
 """
 
 from __future__ import annotations
@@ -151,9 +150,8 @@ class ClusterDriver(BaseDriver):
         Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as
         `describe`.
         """
-        chain = self.sight.chain(name)
-        if chain is not None:
-            return chain.spec
+        if self.sight.chain(name) is not None:
+            return self._served(name)
         if self._describe is None:
             raise NotServable(f"a cluster serves the models that it was started with, and {name} is not one of them")
         return self.serve(self._describe(name))
@@ -173,7 +171,7 @@ class ClusterDriver(BaseDriver):
         updated = self._change(event, timeout)
         if updated.error:
             raise NotServable(updated.error)
-        return event.chain.spec
+        return self._served(event.chain.model)
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
         """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it
@@ -263,6 +261,13 @@ class ClusterDriver(BaseDriver):
     def _busy(self) -> bool:
         """(A request that was taken is not told to the scheduler at the same moment.)"""
         return len(self._routes) > 0 or not self._conductor.idle
+
+    def _served(self, name: str) -> ModelSpec:
+        """A model with the context that it can have here. Raises NotFound where it has gone meanwhile."""
+        for spec in self.models():
+            if spec.name == name:
+                return spec
+        raise NotFound(f"no model named {name!r} is served")
 
     def _change(self, event: ServeModel | WithdrawModel, timeout: float) -> ModelUpdated:
         return self._answer(self._conductor.change(event), timeout)

@@ -18,7 +18,7 @@ from runtime.chains import Block, BlockUse, Chain
 from runtime.config import EngineConfig
 from runtime.engine.models.load import spec_of
 from runtime.engine.models.registry import dtype_named
-from runtime.engine.models.servable import servable
+from runtime.engine.models.servable import Executor, servable
 from runtime.engine.models.versions import pinned, version_of
 from runtime.kv.pool import PageSizes
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
@@ -37,15 +37,17 @@ class DescribedChain:
 
 
 def describe_chain(
-    store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None
-) -> DescribedChain:
-    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of it,
-    or refuse.
+    store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None,
+    executor: Executor = "paged",
+) -> DescribedChain:  # fmt: skip
+    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of
+    it, or refuse.
 
     Args:
         half_page: bytes of K in a page, the same on all devices (`engine.models.registry.half_page`).
-        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is stored
-            beside the old one.
+        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is
+            stored beside the old one.
+        executor: which one is to run it.
 
     Raises:
         NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
@@ -54,7 +56,7 @@ def describe_chain(
         name = catalog.resolve(name)
         manifest, chain = catalog.model(name), tuple(catalog.chain(name))
     dtype = None if config.dtype is None else dtype_named(config.dtype)
-    found = servable(store, manifest, dtype)
+    found = servable(store, manifest, dtype, executor)
     layers = sum(_attends(placed.component) for placed in manifest.components)
     pages = PageSizes(config.kv_cache_memory_bytes, half_page)
     spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))

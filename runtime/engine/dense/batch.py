@@ -52,10 +52,10 @@ class DenseBatch:
         )
 
     def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
-        """What the policy is to see. `rows`: of the plan; `others`: pages in use outside of this lane, see
-        `LaneView`.
+        """What the policy is to see, in rank order. `rows`: of the plan; `others`: pages in use outside of this
+        lane, see `LaneView`.
         """
-        named = {row.seq: row for row in rows}
+        named = {row.seq: row for row in self._ranked(rows)}
         seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
         finished = tuple(self.slab.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
         spec = self.model.spec
@@ -82,6 +82,28 @@ class DenseBatch:
         at = self.seats.index(seq)
         self._kept[seq] = self.slab.take(at)
         self._leave(at)
+
+    def cost(self, tokens: int) -> int:
+        """Pages that so many tokens of one sequence take beside the batch."""
+        return self._pages(1, tokens)
+
+    def copy(self, seq: str, source: str, tokens: int, *, moves: bool) -> None:
+        """Keep the K and V of another sequence's first tokens for one that begins with them. `moves`: the other,
+        which is kept beside the batch, is left with nothing. Raises ValueError if it has fewer."""
+        held = self._kept.get(source)
+        if held is None and source in self.seats:
+            held, moves = self.slab.take(self.seats.index(source)), True
+        if held is None or held.tokens < tokens:
+            raise ValueError(f"{source} has no {tokens} tokens to begin with")
+        made = SavedKV(tokens, [], [])
+        for layer in range(len(held.k)):
+            for kept, given in ((made.k, held.k), (made.v, held.v)):
+                kept.append(given[layer][:tokens].clone())
+                if moves:
+                    given[layer] = given[layer][:0]
+        if moves:
+            self._kept.pop(source, None)
+        self._kept[seq] = made
 
     def clear(self) -> None:
         """Drop the rows whose sequences have ended."""
@@ -170,8 +192,14 @@ class DenseBatch:
         priority = self.model.sequences[seq].request.priority
         if row is None:  # it has no turn: what it has is counted by its span
             return RowView(seq, span, 0, span, priority)
-        prompt = len(row.tokens) > 1 or row.start == 0 or not row.sample
-        return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
+        return RowView(seq, row.start, len(row.tokens), span, priority, _is_prompt(row))
+
+    def _ranked(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows that decode, then prompts; each by arrival. (ModelBatch that were put off come first in a plan,
+        whatever their rank.)
+        """
+        order = {seq: (held.request.arrival, at) for at, (seq, held) in enumerate(self.model.sequences.items())}
+        return sorted(rows, key=lambda row: (_is_prompt(row), *order[row.seq]))
 
     def _opened(self, slab: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
         """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence
@@ -201,6 +229,11 @@ class DenseBatch:
 
     def _pages(self, rows: int, columns: int) -> int:
         return rows * -(-columns // self.model.spec.page_tokens) * self.model.spec.kv_layers
+
+
+def _is_prompt(row: Row) -> bool:
+    """Whether a row runs (a part of) its prompt rather than its next token."""
+    return len(row.tokens) > 1 or row.start == 0 or not row.sample
 
 
 def rows_by_model(rows: Iterable[Row]) -> Mapping[str, list[Row]]:

@@ -1,10 +1,13 @@
 """The dense executor (Baton): one left-padded batch per model; a step runs all of them together, and prompts apart
 where that is asked for.
 
-Implements `runtime.types.Engine`. A plan's rows are what may run. Who of them sits in a slot, comes in, goes out or
-waits is decided by `runtime.policy.batching.dense`, for it depends on the shapes of batches, which only the executor
-has; who waits is named in the result's `deferred`. Memory is counted in the pages of the device that the plan's maker
-counts in, padding included.
+Implements `runtime.chains.StageEngine` for whole chains. A plan's rows are what may run. Which of them sits in a
+slot, comes in, goes out or waits is decided by `runtime.policy.batching.dense`, for it depends on the shapes of
+batches, which only the executor has; those that wait are named in the `deferred` of the result. Memory is counted
+in the pages of the device that the plan's maker counts in, padding included.
+
+K and V are kept by sequence, not in pages: a sequence that begins as another one gets a copy of that one's first
+tokens (`StepPlan.copied`), and none moves to another device.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from runtime.chains import Array, Lack, Likeness, Stage, StageResult
 from runtime.config import EngineConfig
 from runtime.engine.dense.batch import DenseBatch, rows_by_model
 from runtime.engine.dense.context import DenseContexts, PaddedBatch
@@ -22,9 +26,11 @@ from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.sampling.output import Outcome
 from runtime.engine.sampling.sampler import Largest
 from runtime.engine.step.runner import StepRun
+from runtime.engine.tensors.convert import likeness
 from runtime.kv.pool import PageSizes
 from runtime.policy.batching.dense import LaneDecision, decide_lane
-from runtime.types import EngineMemory, Finished, Launched, ModelSpec, Row, SegmentRun, StepPlan, StepResult
+from runtime.types import Copied, EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult
+from zoo.errors import NotServable
 from zoo.store import Store
 
 
@@ -34,65 +40,70 @@ class DenseEngine:
 
     Args:
         store: where the weights are.
-        config: device, memory for K and V, page size, dtype; `dense` says how slots are filled.
-        names: models to load now; the one with the largest KV per token fixes the bytes of a page.
-
-    Raises:
-        NotServable, NotFound, AmbiguousName, DamagedObject: as loading does.
+        config: device, memory for K and V, dtype; `dense` says how slots are filled.
+        half_page: bytes of K (and of V) in a page (`engine.models.registry.half_page`).
+        device: its name in paths; that of the hardware if there is none.
     """
 
-    def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
+    lacks: frozenset[Lack] = frozenset(("parts", "pages"))
+
+    def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
         self._config = config
+        self._device = device or config.device
         self._residents = ModelRegistry(store, config, "dense")
-        self._sizes = PageSizes(config.kv_cache_memory_bytes, self._residents.half_page(names))
+        self._sizes = PageSizes(config.kv_cache_memory_bytes, half_page)
         self._lanes: dict[str, DenseBatch] = {}
         self.idle = IdleCounts()
         self.peak_pages = 0
-        for name in names:
-            self.load(name)
 
     @property
     def device(self) -> str:
-        return self._config.device
+        return self._device
 
     @property
     def page_capacity(self) -> int:
         return self._sizes.count
 
     @property
+    def page_bytes(self) -> int:
+        return 2 * self._sizes.half_bytes
+
+    @property
     def pages_used(self) -> int:
         """Pages that batches and what is kept beside them take now, padding included."""
         return sum(lane.pages for lane in self._lanes.values())
-
-    def models(self) -> tuple[ModelSpec, ...]:
-        return self._residents.specs()
 
     @property
     def largest(self) -> Largest:
         """How this device finds greedy rows' tokens."""
         return self._residents.units.operations.largest
 
-    def load(self, name: str) -> ModelSpec:
-        """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
-        model = self._residents.load(name, self._sizes)
-        if model.spec.name not in self._lanes:
-            self._lanes[model.spec.name] = DenseBatch(model, self._residents.units.device, self._config.dense)
+    def load(self, stage: Stage) -> ModelSpec:
+        """Make a chain ready; one that is loaded already costs nothing. Raises NotServable for a part of one, else
+        as `ModelRegistry.load`.
+        """
+        model = self._residents.load(stage.model, self._sizes, stage)
+        if not (model.has_embedding and model.has_head):
+            self._residents.unload(stage.id)
+            raise NotServable(f"{stage.id}: the dense executor runs whole chains only")
+        if stage.id not in self._lanes:
+            self._lanes[stage.id] = DenseBatch(model, self._residents.units.device, self._config.dense)
         return model.spec
 
-    def unload(self, name: str) -> None:
-        """Drop a model; what no other model uses is freed. Raises NotFound."""
-        self._residents.unload(name)
-        del self._lanes[name]
+    def unload(self, stage: Stage) -> None:
+        """Drop a chain; what no other one uses is freed. Raises NotFound."""
+        self._residents.unload(stage.id)
+        del self._lanes[stage.id]
 
     def memory(self) -> EngineMemory:
         return EngineMemory(
-            self._residents.units.nbytes, self._residents.bytes_alone(), 2 * self._sizes.count * self._sizes.half_bytes
+            self._residents.units.nbytes, self._residents.bytes_alone(), self._sizes.count * self.page_bytes
         )
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         begin = time.perf_counter_ns()
-        self._forget(plan.released)
+        self._release(plan)
         for opened in plan.opened:
             self._residents.models[opened.request.model].open(opened.request, opened.output)
         step = _DenseStep(self, self._lanes, rows_by_model(plan.rows))
@@ -101,19 +112,24 @@ class DenseEngine:
         deferred = tuple(row.seq for row in plan.rows if row.seq not in step.ran)
         outcome = step.outcome
         busy = time.perf_counter_ns() - begin
-        return StepResult(
-            plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.wasted
+        segments = tuple(step.segments)
+        return StageResult(
+            StepResult(plan.step, outcome.sampled, outcome.prompts, segments, busy, deferred, step.idle.wasted), {}
         )
 
-    @property
-    def ahead(self) -> bool:
-        """Never: who of a plan runs is decided with the batches at hand, so what the next one may be is not known
-        before.
-        """
-        return False
+    def beside(self) -> None:
+        """There is no lane beside: stand-ins are parts of chains."""
 
-    def launch(self, plan: StepPlan) -> Launched:
-        return Finished(self.execute(plan))
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        """Raises NotServable."""
+        raise NotServable("the dense executor keeps K and V by sequence, not in pages")
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        """Raises as `read_pages`."""
+        self.read_pages(pages)
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        return likeness(a, b)
 
     def decide(self, lane: DenseBatch, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
         """What a lane does with these rows of the plan."""
@@ -123,11 +139,40 @@ class DenseEngine:
         """Pages that a batch may take to grow into, when so many are in use."""
         return max(0, int(self._config.dense.low * self._sizes.count) - pages)
 
-    def run(self, batches: Mapping[str, PaddedBatch]) -> StepRun:
+    def step_run(self, batches: Mapping[str, PaddedBatch]) -> StepRun:
         """A run over open windows."""
         units = self._residents.units
         rows = {name: batch.rows for name, batch in batches.items()}
         return StepRun(rows, DenseContexts(batches, units), units.device, self._config.trace_segments)
+
+    def _release(self, plan: StepPlan) -> None:
+        """Forget what is released, each as soon as no copy needs it: what a copy takes may be what others have
+        given back.
+        """
+        left = [(one.source, one.opened.request.seq) for one in plan.copied]
+        involved = {name for names in left for name in names}
+        self._forget([seq for seq in plan.released if seq not in involved])
+        for one in plan.copied:
+            names = left.pop(0)
+            over = [seq for seq in plan.released if seq in names and not any(seq in later for later in left)]
+            self._copy(one, one.source in over)
+            self._forget(over)
+
+    def _copy(self, one: Copied, leaves: bool) -> None:
+        """Learn a sequence that begins as another one; `leaves`: the other is released in the same plan, so that
+        memory has room for both only if the other's K and V go over, and are not copied."""
+        lane, request = self._lanes[one.opened.request.model], one.opened.request
+        lane.model.open(request, one.opened.output)
+        if self.pages_used + lane.cost(one.tokens) > self.page_capacity:
+            for each in self._lanes.values():
+                each.park()
+        lane.copy(
+            request.seq,
+            one.source,
+            one.tokens,
+            moves=leaves and self.pages_used + lane.cost(one.tokens) > self.page_capacity,
+        )
+        self.peak_pages = max(self.peak_pages, self.pages_used)
 
     def _forget(self, released: Sequence[str]) -> None:
         """Finished rows stay in their slots until their batch is done in the modes that run batches to completion."""
@@ -203,7 +248,7 @@ class _DenseStep:
 
     def _execute(self, batches: Mapping[str, PaddedBatch]) -> None:
         self._engine.peak_pages = max(self._engine.peak_pages, self._engine.pages_used)
-        run = self._engine.run(batches)
+        run = self._engine.step_run(batches)
         self._outcomes.append(run.execute(self._engine.largest))
         self.segments.extend(run.segments)
         for name, batch in batches.items():

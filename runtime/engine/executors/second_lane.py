@@ -92,7 +92,9 @@ class SecondLane:
             self._theirs.tell(plan.released)
             self.released.tell(plan.released)
             mine = replace(plan, released=self.released.take())
-            result = stepped(self._models, self._units, self._pool, self._trace, mine, inputs, stays=self._stays)
+            result = stepped(
+                self._models, self._units, self._pool, self._trace, mine, inputs, stays=self._stays
+            ).result()
             if self._stream is not None:
                 self._stream.synchronize()  # pages that go from one lane to the other are written by then
         return result

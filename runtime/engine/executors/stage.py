@@ -12,19 +12,21 @@ pages, is in the plan.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.chains import Array, Likeness, Stage, StageResult, StepRunner
-from runtime.config import DirectConfig, EngineConfig
+from runtime.chains import Array, Lack, LaunchedStep, Likeness, Stage, StageResult, StepRunner
+from runtime.config import AheadChoice, DirectConfig, EngineConfig
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
-from runtime.engine.executors.stage_step import stepped
+from runtime.engine.executors.stage_step import Begun, stepped
 from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.recording.graphs import graphs_for
+from runtime.engine.sampling.output import Sampling
 from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
@@ -40,8 +42,8 @@ class StagedEngine:
 
     Args:
         store: where the weights are.
-        config: device, pool size, dtype, and whether decodes are recorded. `page_tokens` and `async_scheduling` are not
-            read: whoever hands hidden states on must have them, and what is sampled goes to a scheduler first.
+        config: device, pool size, dtype, whether decodes are recorded, and whether steps are launched before those
+            before them are over. `page_tokens` is not read.
         half_page: bytes of K (and of V) in a page, the same on all devices (`engine.models.registry.half_page`).
         device: its name in paths; that of the hardware if there is none.
     """
@@ -52,14 +54,18 @@ class StagedEngine:
         self._residents = ModelRegistry(store, config, "paged")
         self._pool = PagePool(config.kv_cache_memory_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
+        self._ahead = launches_ahead(config.async_scheduling, self._residents.units.device)
+        kernels = self._residents.units.kernels
         self._again = (
-            DecodeReuse(self._residents.units)
-            if self._residents.units.kernels is not None and not self._trace
-            else None
+            DecodeReuse(self._residents.units) if kernels is not None and not self._trace and not self._ahead else None
         )
+        self._before: Sampling | None = None
+        self._over = 0  # when a result was last read
         self._turn, self._released = threading.Lock(), ReleasedTables(self._residents.models)
         self._beside: SecondLane | None = None
         self._stays = False
+
+    lacks: frozenset[Lack] = frozenset()
 
     @property
     def device(self) -> str:
@@ -92,39 +98,50 @@ class StagedEngine:
             self._forget()
             self._residents.unload(stage.id)
 
+    @property
+    def ahead(self) -> bool:
+        """(A lane beside takes no steps before they are over.)"""
+        return self._ahead and self._beside is None
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
+        """Begin a step. Raises ValueError for rows without what they start from, or with what does not fit them."""
+        before, self._before = self._before, None
+        begun = self._begin(plan, inputs, before)
+        self._before = begun.sampling
+        return _Launched(self, begun)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
-        residents = self._residents
+        """Run one step. Raises as `launch`."""
         if self._beside is None:
-            return stepped(
-                residents.models,
-                residents.units,
-                self._pool,
-                self._trace,
-                plan,
-                inputs,
-                self._graphs,
-                self._again,
-                self._stays,
-            )
+            return self._begin(plan, inputs).result()
         with self._turn:
             self._beside.released.tell(plan.released)
             self._released.tell(plan.released)
-            mine = replace(plan, released=self._released.take())
-            result = stepped(
-                residents.models,
-                residents.units,
-                self._pool,
-                self._trace,
-                mine,
-                inputs,
-                self._graphs,
-                self._again,
-                self._stays,
-            )
+            result = self._begin(replace(plan, released=self._released.take()), inputs).result()
             self._finish()
         return result
+
+    def busy_since(self, begin: int) -> int:
+        """Nanoseconds that a step which is over now has had this device, if it came to it at `begin`."""
+        since, self._over = max(begin, self._over), time.perf_counter_ns()
+        return self._over - since
+
+    def _begin(self, plan: StepPlan, inputs: Mapping[str, Array], before: Sampling | None = None) -> Begun:
+        residents = self._residents
+        return stepped(
+            residents.models,
+            residents.units,
+            self._pool,
+            self._trace,
+            plan,
+            inputs,
+            self._graphs,
+            self._again,
+            self._stays,
+            before,
+        )
 
     def beside(self) -> StepRunner:
         units, models = self._residents.units, self._residents.models
@@ -185,3 +202,20 @@ class StagedEngine:
         """What one lane has written is there when the other one reads it."""
         if self._residents.units.device.type == "cuda":
             torch.cuda.current_stream(self._residents.units.device).synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """`LaunchedStep`: what it computes is under way."""
+
+    engine: StagedEngine
+    begun: Begun
+
+    def result(self) -> StageResult:
+        told = self.begun.result()
+        return replace(told, result=replace(told.result, busy=self.engine.busy_since(self.begun.begin)))
+
+
+def launches_ahead(choice: AheadChoice, device: torch.device) -> bool:
+    """Whether steps on this device are launched before the ones before are read."""
+    return choice == "on" or (choice == "auto" and device.type != "cpu")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,12 +16,31 @@ from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.recording.graphs import Graphs
-from runtime.engine.sampling.output import sampling_of, wanted_of
+from runtime.engine.sampling.output import Outcome, Sampling, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.decode_reuse import DecodeReuse, ReusedStep
 from runtime.engine.tensors.convert import gather, gathered, whole_of
 from runtime.kv.pool import PagePool
 from runtime.types import StepPlan, StepResult
+
+_NOTHING = Outcome((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step that is under way: what it computes is on the device until it is read. `begin`: when it began, in ns."""
+
+    step: int
+    begin: int
+    sampling: Sampling | None
+    made: ReusedStep
+
+    def result(self) -> StageResult:
+        outcome = self.made.outcome if self.sampling is None else self.sampling.read()
+        busy = time.perf_counter_ns() - self.begin
+        return StageResult(
+            StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy), self.made.outputs
+        )
 
 
 def stepped(
@@ -34,9 +53,11 @@ def stepped(
     graphs: Graphs | None = None,
     again: DecodeReuse | None = None,
     stays: bool = False,
-) -> StageResult:
-    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before. `stays`: what
-    goes on to other stages stays on this device, for whoever takes it on.
+    before: Sampling | None = None,
+) -> Begun:
+    """Begin one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before.
+    `stays`: what goes on to other stages stays on this device, for whoever takes it on. `before`: what the step
+    before has sampled, which rows may await.
 
     Raises ValueError for rows without what they start from, or with what does not fit them.
     """
@@ -48,11 +69,19 @@ def stepped(
         if again is None
         else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
     )
-    if made is None:
-        made = _ran(models, units, pool, trace, plan, inputs, graphs, again, stays)
-    busy = time.perf_counter_ns() - begin
-    return StageResult(
-        StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs
+    if made is not None:
+        return Begun(plan.step, begin, None, made)
+    batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan, before).items()}
+    logits = None if graphs is None else graphs.forward(batches)
+    if logits is not None:
+        return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
+    run = eager(batches, units, pool, trace)
+    sampling = run.sample(units.operations.largest, before)
+    if again is not None:
+        sampling.read()
+        again.ran(plan, batches, run)
+    return Begun(
+        plan.step, begin, sampling, ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
     )
 
 
@@ -66,36 +95,18 @@ def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], st
     return arrays[0] if len(arrays) == 1 else {name: array for one in arrays for name, array in one.items()}
 
 
-def _ran(
-    models: Mapping[str, LoadedModel],
-    units: ComponentPool,
-    pool: PagePool,
-    trace: bool,
-    plan: StepPlan,
-    inputs: Mapping[str, Array],
-    graphs: Graphs | None,
-    again: DecodeReuse | None,
-    stays: bool,
-) -> ReusedStep:
-    batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan).items()}
-    logits = None if graphs is None else graphs.forward(batches)
-    if logits is not None:
-        return _replayed(batches, units, logits, stays)
-    run = eager(batches, units, pool, trace)
-    outcome = run.execute(units.operations.largest)
-    if again is not None:
-        again.ran(plan, batches, run)
-    return ReusedStep(outcome, _outputs(batches, run.behind, stays), tuple(run.segments))
-
-
 def _replayed(
-    batches: Mapping[str, ModelBatch], units: ComponentPool, made: Mapping[str, Tensor], stays: bool
-) -> ReusedStep:
+    batches: Mapping[str, ModelBatch],
+    units: ComponentPool,
+    made: Mapping[str, Tensor],
+    stays: bool,
+    before: Sampling | None,
+) -> tuple[Sampling, ReusedStep]:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
-    outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
+    sampling = sampling_of(batches, wanted, made, units.operations.largest, before)
     # The next replay writes over them, and whoever they go to may read them later.
     behind = {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}
-    return ReusedStep(outcome, _outputs(batches, behind, stays))
+    return sampling, ReusedStep(_NOTHING, _outputs(batches, behind, stays))
 
 
 def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device) -> ModelBatch:

@@ -1,1 +1,0 @@
-"""Engines without tensors, for tests: their tokens depend on every bit of state."""

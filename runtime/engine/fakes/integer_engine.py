@@ -1,11 +1,11 @@
 """A stage engine without tensors, whose every token depends on every bit of state: hidden states, K and V are integers.
 It trusts nobody.
 
-What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given into
-its layer's page, in K's half, and its square in V's, and reads what the pages of all tokens so far hold. So a page that
-is wrong, missing, stale, or another's changes every later token, unless all differences happen to cancel.
-Log-probabilities are the fake engine's (`engine.fakes.fake`). A step over n tokens takes `alpha + beta * n`
-nanoseconds; `pace` may spend them for real.
+What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given
+into its layer's page, in K's half, and its square in V's, and reads what the pages of all tokens so far hold. So a
+page that is wrong, missing, stale, or another's changes every later token, unless all differences happen to cancel.
+Every log-probability is -1, the k-th alternative's -1-k (`fakes.tokens`). A step over n tokens takes `alpha + beta
+* n` nanoseconds; `pace` may spend them for real.
 
 Contract: `runtime.chains.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from
 what went before. What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
-from runtime.chains import Array, Likeness, Stacked, Stage, StageResult, StepRunner
-from runtime.engine.fakes.fake import FakeFault, require
+from runtime.chains import Array, Lack, Likeness, Stacked, Stage, StageResult, StepRunner
+from runtime.engine.fakes.faults import FakeFault, require
 from runtime.engine.fakes.integer_lanes import IntegerLanes
 from runtime.engine.fakes.integer_model import (
     PRIME,
@@ -75,11 +75,12 @@ class IntegerEngine:
         fail_at: Iterable[int] = (),
         rewrites: bool = False,
         pace: Callable[[int], None] | None = None,
+        lacks: Iterable[Lack] = (),
     ) -> None:
         self._models = {model.spec.name: model for model in models}
         self._device, self._capacity, self._page_bytes = device, page_capacity, page_bytes
         self._alpha, self._beta, self._fail_at = alpha, beta, frozenset(fail_at)
-        self._rewrites = rewrites
+        self._rewrites, self._lacks = rewrites, frozenset(lacks)
         self._pool = bytearray(page_capacity * page_bytes)
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
@@ -92,6 +93,10 @@ class IntegerEngine:
     @property
     def device(self) -> str:
         return self._device
+
+    @property
+    def lacks(self) -> frozenset[Lack]:
+        return self._lacks
 
     @property
     def page_capacity(self) -> int:

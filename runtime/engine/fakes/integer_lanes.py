@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from runtime.chains import Array, StageResult
-from runtime.engine.fakes.fake import require
+from runtime.engine.fakes.faults import require
 from runtime.types import StepPlan
 
 #: How long a step waits for those before it, in seconds.

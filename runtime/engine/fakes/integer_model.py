@@ -5,9 +5,8 @@ A component with seed s maps the value x of the token at position p (the first c
 
     (2s + 3) x + 5s + 7 + (11s + 13) p + sum over q <= p of (q + 1) (k_q + v_q)          mod 2**31 - 1
 
-where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The token is
-the last one's value mod vocab_size, moved on from ends that `min_tokens` forbids as the fake engine does
-(`engine.fakes.fake`).
+where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The
+token is the last one's value mod vocab_size, moved on from ends that `min_tokens` forbids (`fakes.tokens.allowed`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from runtime.chains import Block, BlockUse, Chain
-from runtime.engine.fakes.fake import allowed, alternatives, ends_of
+from runtime.engine.fakes.tokens import allowed, alternatives, ends_of
 from runtime.types import Logprob, ModelSpec, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest
 
 #: Values are below it.

@@ -246,7 +246,8 @@ class Admission:
         devices, config = self._state.devices, self._state.config
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
             return False
-        groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
+        copies = any(devices[name].copies for name in route.devices)
+        groups = groups_for(member.chain.spec, member.tokens) - (0 if match is None or copies else match.groups)
         needs = {name: pages * groups for name, pages in route.weights}
         slack = {
             name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0

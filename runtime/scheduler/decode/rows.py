@@ -8,7 +8,7 @@ rank always goes on. Sequences that find no pages are `starved` until some are g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from runtime.kv.pages import groups_for
 from runtime.messages import RowsDone, RowsLost, SpeculationResult
@@ -54,7 +54,10 @@ class DecodeLoop:
                 member.predicted.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
                 self._advance_predicted(member, now)
                 continue
-            if count != member.issued:
+            earlier = done.earlier[at] if done.earlier else ()
+            if (count != member.issued or earlier) and not (
+                sampled is not None and len(earlier) + 1 == count <= member.issued
+            ):
                 self._state.tally.failed_steps += 1
                 why = f"{done.device} says that it has run {count} tokens, of {member.issued}"
                 self._seating.end(member, "error", now, why)
@@ -68,7 +71,7 @@ class DecodeLoop:
                 made += 1
                 self._emit(member, sampled, (), now)
             else:
-                self._advance(member, count, sampled, scores.get(seq, ()), now)
+                self._advance(member, count, sampled, scores.get(seq, ()), now, earlier)
             if member.path:
                 ready.append(member)
         self._state.tally.generated_tokens += made
@@ -148,6 +151,7 @@ class DecodeLoop:
         sampled: Sampled | None,
         scores: tuple[PromptLogprobs, ...],
         now: int,
+        earlier: Sequence[Sampled] = (),
     ) -> None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
         tally = self._state.tally
@@ -164,10 +168,15 @@ class DecodeLoop:
             return
         if not member.output:
             tally.prompt_tokens += len(member.request.prompt)
-        fresh = member.computed + 1 - member.tokens  # more than one only behind a stride
+        fresh = member.computed + 1 - member.tokens  # more than one only behind a decode credit
         member.phase = "decode"
-        member.output.extend([sampled.token] * fresh)
         tally.generated_tokens += fresh
+        for one in earlier:
+            member.output.append(one.token)
+            self._emit(member, one, (), now)
+            if member.seq not in self._state.running:
+                return  # what a device tells beyond an end is nobody's
+        member.output.extend([sampled.token] * (fresh - len(earlier)))
         told = tuple(member.prompt_logprobs)
         if told:
             member.prompt_logprobs.clear()

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from runtime.chains import Stage
+from runtime.chains import Lack, Stage
 from runtime.messages import AgentHello
 from runtime.types import ModelSpec
 
@@ -39,11 +39,12 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """What stays as long as a device lives. `server`: the machine that it is on; `pid`: its agent's process there, 0 if
-    it has none; `inputs`: bytes that it keeps of what came into its stages."""
+    it has none; `inputs`: bytes that it keeps of what came into its stages; `lacks`: what its engine cannot do."""
 
     server: str = ""
     pid: int = 0
     inputs: int = 0
+    lacks: tuple[Lack, ...] = ()
 
 
 @dataclass(slots=True)
@@ -208,6 +209,11 @@ class Device:
     alive: bool = True
     final: bool = False
 
+    @property
+    def copies(self) -> bool:
+        """Whether a shared prefix is there once for each of its sequences: the engine cannot share pages."""
+        return "pages" in self.facts.lacks
+
 
 class Devices:
     """`loads`: sequences by device, as `policy.routing.paths` wants them. `living`: devices that are alive, by name."""
@@ -236,7 +242,7 @@ class Devices:
     def up(self, ready: AgentHello) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        facts = DeviceFacts(ready.server, ready.pid, ready.inputs)
+        facts = DeviceFacts(ready.server, ready.pid, ready.inputs, ready.lacks)
         made = Device(ready.device, facts, DevicePages(ready.page_capacity, ready.page_bytes), Plan(ready.weights))
         if known is not None:
             made.plan = Plan(ready.weights, known.plan.blocks, known.plan.nbytes)

@@ -69,6 +69,12 @@ class Migrations:
         (`policy.migration.recompute_source`). Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
+        if any(
+            self._state.devices[name].copies
+            for name in (*member.place.devices, target)
+            if self._state.devices.alive(name)
+        ):
+            return "K and V of the dense executor stay on their device"
         if (
             not member.path
             or member.waits.move

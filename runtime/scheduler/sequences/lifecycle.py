@@ -142,10 +142,11 @@ class SequenceLifecycle:
         groups = member.computed // spec.page_tokens
         if not groups or (member.shared.beginning is not None and member.shared.beginning.known >= groups):
             return
+        marks = member.mark()  # first: they may be the first ones, of a sequence that was not to share
         if member.shared.beginning is None:
             shelf = self._state.prefixes.shelf(member.realm, member.path)
-            member.shared.beginning = CachedPrefix(member.seq, member.pages.holding, member.shared.marks, shelf)
-        self._state.prefixes.reaches(member.shared.beginning, min(groups, len(member.mark())))
+            member.shared.beginning = CachedPrefix(member.seq, member.pages.holding, marks, shelf)
+        self._state.prefixes.reaches(member.shared.beginning, min(groups, len(marks)))
 
     def hide(self, member: ScheduledSequence) -> None:
         """It may not be found any more."""
@@ -222,7 +223,12 @@ class SequenceLifecycle:
             member.pages.holding = ledger.take((*places, *stand_in), member.pages.groups)
             return None
         other, tokens = match.beginning, match.groups * member.spec.page_tokens
-        member.pages.holding = ledger.take(places, member.pages.groups, other.holding, match.groups)
+        copies = any(self._state.devices[name].copies for name in member.place.devices)
+        member.pages.holding = (
+            ledger.take(places, member.pages.groups)
+            if copies
+            else ledger.take(places, member.pages.groups, other.holding, match.groups)
+        )
         member.computed = tokens
         self._state.tally.shared += 1
         self._state.tally.shared_tokens += tokens

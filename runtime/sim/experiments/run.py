@@ -163,7 +163,9 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
     engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
-    return Node(Agent(name, pages, policy.relay, engine.alike), engine, scenario.cluster.weight_bytes, lanes=lanes)
+    return Node(
+        Agent(name, pages, policy.relay, engine.alike, strides=True), engine, scenario.cluster.weight_bytes, lanes=lanes
+    )
 
 
 def _played(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from runtime.chains import Array, Likeness, Stage, StageResult
+from runtime.chains import Array, Lack, Likeness, Stage, StageResult
 from runtime.sim.cost.hardware import Gpu, ServerSpec
 from runtime.sim.cost.steps import Pricing, StepPiece
 from runtime.sim.models.family import SimulatedFamily
@@ -68,6 +68,8 @@ class SimEngine:
         pricing: of devices like this one, theirs together; one of its own where there is none.
         right: the part of predictions that are, evenly; by default as many as the paper's.
     """
+
+    lacks: frozenset[Lack] = frozenset()
 
     def __init__(
         self,

@@ -23,10 +23,10 @@ from runtime.bench.inside import DriverClient
 from runtime.bench.memory import listener, peak_bytes
 from runtime.bench.summary import Slo, summarize
 from runtime.bench.workload import Workload, WorkloadRequest, WorkloadSettings, build
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fakes.fake import FakeEngine
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
+from tests.runtime.cluster.whole import WholeEngine, inline
 from tests.runtime.server.conftest import tokenizer  # noqa: F401
 from tests.runtime.server.harness import BASE, FINE, running
 from zoo.errors import InputError, Unavailable
@@ -239,33 +239,33 @@ def test_addresses() -> None:
         base_of("http://me:secret@h:1")
 
 
-def in_driver(engine: FakeEngine, act: Callable[[LocalDriver], Coroutine[Any, Any, list[Answer]]]) -> list[Answer]:
-    with LocalDriver(engine, BatchingConfig()) as driver:
+def in_driver(engine: WholeEngine, act: Callable[[ClusterDriver], Coroutine[Any, Any, list[Answer]]]) -> list[Answer]:
+    with inline(engine) as driver:
         return asyncio.run(act(driver))
 
 
 def test_the_same_workload_straight_through_the_driver() -> None:
     workload = build(SETTINGS, (BASE.name, FINE.name))
 
-    async def act(driver: LocalDriver) -> list[Answer]:
+    async def act(driver: ClusterDriver) -> list[Answer]:
         return await drive(workload, DriverClient(driver, WallClock()), WallClock())
 
-    answers = in_driver(FakeEngine((BASE, FINE), 512), act)
+    answers = in_driver(WholeEngine((BASE, FINE), 512), act)
     assert [(answer.error, answer.tokens, answer.number) for answer in answers] == [
         (None, 32, number) for number in range(12)
     ]
-    failing = in_driver(FakeEngine((BASE, FINE), 512, fail_at=(2,)), act)
+    failing = in_driver(WholeEngine((BASE, FINE), 512, fail_at=(2,)), act)
     kinds = {answer.error for answer in failing}
     assert kinds == {"engine", None} and all("FakeFault" in (answer.heard.detail or "FakeFault") for answer in failing)
 
 
 def test_the_driver_takes_no_texts_and_refuses_what_does_not_fit() -> None:
-    async def text(driver: LocalDriver) -> list[Answer]:
+    async def text(driver: ClusterDriver) -> list[Answer]:
         return await drive(
             Workload((WorkloadRequest(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock()
         )
 
-    async def long(driver: LocalDriver) -> list[Answer]:
+    async def long(driver: ClusterDriver) -> list[Answer]:
         return await drive(
             Workload((WorkloadRequest(0, 0.0, BASE.name, (5,) * 999, 2),)),
             DriverClient(driver, WallClock()),
@@ -273,8 +273,8 @@ def test_the_driver_takes_no_texts_and_refuses_what_does_not_fit() -> None:
         )
 
     with pytest.raises(InputError, match="tokenizer"):
-        in_driver(FakeEngine((BASE,), 512), text)
-    (answer,) = in_driver(FakeEngine((BASE,), 512), long)
+        in_driver(WholeEngine((BASE,), 512), text)
+    (answer,) = in_driver(WholeEngine((BASE,), 512), long)
     assert answer.error == "engine" and answer.tokens == 0
 
 

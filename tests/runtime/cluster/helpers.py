@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from runtime.cluster.local import LocalDriver
+from runtime.chains import Array, Stage, StageResult
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.streams.streams import Stream
-from runtime.config import BatchingConfig
-from runtime.engine.fakes.fake import FakeEngine, answer
-from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, StepResult, TokenEvent
+from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, TokenEvent
+from tests.runtime.cluster.whole import WholeEngine, answer, inline
 from tests.runtime.virtual import spec
 
 M = spec(max_model_len=4096)
@@ -40,24 +40,24 @@ class Gate:
         self.passes.release(steps)
 
 
-class Broken(FakeEngine):
+class Broken(WholeEngine):
     """Raises what it is told to, at every step."""
 
-    error: Exception | None = None
+    error: BaseException | None = None
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         if self.error is not None:
-            self._failed = True
+            self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
             raise self.error
-        return super().execute(plan)
+        return super().run(plan, inputs)
 
-    def lose(self, _name: str = "") -> ModelSpec:
+    def lose(self, stage: Stage) -> ModelSpec:
         raise EngineLost("the device is gone")
 
 
 @contextmanager
-def driver(engine: FakeEngine | None = None, **config: Any) -> Iterator[LocalDriver]:
-    one = LocalDriver(engine or FakeEngine([M], 4000), BatchingConfig(**config))
+def driver(engine: WholeEngine | None = None, **config: Any) -> Iterator[ClusterDriver]:
+    one = inline(engine or WholeEngine([M], 4000), **config)
     try:
         yield one
     finally:

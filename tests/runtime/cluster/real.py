@@ -23,17 +23,16 @@ from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.launcher import AgentLauncher
 from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
-from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, DirectConfig, EngineConfig
+from runtime.config import AgentConfig, ClusterConfig, DirectConfig, EngineConfig
 from runtime.control.scheduler_io import Tick
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.virtual import ListTrace
@@ -78,13 +77,13 @@ def answers_of(bench: Bench) -> dict[Question, list[int]]:
     """What each model gives alone, transformers' own for foundations."""
     answers: dict[Question, list[int]] = {}
     for model in MODELS:
-        engine = PagedEngine(bench.store, CONFIG, [model])
+        engine = PagedDevice(bench.store, CONFIG, [model])
         stock = reference(bench.folders[model]) if model in ("llama", "neox") else None
         for question, prompt in questions().items():
             if question[0] != model:
                 continue
             asked = {0: [SequenceRequest("a", "a", model, prompt, SAMPLING)]}
-            answers[question] = drive(engine, asked, BatchingConfig(8)).tokens("a")
+            answers[question] = drive(engine, asked, Limits(8)).tokens("a")
             if stock is not None:
                 assert same_tokens(stock, prompt, greedy(stock, prompt, COUNT), answers[question]) == COUNT
     return answers

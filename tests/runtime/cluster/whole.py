@@ -1,98 +1,109 @@
-"""An engine of whole models as a stage engine, for one agent alone: the driver and the HTTP of stored models, tokens
-worked out by hand.
+"""One device with models that are known by their specs only, over an engine of integers: the driver and the HTTP of
+stored models.
 
-A stage is a model's whole chain here, and known to the engine by the model's name; tables' names are the engine's
-sequences.
+A model is its blocks in a row: the first one has all layers that attend, each other one is one component. Blocks of
+one name are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from msgspec import structs
-
-from runtime.agent.speculation.hop import same_bits
-from runtime.chains import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
+from runtime.chains import Array, Block, BlockUse, Chain, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, PrefixCaching
 from runtime.control.scheduler_io import ServeModel
-from runtime.engine.fakes.fake import FakeEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, IntegerPart, expected
 from runtime.tracing.sink import TraceSink
-from runtime.types import EngineMemory, ModelSpec, StepPlan
+from runtime.types import ModelSpec, SamplingParams, SegmentRun, StepPlan
+from zoo.errors import NotFound
 
 
-class Whole:
-    """Implements `runtime.chains.StageEngine` over a FakeEngine."""
+def model_of(spec: ModelSpec) -> IntegerModel:
+    """What a spec stands for."""
+    first, *others = spec.blocks or ("",)
+    parts = [IntegerPart(_seed(f"{first}{layer}"), True, 1000 // spec.kv_layers) for layer in range(spec.kv_layers)]
+    return IntegerModel(spec, (*parts, *(IntegerPart(_seed(block)) for block in others)))
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self._engine = engine
-        self._names: dict[str, str] = {}
-        self.device, self.page_capacity, self.page_bytes = engine.device, engine.page_capacity, 10
 
-    def load(self, stage: Stage) -> ModelSpec:
-        self._names[stage.id] = stage.model
-        return replace(self._engine.load(stage.model), name=stage.id)
-
-    def unload(self, stage: Stage) -> None:
-        self._engine.unload(self._names.pop(stage.id))
-
-    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        names = self._names
-        rows = tuple(structs.replace(row, model=names[row.model]) for row in plan.rows)
-        opened = tuple(
-            replace(one, request=replace(one.request, model=names[one.request.model])) for one in plan.opened
-        )
-        return StageResult(self._engine.execute(replace(plan, rows=rows, opened=opened)), {})
-
-    def beside(self) -> None:
-        return None
-
-    def read_pages(self, pages: Sequence[int]) -> Array:
-        raise NotImplementedError("one device moves nothing")
-
-    def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        raise NotImplementedError("one device moves nothing")
-
-    def alike(self, a: Array, b: Array) -> Likeness:
-        return same_bits(a, b)
-
-    def memory(self) -> EngineMemory:
-        return self._engine.memory()
+def answer(spec: ModelSpec, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
+    """All tokens that a sequence gets, its end included."""
+    return expected(model_of(spec), prompt, sampling)
 
 
 def chain_of(spec: ModelSpec) -> Chain:
-    """Its blocks in a row, the first with all K and V."""
     layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
-    uses = [BlockUse(block, at, at + 1, layers[at], f"{spec.name}/{at}", 0) for at, block in enumerate(spec.blocks)]
+    ends = [spec.kv_layers + at for at in range(len(spec.blocks))]
+    uses = [
+        BlockUse(block, ends[at] - 1 if at else 0, ends[at], layers[at], f"{spec.name}/{at}", 0)
+        for at, block in enumerate(spec.blocks)
+    ]
     return Chain(spec, f"v-{spec.name}", tuple(uses))
 
 
 def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
-    layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
-    return tuple(Block(block, 1000, layers[at]) for at, block in enumerate(spec.blocks))
+    return tuple(Block(use.block, 1000, use.kv_layers) for use in chain_of(spec).uses)
+
+
+class WholeEngine(IntegerEngine):
+    """Runs models by their specs, and tells what ran, block by block. `available`: can be loaded beside those that
+    are served.
+    """
+
+    def __init__(
+        self, models: Iterable[ModelSpec], pages: int, available: Iterable[ModelSpec] = (), **options: Any
+    ) -> None:
+        self.served = tuple(models)
+        self.known = {spec.name: spec for spec in (*available, *self.served)}
+        width = max((spec.page_tokens for spec in self.known.values()), default=1)
+        super().__init__([model_of(spec) for spec in self.known.values()], pages, page_bytes=16 * width, **options)
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Those that are loaded."""
+        return tuple(self.known[stage.model] for stage in self._stages.values())
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        told = super().run(plan, inputs)
+        by_block: dict[str, list[Any]] = {}
+        for row in plan.rows:
+            for block in self.known[self._stages[row.model].model].blocks:
+                by_block.setdefault(block, []).append(row)
+        runs = tuple(
+            SegmentRun(
+                (block,),
+                "block",
+                (None,),
+                tuple(dict.fromkeys(row.model for row in rows)),
+                len(rows),
+                sum(len(r.tokens) for r in rows),
+            )
+            for block, rows in by_block.items()
+        )
+        return replace(told, result=replace(told.result, segments=runs))
 
 
 def inline(
-    engine: FakeEngine,
-    available: Sequence[ModelSpec] = (),
-    trace: TraceSink | None = None,
-    max_num_batched_tokens: int = 64,
-    max_num_seqs: int = 16,
-) -> ClusterDriver:
+    engine: WholeEngine, trace: TraceSink | None = None, max_num_batched_tokens: int = 64, max_num_seqs: int = 16,
+    sharing: PrefixCaching = "off", credit: int = 1, clock: Callable[[], int] | None = None,
+) -> ClusterDriver:  # fmt: skip
     """One agent alone, as `zoo serve` makes it of stored models."""
-    specs = {spec.name: spec for spec in (*engine.models(), *available)}
-    served = [specs[spec.name] for spec in engine.models()]
+    made = [engine]
     relay = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
-    only = InlineAgent(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
+    times = {} if clock is None else {"clock": clock}
+    only = InlineAgent(made.pop, relay, AgentSettings(), engine.device, trace=trace, **times)
     config = ClusterConfig(
         max_num_seqs=max_num_seqs,
         prefill_chunk=4 * max_num_batched_tokens,
         control=ControlConfig.off(),
-        prefix_caching="off",
+        prefix_caching=sharing,
+        stride=credit,
     )
+    served = engine.served
     return ClusterDriver(
         [chain_of(spec) for spec in served],
         [*{block.id: block for spec in served for block in blocks_of(spec)}.values()],
@@ -100,5 +111,16 @@ def inline(
         only,
         config,
         trace=trace,
-        describe=lambda name: ServeModel(chain_of(specs[name]), blocks_of(specs[name])),
+        describe=lambda name: _serve(engine, name),
+        **times,
     )
+
+
+def _seed(block: str) -> int:
+    return sum((at + 1) * byte for at, byte in enumerate(block.encode()))
+
+
+def _serve(engine: WholeEngine, name: str) -> ServeModel:
+    if name not in engine.known:
+        raise NotFound(f"no model named {name!r}")
+    return ServeModel(chain_of(engine.known[name]), blocks_of(engine.known[name]))

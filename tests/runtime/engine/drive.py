@@ -1,81 +1,80 @@
-"""The real agent over a real engine, step by step and without threads: what the server does, made repeatable."""
+"""Engines with stored models, for tests that drive them (`tests.runtime.engine.driven`)."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from runtime.agent.local.agent import LocalAgent
-from runtime.config import BatchingConfig
-from runtime.types import Engine, Launched, SequenceRequest, StepResult, TokenEvent
+from runtime.chains import Chain, Stage
+from runtime.config import EngineConfig
+from runtime.engine.catalog.describe import DescribedChain, describe_chain
+from runtime.engine.dense.executor import DenseEngine
+from runtime.engine.executors.stage import StagedEngine
+from runtime.engine.models.registry import half_page
+from runtime.engine.models.servable import Executor
+from runtime.types import ModelSpec
+from tests.runtime.engine.driven import Drive, Driven, Limits, drive
+from zoo.store import Store
 
-
-@dataclass
-class Drive:
-    """What came out: events by sequence, and every step's result. `awaited`: rows that set out before their token was
-    known.
-    """
-
-    events: dict[str, list[TokenEvent]] = field(default_factory=dict)
-    steps: list[StepResult] = field(default_factory=list)
-    preemptions: int = 0
-    awaited: int = 0
-
-    def tokens(self, seq: str) -> list[int]:
-        return [event.token for event in self.events[seq] if event.token is not None]
+__all__ = ["DenseDevice", "Drive", "Driven", "Limits", "PagedDevice", "drive"]
+_WHOLE = 1 << 62
 
 
-def drive(
-    engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None
-) -> Drive:
-    """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
-    agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig())
-    out, step, last = Drive(), 0, max(arrivals)
-    while agent.busy or step <= last:
-        for request in arrivals.get(step, ()):
-            _take(out, agent.add(request, step))
-        plan = agent.next_step(step)
-        if plan is not None:
-            result = engine.execute(plan)
-            out.steps.append(result)
-            _take(out, agent.finish_step(result, step))
-            agent.check()
-        step += 1
-    plan = agent.flush()
-    if plan is not None:
-        agent.finish_step(engine.execute(plan), step)
-    out.preemptions = agent.state().counters.preemptions
-    return out
+class Whole:
+    """Of an engine: chains that it runs whole, known by their models' names."""
+
+    executor: Executor = "paged"
+
+    def begin(self, store: Store, config: EngineConfig, half: int, names: Sequence[str]) -> None:
+        self._of = store, config, half
+        self.described: list[DescribedChain] = []
+        for name in names:
+            self.load(name)
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        return tuple(each.chain.spec for each in self.described)
+
+    def stage(self, model: str) -> str:
+        """A whole model, as plans name it."""
+        return _stage(next(each.chain for each in self.described if each.chain.model == model)).id
+
+    def load(self, what: str | Stage) -> ModelSpec:
+        if isinstance(what, Stage):
+            return super().load(what)  # type: ignore[misc, no-any-return]
+        store, config, half = self._of
+        found = describe_chain(store, what, config, half, _WHOLE, None, self.executor)
+        super().load(_stage(found.chain))  # type: ignore[misc]
+        if found.chain.spec not in self.models():
+            self.described.append(found)
+        return found.chain.spec
+
+    def unload(self, what: str | Stage) -> None:
+        if isinstance(what, Stage):
+            super().unload(what)  # type: ignore[misc]
+            return
+        found = next(each for each in self.described if each.chain.model == what)
+        self.described.remove(found)
+        super().unload(_stage(found.chain))  # type: ignore[misc]
 
 
-def drive_ahead(
-    engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None
-) -> Drive:
-    """The same, each step launched before the result of the one before is asked for."""
-    agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig(), ahead=True)
-    out, step, last = Drive(), 0, max(arrivals)
-    launched: deque[Launched] = deque()
-    while agent.busy or step <= last:
-        for request in arrivals.get(step, ()):
-            _take(out, agent.add(request, step))
-        plan = agent.next_step(step)
-        if plan is not None:
-            out.awaited += sum(row.awaits for row in plan.rows)
-            launched.append(engine.launch(plan))
-        if launched and (plan is None or len(launched) == 2):
-            result = launched.popleft().result()
-            out.steps.append(result)
-            _take(out, agent.finish_step(result, step))
-        agent.check()
-        step += 1
-    plan = agent.flush()
-    if plan is not None:
-        agent.finish_step(engine.launch(plan).result(), step)
-    out.preemptions = agent.state().counters.preemptions
-    return out
+def _stage(chain: Chain) -> Stage:
+    return chain.stage(0, chain.length)
 
 
-def _take(out: Drive, events: Iterable[TokenEvent]) -> None:
-    for event in events:
-        out.events.setdefault(event.seq, []).append(event)
+class PagedDevice(Whole, StagedEngine):
+    """The paged executor with these models."""
+
+    def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
+        half = half_page(store, config, names)
+        super().__init__(store, config, half)
+        self.begin(store, config, half, names)
+
+
+class DenseDevice(Whole, DenseEngine):
+    """The dense executor with these models."""
+
+    executor = "dense"
+
+    def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
+        half = half_page(store, config, names, "dense")
+        super().__init__(store, config, half)
+        self.begin(store, config, half, names)

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 
 COUNT = 20
@@ -31,13 +30,13 @@ def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequ
     return SequenceRequest(seq, seq, model, prompt, SamplingParams(max_tokens=COUNT, **params))
 
 
-def engine(bench, *names: str, pages: int | None = None, layers: str = "fused", kernels: str = "auto") -> PagedEngine:
+def engine(bench, *names: str, pages: int | None = None, layers: str = "fused", kernels: str = "auto") -> PagedDevice:
     config = EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, layers=layers, kernels=kernels)
-    made = PagedEngine(bench.store, config, names)
+    made = PagedDevice(bench.store, config, names)
     if pages is None:
         return made
     size = made.memory().kv_pool // made.page_capacity
-    return PagedEngine(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
+    return PagedDevice(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
 
 
 @pytest.mark.parametrize("layers", ["fused", "stock"])
@@ -62,7 +61,7 @@ def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
     wanted = prompts(2, (9, 2, 21, 13, 1, 17, 30, 6))
     made = engine(bench, name, pages=3 * 15, layers=layers)
     arrivals = {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}
-    out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=6, max_num_seqs=6))
+    out = drive(made, arrivals, Limits(max_num_batched_tokens=6, max_num_seqs=6))
     assert out.preemptions > 0, "the pool was to be too small"
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -78,7 +77,7 @@ def test_bfloat16(bench, family):
     out = drive(
         engine(bench, name),
         {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)},
-        BatchingConfig(max_num_batched_tokens=8),
+        Limits(max_num_batched_tokens=8),
     )
     agreed = [
         same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
-from tests.runtime.engine.drive import drive
+from runtime.config import EngineConfig
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, prompts
 
@@ -40,14 +39,14 @@ def family(bench) -> list[str]:
 
 
 def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, family):
-    engine = PagedEngine(
+    engine = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, trace_segments=True), family
     )
     wanted = {name: prompts(number, (5, 12)) for number, name in enumerate(family)}
     requests = [
         ask(name, prompt, f"{name}-{i}", ignore_eos=True) for name in family for i, prompt in enumerate(wanted[name])
     ]
-    out = drive(engine, {0: requests[:9], 3: requests[9:]}, BatchingConfig(max_num_batched_tokens=64))
+    out = drive(engine, {0: requests[:9], 3: requests[9:]}, Limits(max_num_batched_tokens=64))
     for step in out.steps:
         ran = Counter(unit for segment in step.segments for unit in segment.components)
         assert set(ran.values()) == {1}
@@ -67,7 +66,7 @@ def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, fa
 @pytest.mark.parametrize(("kernels", "most"), [("stock", 1.01), ("auto", 1.06)])
 def test_resident_weights_are_the_foundation_and_what_differs(bench, family, kernels, most):
     """The kernels' panels pad an adapter's rank, here a tiny one."""
-    engine = PagedEngine(
+    engine = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels=kernels), family
     )
     with bench.store.catalog.reading() as catalog:
@@ -85,11 +84,11 @@ def test_models_of_other_widths_and_dtypes_share_the_pool(bench, family):
         bench.family("llama", "half", dtype="bfloat16"),
     ]
     names = [family[0], *others]
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)
     assert len({spec.page_tokens for spec in engine.models()}) > 1, "narrow models get more tokens into a page"
     wanted = {name: prompts(number, (7, 18)) for number, name in enumerate(names)}
     requests = [ask(name, prompt, f"{name}-{i}") for i in range(2) for name in names for prompt in [wanted[name][i]]]
-    out = drive(engine, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=16))
+    out = drive(engine, {i: [request] for i, request in enumerate(requests)}, Limits(max_num_batched_tokens=16))
     for name in names:
         model = reference(bench.folders[name])
         for i, prompt in enumerate(wanted[name]):
@@ -102,9 +101,9 @@ def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
     """
     half = "half" if "half" in bench.folders else bench.family("llama", "half", dtype="bfloat16")
     names = [family[0], half]
-    size = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)
+    size = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)
     page = size.memory().kv_pool // size.page_capacity
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=page * 4 * 8, page_tokens=4), names)
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=page * 4 * 8, page_tokens=4), names)
     engine._pool._k.fill_(0xFF)
     engine._pool._v.fill_(0xFF)
     engine._pool.clear([engine._pool.padding])
@@ -131,16 +130,14 @@ def test_a_damaged_object_is_found_on_load_and_names_its_models(bench, family, t
         raw[-1] ^= 1
         path.write_bytes(raw)
         with pytest.raises(DamagedObject, match=family[0]):
-            PagedEngine(store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["base"])
+            PagedDevice(store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["base"])
 
 
 def test_prompt_logprobs_and_sampled_logprobs_match_transformers(bench, family):
     prompt = prompts(6, (11,))[0]
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), family[:1])
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), family[:1])
     out = drive(
-        engine,
-        {0: [ask(family[0], prompt, "p", prompt_logprobs=3, logprobs=2)]},
-        BatchingConfig(max_num_batched_tokens=4),
+        engine, {0: [ask(family[0], prompt, "p", prompt_logprobs=3, logprobs=2)]}, Limits(max_num_batched_tokens=4)
     )
     events = out.events["p"]
     tokens = [*prompt, *out.tokens("p")]
@@ -161,10 +158,10 @@ def test_sampling_with_a_seed_survives_preemption_and_company(bench, family):
     """The same seeded request alone, and preempted in a crowd, gives the same tokens."""
     prompt = prompts(7, (9,))[0]
     params = dict(temperature=0.9, top_p=0.95, seed=42, ignore_eos=True)
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), family[:2])
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), family[:2])
     alone = drive(engine, {0: [ask(family[0], prompt, "alone", **params)]}).tokens("alone")
     page = engine.memory().kv_pool // engine.page_capacity
-    small = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=page * LAYERS * 12, page_tokens=4), family[:2])
+    small = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=page * LAYERS * 12, page_tokens=4), family[:2])
     crowd = [
         ask(family[i % 2], p, f"c{i}", temperature=1.0, seed=i, ignore_eos=True)
         for i, p in enumerate(prompts(8, (9, 9, 9)))
@@ -172,6 +169,6 @@ def test_sampling_with_a_seed_survives_preemption_and_company(bench, family):
     out = drive(
         small,
         {0: crowd[:2], 1: [ask(family[0], prompt, "late", **params)], 2: crowd[2:]},
-        BatchingConfig(max_num_batched_tokens=16),
+        Limits(max_num_batched_tokens=16),
     )
     assert out.preemptions > 0 and out.tokens("late") == alone

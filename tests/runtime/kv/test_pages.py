@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from runtime.kv.pages import OutOfPages, PageBook, PageBookDamaged, groups_for, pages_for, tokens_within
+from runtime.kv.pages import OutOfPages, PageBook, PageBookDamaged, groups_for, pages_for
 from runtime.types import ModelSpec
 from tests.runtime.virtual import spec
 
@@ -18,8 +18,6 @@ WIDE = spec("wide", kv_layers=3, page_tokens=2)
 def test_arithmetic_of_groups_and_pages() -> None:
     assert [groups_for(NARROW, tokens) for tokens in (0, 1, 8, 9)] == [0, 1, 1, 2]
     assert [pages_for(WIDE, tokens) for tokens in (0, 1, 2, 3)] == [0, 3, 3, 6]
-    assert tokens_within(WIDE, 8) == 4
-    assert tokens_within(WIDE, 2) == 0
 
 
 def test_extend_gives_whole_groups_and_only_when_needed() -> None:
@@ -223,6 +221,6 @@ def test_parts_without_attention_have_tables_without_pages() -> None:
     book.check()
     assert (book.holds("a"), book.pages_of("a"), book.free) == (3, 0, 1)
     assert book.groups_of("a") == ((), (), ())
-    assert pages_for(none, 9) == 0 and tokens_within(none, 0) == 64
+    assert pages_for(none, 9) == 0
     assert book.release("a") == 0
     book.check()

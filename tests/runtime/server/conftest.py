@@ -10,7 +10,7 @@ import pytest
 
 from runtime.frontend.tokenizer import Tokenizer, adapt
 from tests.runtime.frontend.samples import byte_level
-from tests.runtime.server.harness import BACKENDS, Backend, Running, running
+from tests.runtime.server.harness import Running, running
 
 
 @pytest.fixture(scope="session")
@@ -18,17 +18,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return adapt(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Both drivers of one device: what clients see is the same."""
-    chosen: Backend = request.param
-    return chosen
+@pytest.fixture(scope="module", params=[1, 4])
+def credit(request: pytest.FixtureRequest) -> int:
+    """Tokens that a device may decode before it reports: what clients see is the same."""
+    return int(request.param)
 
 
 @pytest.fixture(scope="module")
-def server(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
+def server(tokenizer: Tokenizer, credit: int) -> Iterator[Running]:
     # A pace of a millisecond, so that streams come in pieces.
-    with running(tokenizer, trace=True, pace=lambda _: time.sleep(0.001), backend=backend) as started:
+    with running(tokenizer, trace=True, pace=lambda _: time.sleep(0.001), credit=credit) as started:
         yield started
 
 

@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import openai
 
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fakes.fake import FakeEngine
+from runtime.config import ServerConfig
 from runtime.frontend.served_models import SamplingDefaults, ServedModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
@@ -26,12 +24,9 @@ from runtime.server.capacity import Gate
 from runtime.server.run_server import address_of, bind, make_server
 from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
-from tests.runtime.cluster.whole import inline
+from tests.runtime.cluster.whole import WholeEngine, inline
 from zoo.errors import AmbiguousName, NotFound
 from zoo.views.exits import exit_name
-
-Backend = Literal["local", "inline"]
-BACKENDS: tuple[Backend, ...] = ("local", "inline")
 
 BASE = ModelSpec("org/base", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-base"), kind="foundation")
 FINE = ModelSpec(
@@ -94,7 +89,7 @@ class Running:
     """A server under test."""
 
     address: str
-    driver: LocalDriver | ClusterDriver
+    driver: ClusterDriver
     gate: Gate
     api_key: str | None
 
@@ -112,13 +107,6 @@ class Running:
             return dict(client.get("/zoo/state").json())
 
 
-def driver_of(backend: Backend, engine: FakeEngine, trace: Trace | None) -> LocalDriver | ClusterDriver:
-    """Of one device, as `zoo serve --backend` has them."""
-    if backend == "inline":
-        return inline(engine, (SPARE,), trace)
-    return LocalDriver(engine, BatchingConfig(max_num_batched_tokens=64, max_num_seqs=16), trace=trace)
-
-
 @contextmanager
 def running(
     tokenizer: Tokenizer,
@@ -132,13 +120,13 @@ def running(
     stand_ins: Mapping[str, str] | None = None,
     profiles: Mapping[str, BlockProfile] | None = None,
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
-    backend: Backend = "local",
+    credit: int = 1,
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
-    engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
+    engine = WholeEngine(specs, pages, (SPARE,), pace=pace, fail_at=fail_at, device="fake")
     kept = Trace() if trace else None
     with (
-        driver_of(backend, engine, kept) as driver,
+        inline(engine, kept, credit=credit) as driver,
         serving(driver, FakeSource(tokenizer, stand_ins, profiles, known), config or ServerConfig(), kept) as started,
     ):
         yield started
@@ -146,7 +134,7 @@ def running(
 
 @contextmanager
 def serving(
-    driver: LocalDriver | ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None
+    driver: ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None
 ) -> Iterator[Running]:
     """Serve what a driver runs until the block ends; the driver stays the caller's."""
     app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=trace)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import openai
 
-from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
+from tests.runtime.cluster.whole import answer
 from tests.runtime.server.harness import BASE
 
 MESSAGES = [{"role": "system", "content": "short"}, {"role": "user", "content": "say hé"}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import openai
 import pytest
 
-from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
+from tests.runtime.cluster.whole import answer
 from tests.runtime.server.harness import BASE, FINE, Running
 
 PROMPT = "def hello"

@@ -18,7 +18,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.harness import Backend, Running, eventually, running
+from tests.runtime.server.harness import Running, eventually, running
 
 SLOW = {"model": "org/base", "prompt": "hello", "max_tokens": 200}
 
@@ -28,8 +28,8 @@ def slow_step(_: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def slow(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
-    with running(tokenizer, backend=backend, pace=slow_step) as server:
+def slow(tokenizer: Tokenizer, credit: int) -> Iterator[Running]:
+    with running(tokenizer, credit=credit, pace=slow_step) as server:
         yield server
 
 
@@ -72,11 +72,9 @@ def test_leaving_in_the_middle_of_the_body_holds_nothing(slow: Running) -> None:
         assert client.completions.create(model="org/base", prompt="hi", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(
-    tokenizer: Tokenizer, backend: Backend
-) -> None:
+def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(tokenizer: Tokenizer, credit: int) -> None:
     with (
-        running(tokenizer, backend=backend, pace=slow_step, fail_at=[4]) as server,
+        running(tokenizer, credit=credit, pace=slow_step, fail_at=[4]) as server,
         server.client() as client,
         server.http() as http,
     ):
@@ -106,15 +104,15 @@ def test_without_the_key_health_tells_the_state_and_nothing_else(
         assert httpx.get(f"{server.address}/metrics", timeout=5, trust_env=False).status_code == 401
 
 
-def test_a_failed_step_is_a_500_for_a_whole_answer(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend, fail_at=[2]) as server, server.http() as http:
+def test_a_failed_step_is_a_500_for_a_whole_answer(tokenizer: Tokenizer, credit: int) -> None:
+    with running(tokenizer, credit=credit, fail_at=[2]) as server, server.http() as http:
         response = http.post("/v1/completions", json=SLOW)
         assert response.status_code == 500
         assert response.json()["error"]["type"] == "server_error"
 
 
-def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend, fail_at=range(1, 10)) as server, server.http() as http:
+def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, credit: int) -> None:
+    with running(tokenizer, credit=credit, fail_at=range(1, 10)) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         codes = [http.post("/v1/completions", json=SLOW).status_code for _ in range(4)]
         assert (
@@ -132,16 +130,15 @@ def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, backe
 _CHILD = """
 import sys, time
 from pathlib import Path
-from runtime.cluster.local import LocalDriver
-from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fakes.fake import FakeEngine
+from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import NoTokenizer
 from runtime.server.app import build_app
 from runtime.server.run_server import address_of, bind, serve
+from tests.runtime.cluster.whole import WholeEngine, inline
 from tests.runtime.server.harness import BASE, FakeSource
 
 source, config = FakeSource(NoTokenizer()), ServerConfig(drain_seconds=float(sys.argv[1]))
-with LocalDriver(FakeEngine([BASE], 64, pace=lambda _: time.sleep(0.02)), BatchingConfig()) as driver:
+with inline(WholeEngine([BASE], 64, pace=lambda _: time.sleep(0.02))) as driver:
     bound = bind("127.0.0.1", 0)
     serve(build_app(driver, [source.served(BASE)], source, config), config, bound, lambda: print(address_of(bound), flush=True))
 """
@@ -204,8 +201,8 @@ def refuses(address: str) -> bool:
         return True
 
 
-def test_a_closed_gate_refuses_on_open_connections(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend) as server, server.http() as http:
+def test_a_closed_gate_refuses_on_open_connections(tokenizer: Tokenizer, credit: int) -> None:
+    with running(tokenizer, credit=credit) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         server.gate.closed = True
         assert http.get("/health").json() == {"status": "draining"}

@@ -19,7 +19,8 @@ from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.cluster.clusters import processes
-from tests.runtime.server.harness import FakeSource, Running, eventually, running, serving
+from tests.runtime.cluster.whole import answer
+from tests.runtime.server.harness import BASE, FakeSource, Running, eventually, running, serving
 
 MODEL = counting_model("org/base", "1 2* 3 4* 5 6* 7 8", max_model_len=256, vocab_size=320)
 #: Any device counts as short of memory.
@@ -145,7 +146,19 @@ def test_what_cannot_be_paused_is_said(server: Running, verb: str) -> None:
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "expected_ms")
 
 
-def test_one_device_alone_says_that_it_pauses_nothing(tokenizer: Tokenizer) -> None:
-    with running(tokenizer) as server, server.http() as client:
-        refused = client.post("/zoo/requests/cmpl-nobody/pause")
-        assert refused.status_code == 400 and "--agents" in refused.json()["error"]["message"]
+@pytest.mark.parametrize("credit", [1, 4])
+def test_one_device_pauses_and_resumes(tokenizer: Tokenizer, credit: int) -> None:
+    wanted = answer(BASE, PROMPT, SamplingParams(LENGTH, ignore_eos=True))
+    with (
+        running(tokenizer, pace=lambda _: time.sleep(0.005), credit=credit) as server,
+        server.http() as other,
+        server.http() as http,
+        http.stream("POST", "/v1/completions", json=body(stream=True)) as response,
+    ):
+        parts = chunks(response)
+        first = next(parts)
+        paused = other.post(f"/zoo/requests/{first['id']}/pause")
+        assert paused.status_code == 200, paused.text
+        assert eventually(lambda: at_rest(other)) and generated(other) < LENGTH
+        assert other.post(f"/zoo/requests/{first['id']}/resume").status_code == 200
+        assert [token for part in (first, *parts) for token in tokens_of(part)] == wanted

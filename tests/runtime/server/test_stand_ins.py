@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.types import SamplingParams
+from tests.runtime.cluster.whole import answer
 from tests.runtime.server.harness import BASE, FINE, SPARE, eventually, running
 
 PROMPT = "def hello"

@@ -11,10 +11,10 @@ from dataclasses import replace
 import openai
 import pytest
 
-from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
-from tests.runtime.server.harness import BASE, FINE, Backend, Running, eventually, running
+from tests.runtime.cluster.whole import answer
+from tests.runtime.server.harness import BASE, FINE, Running, eventually, running
 
 PROMPTED = replace(FINE, name="org/prompted", virtual_tokens=70)  # more than a step's budget of tokens
 PROMPT = "Once upon a time"
@@ -23,9 +23,9 @@ HELD = 96
 
 
 @pytest.fixture(scope="module")
-def served(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
+def served(tokenizer: Tokenizer, credit: int) -> Iterator[Running]:
     with running(
-        tokenizer, backend=backend, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)
+        tokenizer, credit=credit, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)
     ) as started:
         yield started
 

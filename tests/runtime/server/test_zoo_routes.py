@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.harness import Backend, Running, running
+from tests.runtime.server.harness import Running, running
 from zoo.errors import InUse
 
 ASK = {"model": "org/base", "prompt": "hello", "max_tokens": 5}
@@ -55,8 +55,8 @@ def test_state_has_the_contracts_fields(server: Running) -> None:
     assert agent["memory"]["weights"] < agent["memory"]["weights_unshared"]
 
 
-def test_metrics_count_what_happened(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend) as server, server.client() as client:
+def test_metrics_count_what_happened(tokenizer: Tokenizer, credit: int) -> None:
+    with running(tokenizer, credit=credit) as server, server.client() as client:
         prompt = len(tokenizer.encode("hello"))
         client.completions.create(**ASK, n=2)
         list(client.completions.create(**{**ASK, "model": "org/fine"}, stream=True))
@@ -93,14 +93,14 @@ def test_trace_is_json_lines(server: Running, client: openai.OpenAI) -> None:
         assert http.get("/zoo/trace?limit=x").status_code == 400
 
 
-def test_trace_off_says_so(tokenizer: Tokenizer, backend: Backend) -> None:
-    with running(tokenizer, backend=backend) as server, server.http() as http:
+def test_trace_off_says_so(tokenizer: Tokenizer, credit: int) -> None:
+    with running(tokenizer, credit=credit) as server, server.http() as http:
         assert http.get("/zoo/trace").json()["error"]["code"] == "trace_off"
 
 
-def test_load_serve_unload(tokenizer: Tokenizer, backend: Backend) -> None:
+def test_load_serve_unload(tokenizer: Tokenizer, credit: int) -> None:
     with (
-        running(tokenizer, backend=backend, config=ServerConfig(api_key="k")) as server,
+        running(tokenizer, credit=credit, config=ServerConfig(api_key="k")) as server,
         server.client() as client,
         server.http() as http,
     ):
@@ -119,9 +119,9 @@ def test_load_serve_unload(tokenizer: Tokenizer, backend: Backend) -> None:
 
 
 def test_what_could_not_be_unloaded_is_listed_if_it_is_served_still(
-    tokenizer: Tokenizer, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, credit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(tokenizer, backend=backend) as server, server.http() as http:
+    with running(tokenizer, credit=credit) as server, server.http() as http:
         unload, listed = server.driver.unload, lambda: {model["id"] for model in http.get("/v1/models").json()["data"]}
         assert http.post("/zoo/models/org/spare/load").status_code == 200
 

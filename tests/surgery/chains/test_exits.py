@@ -13,11 +13,11 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from runtime.config import EngineConfig
-from runtime.engine.executors.paged import PagedEngine
 from surgery.chains.exits import ExitOptions, make_exit, measure
 from surgery.text.text import read_text
 from tests import checkpoints
 from tests.chains import put_chain, put_stitch
+from tests.runtime.engine.drive import PagedDevice
 from zoo import Zoo
 from zoo.errors import InputError
 from zoo.views.exits import chain_id, ends_of, exit_ids, exit_name, exit_of, is_exit
@@ -68,8 +68,8 @@ def test_an_exit_costs_no_bytes_in_the_store_and_none_in_memory(zoo) -> None:
     report = make_exit(zoo.store, zoo.model("m"), 2)
     assert report.model == "org/m@exit-2" and set(zoo.store.objects.digests()) == before
     assert make_exit(zoo.store, zoo.model("m"), 2).model == "org/m@exit-2"  # again: it is there
-    alone = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m"])
-    both = PagedEngine(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m", "org/m@exit-2"])
+    alone = PagedDevice(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m"])
+    both = PagedDevice(zoo.store, EngineConfig(kv_cache_memory_bytes=1 << 20), ["org/m", "org/m@exit-2"])
     assert both.memory().weights == alone.memory().weights
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.executors.paged import PagedEngine
 from surgery.families.plain import PLAIN_FAMILIES, plain_settings
 from surgery.modules import skeleton
 from surgery.modules.plain import PlainModel, PlainRotary
 from surgery.modules.skeleton import Skeleton
 from tests import checkpoints
+from tests.runtime.engine.drive import PagedDevice
 
 
 def config_of(family: str) -> dict:
@@ -119,6 +119,6 @@ def test_the_engine_does_without_transformers(tmp_path, monkeypatch):
     with Store.open(tmp_path / "store") as store:
         ingest(store, open_source(str(checkpoints.make("llama", tmp_path / "hf", tokenizer=False))), name="model")
         monkeypatch.setattr(skeleton.Skeleton, "__init__", refused)
-        PagedEngine(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), ["model"])
+        PagedDevice(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), ["model"])
         with pytest.raises(AssertionError, match="asked"):
-            PagedEngine(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, layers="stock"), ["model"])
+            PagedDevice(store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, layers="stock"), ["model"])

@@ -124,13 +124,14 @@ def digests(zoo):
 
 def answers(zoo):
     """Greedy tokens of every model by the engine."""
-    from cli.serving.models import choose, start_engine
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig, EngineConfig
+    from cli.serving.models import choose
+    from cli.serving.one_device import start_one_device
+    from runtime.config import EngineConfig
     from runtime.types import SamplingParams, SequenceRequest
 
-    names = choose(zoo, [model.name for model in zoo.models()]).names
-    with LocalDriver(start_engine(zoo, EngineConfig(kv_cache_memory_bytes=1 << 22), names), BatchingConfig()) as driver:
+    chosen = choose(zoo, [model.name for model in zoo.models()])
+    names = chosen.names
+    with start_one_device(zoo, EngineConfig(kv_cache_memory_bytes=1 << 22), chosen) as driver:
         sampling = SamplingParams(max_tokens=8)
         requests = [SequenceRequest(name, name, name, tuple(range(5, 17)), sampling) for name in names]
         found = {name: [] for name in names}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -17,11 +17,10 @@ from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import ServeModel
-from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.engine.fakes.integer_engine import IntegerEngine
-from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
+from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
-from tests.runtime.cluster.whole import inline
+from tests.runtime.cluster.whole import WholeEngine, answer, inline
 from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
 
@@ -144,7 +143,7 @@ def test_many_that_come_at_once_are_told_in_lots_that_a_log_takes() -> None:
 
 
 def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_again_where_that_takes_too_long() -> None:
-    engine = FakeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
+    engine = WholeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
     with inline(engine) as driver:
         sampling = SamplingParams(max_tokens=100, ignore_eos=True)
         events = driver.run([SequenceRequest("one", "one", "m", (5, 6), sampling)])
@@ -167,7 +166,7 @@ def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_ag
 
 def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to_be_gone() -> None:
     """The store has lost it meanwhile: whoever asked hears both, and it is listed no more."""
-    engine = FakeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
+    engine = WholeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
     with inline(engine) as driver:
         events = driver.run(
             [SequenceRequest("one", "one", "m", (5, 6), SamplingParams(max_tokens=100, ignore_eos=True))]
@@ -190,11 +189,11 @@ def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -
     """
     steps: list[list[tuple[str, int]]] = []
 
-    class Watched(FakeEngine):
-        def execute(self, plan: StepPlan) -> StepResult:
+    class Watched(WholeEngine):
+        def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
             if plan.rows:
                 steps.append([(row.seq.split("#")[0], len(row.tokens)) for row in plan.rows])
-            return super().execute(plan)
+            return super().run(plan, inputs)
 
     spec = _model("m")
     engine = Watched([spec], 200, pace=lambda _: time.sleep(0.002))

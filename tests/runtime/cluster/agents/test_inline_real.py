@@ -1,5 +1,5 @@
-"""One device of stored models, by the scheduler over one agent and by the driver of one device: everything that is told
-is the same.
+"""One device of stored models: a token at a time, on credit, with steps launched ahead, dense: everything that is
+told is the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def told(
     zoo: Zoo, asked: list[SequenceRequest], options: ServeOptions = TIGHT, **changes: Any
 ) -> tuple[Told, AgentCounters]:
     got: Told = {one.seq: [] for one in asked}
-    with start_driver(zoo, replace(options, **changes), Chosen(NAMES, ())) as driver:
+    executor = "dense" if changes.get("executor") == "dense" else "paged"
+    with start_driver(zoo, replace(options, **changes), Chosen(NAMES, (), executor)) as driver:
         for event in driver.run(asked):
             got[event.seq].append(event)
         state = driver.state()
@@ -91,15 +92,32 @@ def numbers(got: Told) -> list[float]:
     return own + [one.logprob for event in events for part in event.prompt_logprobs for one in part.chosen]
 
 
-def test_every_kind_of_model_and_of_sampling_is_answered_alike_with_pages_for_few(family: Zoo) -> None:
-    asked = requests()
-    alone, counted = told(family, asked, backend="local")
-    inline, counters = told(family, asked, backend="inline")
-    assert words(inline) == words(alone)
-    assert numbers(inline) == pytest.approx(numbers(alone), rel=2e-3, abs=2e-4)
-    assert counted.preemptions and counters.preemptions, "there were pages for all"
-    assert counters.steps and counters.busy and counters.generated_tokens == counted.generated_tokens
-    assert counters.prompt_tokens == counted.prompt_tokens
+@pytest.fixture(scope="module")
+def alone(family: Zoo) -> tuple[Told, AgentCounters]:
+    """A token at a time; nothing is shared."""
+    return told(family, requests(), sharing="off")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"decode_credit": 5},
+        {"async_scheduling": "on"},
+        {"executor": "dense"},
+        {"executor": "dense", "decode_credit": 3, "sharing": "cached"},
+    ],
+    ids=lambda how: " ".join(f"{name}={value}" for name, value in how.items()) or "shared",
+)
+def test_every_kind_of_model_and_of_sampling_is_answered_alike_with_pages_for_few(
+    family: Zoo, alone: tuple[Told, AgentCounters], how: dict[str, Any]
+) -> None:
+    got, counters = told(family, requests(), **how)
+    assert words(got) == words(alone[0])
+    assert numbers(got) == pytest.approx(numbers(alone[0]), rel=2e-3, abs=2e-4)
+    assert alone[1].preemptions and counters.preemptions, "there were pages for all"
+    assert counters.steps and counters.busy and counters.generated_tokens == alone[1].generated_tokens
+    assert counters.prompt_tokens == alone[1].prompt_tokens
 
 
 def test_tenants_share_with_themselves_only(family: Zoo) -> None:
@@ -127,8 +145,8 @@ def test_tenants_share_with_themselves_only(family: Zoo) -> None:
 
     shared, counters = run(backend="inline")
     off, none = run(backend="inline", prefix_caching="off")
-    alone, _ = run(backend="local")
-    assert shared == off == alone and not none.shared
+    ahead, counted = run(backend="local", async_scheduling="on")
+    assert shared == off == ahead and not none.shared and counted.shared == 3
     width = counters.shared_tokens // counters.shared
     assert counters.prefix_queries == sum(len(one.prompt) for one in (first, *later)) > counters.shared_tokens
     assert not none.prefix_queries

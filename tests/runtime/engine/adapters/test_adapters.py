@@ -10,13 +10,12 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
 from tests.adapters import KINDS
 from tests.bottlenecks import CONFIGS, with_bottleneck
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import ROUNDING, Answers, reference
 from tests.runtime.engine.test_equality import engine, prompts
 from zoo.errors import NotServable
@@ -83,7 +82,7 @@ def test_all_kinds_beside_their_base(bench, family, layers):
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, lengths))] for n, name in enumerate(names)}
     requests = [ask(name, *wanted[name][i]) for i in range(len(lengths)) for name in names]
     made = engine(bench, *names, layers=layers, pages=48)
-    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=13))
+    out = drive(made, {i: [request] for i, request in enumerate(requests)}, Limits(max_num_batched_tokens=13))
     assert out.preemptions > 0
     for name in names:
         check(bench, base, name, wanted[name], out)
@@ -98,9 +97,7 @@ def test_bitfit_beside_its_base(bench):
         each: [(p, f"{each}.{i}") for i, p in enumerate(prompts(n, (4, 13)))] for n, each in enumerate((base, name))
     }
     out = drive(
-        made,
-        {0: [ask(each, *one) for each in wanted for one in wanted[each]]},
-        BatchingConfig(max_num_batched_tokens=7),
+        made, {0: [ask(each, *one) for each in wanted for one in wanted[each]]}, Limits(max_num_batched_tokens=7)
     )
     for each in wanted:
         check(bench, each, each, wanted[each], out)
@@ -140,7 +137,7 @@ def test_half_precision(bench, family, kind):
     out = drive(
         engine(bench, *names),
         {0: [ask(name, *each) for name in names for each in wanted[name]]},
-        BatchingConfig(max_num_batched_tokens=9),
+        Limits(max_num_batched_tokens=9),
     )
     agreed = 0
     for name in names[1:]:
@@ -161,7 +158,7 @@ def test_bottlenecks_of_every_config_in_one_batch(bench, family, layers):
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (9,)))] for n, name in enumerate(names)}
     made = engine(bench, *names, layers=layers, pages=3 * 2 * len(names))
     arrivals = {n: [ask(name, *each) for each in wanted[name]] for n, name in enumerate(names)}
-    out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=13))
+    out = drive(made, arrivals, Limits(max_num_batched_tokens=13))
     assert out.preemptions > 0
     for name in names:
         check(bench, base, name, wanted[name], out)
@@ -185,7 +182,7 @@ def test_rows_of_every_adapter_share_their_bases_products(bench):
     base = bench.family("llama", "share-base", seed=5)
     names = [bench.peft(base, f"share-{kind}", KINDS[kind]("llama")) for kind in ("ia3", "prompt", "prefix")]
     names = [base, *names, bench.lora(base, "share-lora"), bench.bottleneck(base, "share-adapter")]
-    made = PagedEngine(
+    made = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True), names
     )
     out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
@@ -214,7 +211,7 @@ def test_virtual_tokens_are_nobodys_affair_but_the_engines(bench, kind):
     prompt = prompts(7, (23,))[0]
     request = replace(ask(name, prompt, "x"), sampling=SamplingParams(max_tokens=40, prompt_logprobs=2))
     for budget in (1, 4, 256):
-        out = drive(made, {0: [request]}, BatchingConfig(max_num_batched_tokens=budget))
+        out = drive(made, {0: [request]}, Limits(max_num_batched_tokens=budget))
         assert len(out.tokens("x")) == spec.max_model_len - len(prompt)
         parts = [part for event in out.events["x"] for part in event.prompt_logprobs]
         assert [part.start + i for part in parts for i in range(len(part.chosen))] == list(range(1, len(prompt)))

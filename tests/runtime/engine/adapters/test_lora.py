@@ -9,10 +9,9 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from tests import checkpoints
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import ROUNDING, greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, engine, prompts
 
@@ -36,7 +35,7 @@ def test_lora_beside_its_base(bench, family):
         name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate((base, *loras))
     }
     requests = [ask(name, p, seq) for i in range(2) for name in wanted for p, seq in [wanted[name][i]]]
-    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=8))
+    out = drive(made, {i: [request] for i, request in enumerate(requests)}, Limits(max_num_batched_tokens=8))
     check(reference(bench.folders[base]), base, wanted[base], out)
     for name in loras:
         check(peft_reference(bench, base, name), name, wanted[name], out)
@@ -116,7 +115,7 @@ def test_rows_of_adapters_share_the_base_product(bench):
     """
     base = bench.family("llama", "share-base", seed=5)
     names = (base, bench.lora(base, "share-a"), bench.lora(base, "share-b", seed=4))
-    made = PagedEngine(
+    made = PagedDevice(
         bench.store,
         EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True, kernels="stock"),
         names,
@@ -124,7 +123,7 @@ def test_rows_of_adapters_share_the_base_product(bench):
     out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names
-    alone = sum(t.nbytes for t in made._residents.models[base].manifest.tensors)
+    alone = sum(t.nbytes for t in made._residents.models[made.stage(base)].manifest.tensors)
     parts = [p for u in made._residents.units.units.values() for m in u.targets.values() for p in m.adapters.values()]
     adapters = sum(t.numel() * t.element_size() for p in parts for t in (p.a, p.b))
     assert made.memory().weights == alone + adapters

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config import BatchingConfig
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.varlen import device_attention, varlen_attention
@@ -19,7 +18,7 @@ from runtime.engine.step.context import PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
 from tests.runtime.engine.chain_family import COUNT as CHAIN_COUNT
 from tests.runtime.engine.chain_family import add_family, agreeing
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, drive
 from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import COUNT, ask, engine, prompts
@@ -135,7 +134,7 @@ def test_tokens_of_mixed_batches(bench, family):
     out = drive(
         made,
         {3 * i: [ask(name, p, f"{i}")] for i, p in enumerate(wanted)},
-        BatchingConfig(max_num_batched_tokens=6, max_num_seqs=6),
+        Limits(max_num_batched_tokens=6, max_num_seqs=6),
     )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -150,9 +149,7 @@ def test_tokens_of_layers_at_other_depths_and_pages_of_other_sizes(bench):
     assert len({spec.page_tokens for spec in made.models()}) > 1
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(names)}
     requests = [ask(name, p, seq, ignore_eos=True) for i in range(2) for name in names for seq, p in [wanted[name][i]]]
-    out = drive(
-        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_num_seqs=14)
-    )
+    out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, Limits(24, max_num_seqs=14))
     for name in names:
         out.events.update({seq: out.events[seq][:CHAIN_COUNT] for seq, _ in wanted[name]})
         assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * CHAIN_COUNT, name

@@ -9,15 +9,14 @@ from collections import Counter
 import pytest
 import torch
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest.ingest import ingest
 from surgery.models.export import export
 from surgery.sources import open_source
 from tests.chains import manifest_of, put_chain, put_changed
 from tests.runtime.engine.chain_family import CHAINS, COUNT, add_family, agreeing
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import Recomputed
 from tests.runtime.engine.test_equality import engine, prompts
 
@@ -36,7 +35,7 @@ def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequ
 def test_alone(bench, family, name, layers):
     made = engine(bench, name, layers=layers)
     wanted = [(f"{i}", prompt) for i, prompt in enumerate(prompts(1, (1, 9, 26)))]
-    out = drive(made, {i: [ask(name, prompt, seq)] for i, (seq, prompt) in enumerate(wanted)}, BatchingConfig(8))
+    out = drive(made, {i: [ask(name, prompt, seq)] for i, (seq, prompt) in enumerate(wanted)}, Limits(8))
     assert agreeing(bench, name, wanted, out, torch.float32) == 3 * COUNT
 
 
@@ -46,9 +45,7 @@ def test_all_with_their_parents_in_one_engine(bench, family, layers):
     made = engine(bench, *family, pages=170, layers=layers)
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(family)}
     requests = [ask(name, p, seq) for i in range(2) for name in family for seq, p in [wanted[name][i]]]
-    out = drive(
-        made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_num_seqs=14)
-    )
+    out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, Limits(24, max_num_seqs=14))
     assert out.preemptions > 0, "the pool was to be too small"
     for name in family:
         assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * COUNT, name
@@ -77,14 +74,14 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
     over.
     """
     names = ["narrow", "lora", "stitched", "pruned", "shifted", "with an adapter"]
-    made = PagedEngine(
+    made = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True), names
     )
     assert len({spec.page_tokens for spec in made.models()}) > 1, (
         "these were to put different numbers of tokens into a page"
     )
     requests = [ask(name, p, f"{name}.{i}") for name in names for i, p in enumerate(prompts(5, (3, 8)))]
-    out = drive(made, {0: requests}, BatchingConfig(200))
+    out = drive(made, {0: requests}, Limits(200))
     for step in out.steps:
         ran = Counter(unit for run in step.segments for unit in run.components)
         assert set(ran.values()) == {1}
@@ -107,7 +104,7 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
 
 def test_weights_that_a_chain_shares_are_resident_once(bench, family):
     names = [name for name in family if "adapter" not in name and "lora" not in name]
-    made = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, weights="plain"), names)
+    made = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, weights="plain"), names)
     distinct = {tensor.digest: tensor.nbytes for name in names for tensor in manifest_of(bench.store, name).tensors}
     assert made.memory().weights == sum(distinct.values())
     for name in names:
@@ -130,7 +127,7 @@ def test_unloading_a_chain_leaves_its_parents_as_they_were(bench, family):
 def test_logprobs_are_those_of_the_stack(bench, family, name):
     prompt = prompts(6, (11,))[0]
     asked = ask(name, prompt, "p", prompt_logprobs=0, logprobs=0)
-    out = drive(engine(bench, name), {0: [asked]}, BatchingConfig(max_num_batched_tokens=4))
+    out = drive(engine(bench, name), {0: [asked]}, Limits(max_num_batched_tokens=4))
     with torch.inference_mode():
         logits = Recomputed(bench.store, name)(torch.tensor([[*prompt, *out.tokens("p")]])).logits[0].float()
     want = torch.log_softmax(logits, -1)
@@ -150,6 +147,6 @@ def test_a_chain_that_went_out_and_came_back_gives_the_same_tokens(bench, family
     out = drive(
         engine(bench, "of three families", "back"),
         {0: [ask(name, prompt, name) for name in ("of three families", "back")]},
-        BatchingConfig(8),
+        Limits(8),
     )
     assert len(out.tokens("back")) == COUNT and out.tokens("back") == out.tokens("of three families")

@@ -8,18 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.agent.local.agent import LocalAgent
-from runtime.config import BatchingConfig, DenseConfig, EngineConfig
+from runtime.config import DenseConfig, EngineConfig
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.dense.executor import DenseEngine
 from runtime.engine.dense.kv_store import DenseKV
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.step import runner as step
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
 from tests.adapters import KINDS
 from tests.runtime.engine.adapters.test_adapters import peft_reference
-from tests.runtime.engine.drive import Drive, drive
+from tests.runtime.engine.drive import DenseDevice, Drive, Driven, Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, prompts
 from zoo.errors import NotServable
@@ -36,15 +33,15 @@ def dense(
     pages: int | None = None,
     padding: str = "skipped",
     **options,
-) -> DenseEngine:
+) -> DenseDevice:
     config = EngineConfig(
         kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options
     )
-    made = DenseEngine(bench.store, config, names)
+    made = DenseDevice(bench.store, config, names)
     if pages is None:
         return made
     size = made.memory().kv_pool // made.page_capacity
-    return DenseEngine(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
+    return DenseDevice(bench.store, replace(config, kv_cache_memory_bytes=pages * size), names)
 
 
 def known(bench, family: str, name: str | None = None, **options) -> str:
@@ -88,7 +85,7 @@ def test_random_schedules(bench, family, mode, options):
     name = known(bench, family)
     arrivals = schedule(MODES.index(mode), name, 9)
     made = dense(bench, name, mode=mode, slots=3, **options)
-    out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=11))
+    out = drive(made, arrivals, Limits(max_num_batched_tokens=11))
     check(bench, name, by_seq(arrivals), out)
     assert made.idle.waiting == 0 or mode != "baton-pd"
     assert made.pages_used == 0 or mode in ("pd", "run-to-completion")
@@ -104,7 +101,7 @@ def test_families_of_the_paged_executor(bench, family):
             bench,
             name,
             by_seq(arrivals),
-            drive(dense(bench, name, mode=mode, slots=3), arrivals, BatchingConfig(max_num_batched_tokens=16)),
+            drive(dense(bench, name, mode=mode, slots=3), arrivals, Limits(max_num_batched_tokens=16)),
         )
 
 
@@ -122,9 +119,9 @@ def test_paged_and_dense_say_the_same_of_everything(bench, mode):
     requests = {
         i: [SequenceRequest(f"{i}", f"{i}", name, p, params[i])] for i, p in enumerate(prompts(6, (4, 19, 7, 12, 3)))
     }
-    config = BatchingConfig(max_num_batched_tokens=9)
+    config = Limits(max_num_batched_tokens=9)
     paged = drive(
-        PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, layers="stock"), [name]),
+        PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, layers="stock"), [name]),
         requests,
         config,
     )
@@ -212,14 +209,14 @@ def test_an_endless_stream_keeps_the_cache_short(bench):
             for i, prompt in enumerate(prompts(8, tuple(rng.randint(1, 12) for _ in range(60))))
         ]
         lengths = []
-        execute = made.execute
+        run = made.run
 
-        def watched(plan, execute=execute, made=made, lengths=lengths):
-            result = execute(plan)
-            lengths.append(made._lanes["llama"].slab.columns.length)
+        def watched(plan, inputs, run=run, made=made, lengths=lengths):
+            result = run(plan, inputs)
+            lengths.append(made._lanes[made.stage("llama")].slab.columns.length)
             return result
 
-        made.execute = watched
+        made.run = watched
         drive(made, {i: [request] for i, request in enumerate(requests)})
         assert max(lengths) <= bound, mode
         assert max(lengths[len(lengths) // 2 :]) <= max(lengths), mode
@@ -285,7 +282,7 @@ def test_no_trace_exceeds_the_memory(bench, mode):
             )
             arrivals.setdefault(rng.randrange(12), []).append(one)
         made = dense(bench, name, other, mode=mode, slots=5, pages=3 * (17 + seed))
-        out = drive(made, arrivals, BatchingConfig(max_num_batched_tokens=30))
+        out = drive(made, arrivals, Limits(max_num_batched_tokens=30))
         assert 0 < made.peak_pages <= made.page_capacity, f"{made.peak_pages} of {made.page_capacity} pages"
         for model in (name, other):
             check(bench, model, {seq: one for seq, one in by_seq(arrivals).items() if one.model == model}, out)
@@ -296,17 +293,17 @@ def test_memory_is_what_the_tensors_take(bench):
     made = dense(bench, name, slots=4)
     page = made.memory().kv_pool // made.page_capacity
     seen = []
-    execute = made.execute
+    run = made.run
 
-    def watched(plan):
-        result = execute(plan)
-        lane = made._lanes[name]
+    def watched(plan, inputs):
+        result = run(plan, inputs)
+        lane = made._lanes[made.stage(name)]
         kept = sum(x.numel() * x.element_size() for one in lane._kept.values() for x in (*one.k, *one.v))
         seen.append((lane.slab.nbytes + kept, made.pages_used * page))
         return result
 
-    made.execute = watched
-    drive(made, schedule(5, name, 10), BatchingConfig(max_num_batched_tokens=20))
+    made.run = watched
+    drive(made, schedule(5, name, 10), Limits(max_num_batched_tokens=20))
     assert max(actual for actual, _ in seen) > 0 and all(actual <= counted for actual, counted in seen)
 
 
@@ -328,7 +325,7 @@ def test_adapters_beside_their_base(bench, family, mode):
     made = dense(bench, base, *names, mode=mode, slots=2)
     wanted = {name: list(prompts(n, (3, 11))) for n, name in enumerate((base, *names))}
     requests = [ask(name, wanted[name][i], f"{name}.{i}") for i in range(2) for name in wanted]
-    out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=13))
+    out = drive(made, {i: [request] for i, request in enumerate(requests)}, Limits(max_num_batched_tokens=13))
     for name, given in wanted.items():
         model = reference(bench.folders[base]) if name == base else peft_reference(bench, base, name)
         for i, prompt in enumerate(given):
@@ -363,18 +360,16 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
     name = known(bench, "llama")
     made = dense(bench, name, slots=2)
     drive(made, {0: [ask(name, p, f"{i}") for i, p in enumerate(prompts(1, (5, 9)))]})
-    agent = LocalAgent(made.models(), made.page_capacity, BatchingConfig())
+    driven = Driven(made)
     for i, prompt in enumerate(prompts(2, (5, 9, 7))):
-        agent.add(ask(name, prompt, f"x{i}"), 0)
+        driven.arrive(ask(name, prompt, f"x{i}"))
     for _ in range(3):
-        agent.finish_step(made.execute(agent.next_step(0)), 0)
-    plan = agent.next_step(0)
+        driven.step()
     with monkeypatch.context() as patch:
         patch.setattr(step.StepRun, "execute", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
-        with pytest.raises(RuntimeError, match="broken"):
-            made.execute(plan)
-    assert len(agent.fail_step("broken", 0)) == 3
-    made.execute(agent.flush())
+        driven.step()
+    assert [events[-1].error for events in driven.out.events.values()] == ["the engine failed: RuntimeError"] * 3
+    driven.end()
     assert made.pages_used == 0
     out = drive(made, {0: [ask(name, p, f"{i}") for i, p in enumerate(prompts(1, (5, 9)))]})
     model = reference(bench.folders[name])
@@ -407,7 +402,7 @@ def test_what_is_no_number_stays_where_it_is():
 def test_what_only_the_dense_executor_runs_is_refused_by_the_paged_one(bench):
     for family in checkpoints.MASKED:
         with pytest.raises(NotServable, match="only the dense executor"):
-            PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20), [known(bench, family)])
+            PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20), [known(bench, family)])
     prefix = bench.peft("bloom", "bloom-prefix", KINDS["prefix"]("bloom")) if "prefix" in KINDS else None
     if prefix is not None:
         with pytest.raises(NotServable, match="prefix tuning"):

@@ -12,8 +12,7 @@ import torch
 from msgspec import structs
 
 from runtime.chains import Array, Stage
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
@@ -21,7 +20,7 @@ from tests.adapters import KINDS
 from tests.chains import manifest_of, put_chain, put_stitch, width_of
 from tests.runtime.engine.carry import Carrier, Hopping
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import ROUNDING, greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from zoo.errors import NotFound, NotServable
@@ -69,8 +68,8 @@ def engines(bench, count: int, **changes) -> list[StagedEngine]:
 
 def whole(bench, name: str, prompt: tuple[int, ...], sampling: SamplingParams = SAMPLING, **changes):
     """What the executor of whole models gives."""
-    engine = PagedEngine(bench.store, replace(CONFIG, **changes), [name])
-    return drive(engine, {0: [SequenceRequest("a", "a", name, prompt, sampling)]}, BatchingConfig(8))
+    engine = PagedDevice(bench.store, replace(CONFIG, **changes), [name])
+    return drive(engine, {0: [SequenceRequest("a", "a", name, prompt, sampling)]}, Limits(8))
 
 
 def cut_at(bench, name: str, *cuts: int) -> list[tuple[int, int, int]]:
@@ -289,7 +288,7 @@ def test_a_stage_holds_its_own_weights_only(family):
 def test_specs(family):
     (engine,) = engines(family, 1)
     for name in MODELS:
-        (of_whole,) = PagedEngine(family.store, CONFIG, [name]).models()
+        (of_whole,) = PagedDevice(family.store, CONFIG, [name]).models()
         end = length(family, name)
         parts = [engine.load(Stage(name, lo, hi)) for lo, hi in [(0, 1), (1, 3), (3, end - 1), (end - 1, end)]]
         assert [part.name for part in parts] == [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.chains import Array, Stage
-from runtime.engine.fakes.fake import FakeFault, PlanViolation
+from runtime.engine.fakes.faults import FakeFault, PlanViolation
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import PRIME, counting_model, expected
 from runtime.types import EngineMemory, Logprob, Opened, Row, SamplingParams, StepPlan

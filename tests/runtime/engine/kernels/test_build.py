@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.engine.dense.executor import DenseEngine
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.kernels import build
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels, compiled, library
 from runtime.engine.models.registry import kernels_for
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import DenseDevice, PagedDevice, drive
 from tests.runtime.engine.test_equality import ask, prompts
 from zoo.errors import InputError
 
@@ -80,7 +78,7 @@ def test_stock_and_native_give_the_same_tokens(bench) -> None:
     name = bench.family("llama", "native-or-not", seed=8)
     out = {}
     for kernels in ("stock", "native"):
-        made = PagedEngine(
+        made = PagedDevice(
             bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
         )
         assert (made._residents.units.kernels is not None) == (kernels == "native")
@@ -94,7 +92,7 @@ def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.Monke
     largest = Kernels.argmax
     monkeypatch.setattr(Kernels, "argmax", lambda self, x: seen.append(x.shape[0]) or largest(self, x))
     name = bench.family("llama", "native-greedy", seed=8)
-    for executor, kernels in ((PagedEngine, "native"), (DenseEngine, "native"), (PagedEngine, "stock")):
+    for executor, kernels in ((PagedDevice, "native"), (DenseDevice, "native"), (PagedDevice, "stock")):
         made = executor(
             bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
         )
@@ -105,7 +103,7 @@ def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.Monke
 
 def test_half_precision_and_accelerators_take_no_kernels(bench) -> None:
     name = bench.family("llama", "native-bf16", dtype="bfloat16", seed=8)
-    made = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4), [name])
+    made = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4), [name])
     run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9)))]})
     assert all(run.tokens(f"{i}") for i in range(2))
     assert kernels_for(EngineConfig(device="meta")) is None

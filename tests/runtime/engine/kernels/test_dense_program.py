@@ -7,13 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.config import BatchingConfig, DenseConfig, EngineConfig
-from runtime.engine.dense.executor import DenseEngine
+from runtime.config import DenseConfig, EngineConfig
 from runtime.engine.dense.kv_store import DenseKV
 from runtime.engine.kernels.program import Program
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import Drive, drive
+from tests.runtime.engine.drive import DenseDevice, Drive, Limits, drive
 from tests.runtime.engine.test_equality import prompts
 
 pytestmark = needs_kernels
@@ -34,9 +33,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseEngine, Drive]:
+def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseDevice, Drive]:
     config = DenseConfig(mode, 3, padding=padding)  # type: ignore[arg-type]
-    engine = DenseEngine(
+    engine = DenseDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
     )
     engine._residents.units.programs._wanted = programs
@@ -46,7 +45,7 @@ def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool
             params = SamplingParams(max_tokens=count, ignore_eos=True)
             requests.append(SequenceRequest(f"{name}-{number}", f"{name}-{number}", name, prompt, params))
     return engine, drive(
-        engine, {at: [request] for at, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=64)
+        engine, {at: [request] for at, request in enumerate(requests)}, Limits(max_num_batched_tokens=64)
     )
 
 

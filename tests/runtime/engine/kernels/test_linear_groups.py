@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.kernels import linear_groups as groups
 from runtime.engine.kernels.bindings import Kernels, Low
 from runtime.engine.layers.linear import SharedLinear
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import PagedDevice, drive
 from tests.runtime.engine.test_equality import ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
 
@@ -45,15 +44,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Low]]:
     return seen
 
 
-def engine(bench, *names: str) -> PagedEngine:
-    return PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native"), names)
+def engine(bench, *names: str) -> PagedDevice:
+    return PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native"), names)
 
 
-def added_in(engine: PagedEngine) -> list[groups.Added]:
+def added_in(engine: PagedDevice) -> list[groups.Added]:
     return [added for unit in engine._residents.units.units.values() for added in unit.added]
 
 
-def run(engine: PagedEngine, *names: str) -> dict[str, list[int]]:
+def run(engine: PagedDevice, *names: str) -> dict[str, list[int]]:
     out = drive(
         engine, {0: [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(4, (3, 9)))]}
     )
@@ -66,8 +65,9 @@ def panels(outputs: int, inputs: int) -> int:
     return -(-outputs // panel) * panel * inputs * 4
 
 
-def packed_of(engine: PagedEngine, adapter: str) -> Iterator[int]:
+def packed_of(engine: PagedDevice, adapter: str) -> Iterator[int]:
     """Bytes of an adapter's A's side by side and of its B's, by group."""
+    adapter = engine.stage(adapter)
     for unit in engine._residents.units.units.values():
         for paths in TOGETHER:
             layers = [unit.targets[path] for path in paths if path in unit.targets]

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.engine.kernels.program import Program, program_of
 from runtime.engine.step.batch import adapter_spans
 from runtime.engine.step.context import ForwardContext, running
 from surgery.modules.components import Where
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.test_equality import ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
 
@@ -41,7 +40,7 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
     """Answers of one engine with programs and of one without, from models in one batch."""
     answers = []
     for wanted in (True, False):
-        engine = PagedEngine(
+        engine = PagedDevice(
             bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native", **config), names
         )  # type: ignore[arg-type]
         engine._residents.units.programs._wanted = wanted
@@ -49,9 +48,7 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
             ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))
         ]
         out = drive(
-            engine,
-            {2 * at: [request] for at, request in enumerate(requests)},
-            BatchingConfig(max_num_batched_tokens=24),
+            engine, {2 * at: [request] for at, request in enumerate(requests)}, Limits(max_num_batched_tokens=24)
         )
         answers.append({request.seq: out.tokens(request.seq) for request in requests})
     return answers
@@ -102,13 +99,13 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
         bench.lora(base, f"{base}-a", target_modules=targets),
         bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets),
     )
+    engines = [
+        PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, kernels=k), [base, a, b]) for k in ("native", "stock")
+    ]  # type: ignore[arg-type]
     native, stock = (
-        next(unit.module for unit in engine._residents.units.units.values() if unit.kind == "ffn")
-        for engine in (
-            PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, kernels=k), [base, a, b])
-            for k in ("native", "stock")
-        )  # type: ignore[arg-type]
+        next(unit.module for unit in each._residents.units.units.values() if unit.kind == "ffn") for each in engines
     )
+    a, b = map(engines[0].stage, (a, b))
     users = [None, a, a, None, b, None, a]
     hidden = torch.randn(1, len(users), 64, generator=torch.Generator().manual_seed(1)) * 3
 

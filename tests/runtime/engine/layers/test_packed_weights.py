@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from runtime.chains import Array, Stage
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.layers import packed_weights as packing
@@ -21,7 +20,7 @@ from runtime.engine.models.registry import half_page
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.chains import manifest_of, width_of
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import COUNT, ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
@@ -30,13 +29,13 @@ from zoo.manifest import Placed
 KERNELS = ("stock", pytest.param("native", marks=needs_kernels))
 
 
-def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -> PagedEngine:
-    return PagedEngine(
+def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -> PagedDevice:
+    return PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names
     )
 
 
-def units(made: PagedEngine):
+def units(made: PagedDevice):
     return made._residents.units
 
 
@@ -51,9 +50,7 @@ def test_tokens_are_those_of_transformers(bench, family, kernels):
     assert units(made).packs.nbytes > 0
     wanted = prompts(6, (1, 7, 33, 12))
     out = drive(
-        made,
-        {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)},
-        BatchingConfig(max_num_batched_tokens=9),
+        made, {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, Limits(max_num_batched_tokens=9)
     )
     for i, prompt in enumerate(wanted):
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
@@ -89,7 +86,7 @@ def test_one_copy_of_each_weight_while_it_is_used(bench, kernels):
 def test_a_head_that_is_the_embedding_stays_plain(bench):
     name = bench.family("qwen2", "packed-tied", seed=2)
     made = engine(bench, name)
-    placed: list[Placed] = list(made._residents.models[name].manifest.components)
+    placed: list[Placed] = list(made._residents.models[made.stage(name)].manifest.components)
     ((_, table),) = placed[0].component.tensors
     assert table in dict(placed[-1].component.tensors).values()
     assert units(made).pool.users(table) == 2

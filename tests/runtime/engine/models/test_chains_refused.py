@@ -9,19 +9,18 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.executors.paged import PagedEngine
 from surgery.chains.plan import stitch_component, stitch_spec
 from tests import checkpoints
 from tests.chains import manifest_of, put_chain, put_changed, put_stitch
 from tests.runtime.engine.catalog.test_describe import COUNT, ask
 from tests.runtime.engine.chain_family import agreeing
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import PagedDevice, drive
 from tests.runtime.engine.test_equality import engine, prompts
 from zoo.errors import MalformedCheckpoint, NotServable
 
 
 @pytest.fixture(scope="module")
-def made(bench) -> PagedEngine:
+def made(bench) -> PagedDevice:
     """An engine with the parents; `chain` is in the store, from the one's layers through a stitch to the other's."""
     bench.family("llama", "narrow", seed=1)
     bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, num_key_value_heads=6, seed=2)
@@ -33,7 +32,7 @@ def made(bench) -> PagedEngine:
 _NUMBERS = itertools.count()
 
 
-def refused(bench, made: PagedEngine, error: type[Exception], match: str, **changes) -> None:
+def refused(bench, made: PagedDevice, error: type[Exception], match: str, **changes) -> None:
     before, name = made.memory().weights, f"broken {next(_NUMBERS)}"
     put_changed(bench.store, "chain", name, **changes)
     with pytest.raises(error, match=match):
@@ -117,7 +116,7 @@ def test_a_stitch_is_no_model(bench, made):
 
 
 def test_a_chain_wider_than_the_pages(bench):
-    small = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=1), ["narrow"])
+    small = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=1), ["narrow"])
     with pytest.raises(NotServable, match="larger pages"):
         small.load("chain")
 
@@ -130,7 +129,7 @@ def test_several_dtypes_need_one_to_be_chosen(bench, made):
     put_chain(bench.store, "mixed", ("narrow", 0, 2), ("half", 1, 3))
     with pytest.raises(NotServable, match=r"several dtypes \(embedding F32, attention of layer 2 BF16\).*--dtype"):
         made.load("mixed")
-    cast = PagedEngine(
+    cast = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4, dtype="float32"), ["mixed", "half"]
     )
     wanted = [("a", prompts(1, (9,))[0])]

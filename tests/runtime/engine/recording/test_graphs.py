@@ -12,16 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import BatchingConfig, EngineConfig
+from runtime.config import EngineConfig
 from runtime.engine.adapters.stack_cache import StackCache
 from runtime.engine.attention.varlen import varlen_attention
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.recording.graphs import Graphs, bucket, graphs_for, table_width
 from runtime.engine.recording.recorder import StepRecorder
 from runtime.engine.step.context import AdapterSpan, ForwardContext
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.chain_family import add_family
-from tests.runtime.engine.drive import Drive, drive
+from tests.runtime.engine.drive import Drive, Limits, PagedDevice, drive
 from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen, Refusing, Watched
 from tests.runtime.engine.test_equality import prompts
 
@@ -43,7 +42,7 @@ def family(bench) -> list[str]:
     return [*ADAPTED, "prompt"]
 
 
-def recorded(made: PagedEngine, recorder: StepRecorder, **options) -> Graphs:
+def recorded(made: PagedDevice, recorder: StepRecorder, **options) -> Graphs:
     """Have an engine record; what nobody reads is huge, which would show in every token that came of it."""
     for half in (made._pool._k, made._pool._v):
         half[made._pool.spill] = HUGE
@@ -75,11 +74,11 @@ def tokens(out: Drive) -> dict[str, list[int]]:
 @pytest.mark.parametrize("names", [["base"], ["base", "other"], ["tuned", "tuned2"], ADAPTED])
 def test_tokens_are_those_of_steps_that_run_their_modules(bench, family, names, kernels, attention):
     config = replace(CONFIG, kernels=kernels)
-    plain, made = PagedEngine(bench.store, config, names), PagedEngine(bench.store, config, names)
+    plain, made = PagedDevice(bench.store, config, names), PagedDevice(bench.store, config, names)
     if attention == "varlen":
         made._residents.units.attention = varlen_attention(PlainVarlen(ends=True).kernel)
     graphs = recorded(made, Watched())
-    expected, got = (drive(engine, arrivals(names), BatchingConfig(64)) for engine in (plain, made))
+    expected, got = (drive(engine, arrivals(names), Limits(64)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
     assert graphs.refused == 0
     assert 0 < graphs.recorded < graphs.replayed
@@ -92,33 +91,31 @@ def test_tokens_are_those_of_steps_that_run_their_modules(bench, family, names, 
 def test_chains_whose_pages_and_depths_differ(bench, attention):
     add_family(bench)
     names = ["narrow", "stitched", "pruned", "shifted", "repeated and stitched", "with several adapters"]
-    plain, made = (PagedEngine(bench.store, CONFIG, names) for _ in range(2))
+    plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
     assert len({spec.page_tokens for spec in made.models()}) > 1
     if attention == "varlen":
         made._residents.units.attention = varlen_attention(PlainVarlen().kernel)
     graphs = recorded(made, Watched())
-    expected, got = (drive(engine, arrivals(names), BatchingConfig(200)) for engine in (plain, made))
+    expected, got = (drive(engine, arrivals(names), Limits(200)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
     assert graphs.refused == 0
     assert 0 < graphs.recorded < graphs.replayed
 
 
 def test_draws_and_penalties_are_the_same(bench, family):
-    plain, made = (PagedEngine(bench.store, CONFIG, ["base", "tuned"]) for _ in range(2))
+    plain, made = (PagedDevice(bench.store, CONFIG, ["base", "tuned"]) for _ in range(2))
     graphs = recorded(made, Watched())
     params = dict(temperature=0.9, top_p=0.8, seed=5, frequency_penalty=0.4, logprobs=3)
-    expected, got = (
-        drive(engine, arrivals(["base", "tuned"], **params), BatchingConfig(64)) for engine in (plain, made)
-    )
+    expected, got = (drive(engine, arrivals(["base", "tuned"], **params), Limits(64)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
     assert graphs.replayed > graphs.recorded > 0
 
 
 def test_virtual_tokens_and_prompt_logprobs_run_as_they_are(bench, family):
     names = ["prompt", "base"]
-    plain, made = (PagedEngine(bench.store, CONFIG, names) for _ in range(2))
+    plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
     graphs = recorded(made, Watched())
-    budget = BatchingConfig(max_num_batched_tokens=1, max_num_seqs=1)  # every chunk is a token, virtual ones too
+    budget = Limits(max_num_batched_tokens=1, max_num_seqs=1)  # every chunk is a token, virtual ones too
     wanted = {i: requests[:1] for i, requests in arrivals(names, prompt_logprobs=1).items()}
     expected, got = (drive(engine, wanted, budget) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
@@ -129,48 +126,48 @@ def test_virtual_tokens_and_prompt_logprobs_run_as_they_are(bench, family):
 
 def test_few_recordings_are_kept_and_the_oldest_makes_room(bench, family):
     names = ["base", "tuned", "other"]
-    plain, made = (PagedEngine(bench.store, CONFIG, names) for _ in range(2))
+    plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
     graphs = recorded(made, Watched(), most=2)
     for _ in range(2):
-        expected, got = (drive(engine, arrivals(names), BatchingConfig(64)) for engine in (plain, made))
+        expected, got = (drive(engine, arrivals(names), Limits(64)) for engine in (plain, made))
         assert tokens(got) == tokens(expected)
         assert len(graphs) == 2
     assert graphs.recorded > 2
 
 
 def test_loading_and_unloading_drop_what_was_recorded(bench, family):
-    made = PagedEngine(bench.store, CONFIG, ["base", "tuned"])
+    made = PagedDevice(bench.store, CONFIG, ["base", "tuned"])
     graphs = recorded(made, Watched())
-    expected = tokens(drive(made, arrivals(["base"]), BatchingConfig(64)))
+    expected = tokens(drive(made, arrivals(["base"]), Limits(64)))
     assert len(graphs) > 0
     made.load("base")
     assert len(graphs) > 0, "it was there"
     for change in (lambda: made.load("tuned2"), lambda: made.unload("tuned2"), lambda: made.unload("tuned")):
         change()
         assert len(graphs) == 0
-        assert tokens(drive(made, arrivals(["base"]), BatchingConfig(64))) == expected
+        assert tokens(drive(made, arrivals(["base"]), Limits(64))) == expected
         assert len(graphs) > 0
 
 
 def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again(bench, family):
-    plain, made = (PagedEngine(bench.store, CONFIG, ["base"]) for _ in range(2))
+    plain, made = (PagedDevice(bench.store, CONFIG, ["base"]) for _ in range(2))
     recorder = Refusing()
     graphs = recorded(made, recorder)
-    expected, got = (drive(engine, arrivals(["base"]), BatchingConfig(64)) for engine in (plain, made))
+    expected, got = (drive(engine, arrivals(["base"]), Limits(64)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
     assert (recorder.asked, graphs.refused, graphs.recorded, graphs.replayed, len(graphs)) == (1, 1, 0, 0, 0)
 
 
 def test_the_switch(bench, family):
     def graphs(**options):
-        return PagedEngine(bench.store, replace(CONFIG, **options), ["base"])._graphs
+        return PagedDevice(bench.store, replace(CONFIG, **options), ["base"])._graphs
 
     assert graphs(graphs="off") is None and graphs(graphs="auto") is None
     assert isinstance(graphs(graphs="on"), Graphs)
     assert graphs(graphs="on", trace_segments=True) is None, "a trace tells which modules ran"
     with pytest.raises(ValueError, match="graphs must be one of"):
         EngineConfig(graphs="always")
-    made, plain = (PagedEngine(bench.store, replace(CONFIG, graphs=choice), ["base"]) for choice in ("on", "off"))
+    made, plain = (PagedDevice(bench.store, replace(CONFIG, graphs=choice), ["base"]) for choice in ("on", "off"))
     assert tokens(drive(made, arrivals(["base"]))) == tokens(drive(plain, arrivals(["base"])))
     assert made._graphs.replayed > 0
     assert graphs_for("auto", made._residents.units, made._pool) is None

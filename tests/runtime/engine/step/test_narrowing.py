@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.dense.executor import DenseEngine
-from runtime.engine.executors.paged import PagedEngine
+from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.compiled import needs_kernels
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import DenseDevice, Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
@@ -21,24 +19,23 @@ def short(name: str, prompt: tuple[int, ...], seq: str, tokens: int) -> Sequence
     return SequenceRequest(seq, seq, name, prompt, SamplingParams(max_tokens=tokens))
 
 
-def widths(engine: PagedEngine | DenseEngine, name: str, unit: int) -> list[int]:
+def widths(engine: PagedDevice | DenseDevice, name: str, unit: int) -> list[int]:
     """How many tokens a unit of a model's chain is given, call by call."""
     seen: list[int] = []
-    engine._residents.models[name].units[unit].module.register_forward_hook(
-        lambda module, given, out: seen.append(given[0].shape[1])
-    )
+    module = engine._residents.models[engine.stage(name)].units[unit].module
+    module.register_forward_hook(lambda module, given, out: seen.append(given[0].shape[1]))
     return seen
 
 
 @pytest.mark.parametrize("kernels", ["stock", pytest.param("native", marks=needs_kernels)])
 def test_a_chunk_leaves_one_token_or_none(bench, kernels):
     name = bench.family("llama", "narrowed", num_hidden_layers=2, seed=3)
-    engine = PagedEngine(
+    engine = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
     )
     before, last = widths(engine, name, 2), widths(engine, name, 4)
     (prompt,) = prompts(4, (30,))
-    out = drive(engine, {0: [short(name, prompt, "a", 3)]}, BatchingConfig(max_num_batched_tokens=12))
+    out = drive(engine, {0: [short(name, prompt, "a", 3)]}, Limits(max_num_batched_tokens=12))
     # Kernels run the layers of a decode step in one call, which passes no module.
     assert before[:3] == [12, 12, 6] and last[0] == 1, (
         "the last layer's FFN has nothing to do for a prompt's earlier chunks"
@@ -58,31 +55,27 @@ def test_models_that_part_and_meet_again(bench):
         fine_tune(bench, base, "narrow-last", 2),
         bench.lora(base, "narrow-lora"),
     ]
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), names)
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), names)
     wanted = {name: prompts(number, (3, 21, 40)) for number, name in enumerate(names)}
     requests = [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(wanted[name])]
-    out = drive(
-        engine, {3 * at: [request] for at, request in enumerate(requests)}, BatchingConfig(max_num_batched_tokens=24)
-    )
+    out = drive(engine, {3 * at: [request] for at, request in enumerate(requests)}, Limits(max_num_batched_tokens=24))
     for name in names[:3]:
         model = reference(bench.folders[name])
         for i, prompt in enumerate(wanted[name]):
             got = out.tokens(f"{name}-{i}")
             assert same_tokens(model, prompt, greedy(model, prompt, 20), got) == len(got)
-    alone = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), ["narrow-lora"])
+    alone = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), ["narrow-lora"])
     for i, prompt in enumerate(wanted["narrow-lora"]):
         assert drive(alone, {0: [ask("narrow-lora", prompt, "x")]}).tokens("x") == out.tokens(f"narrow-lora-{i}")
 
 
 def test_log_probabilities_of_a_prompt_want_every_token(bench):
     name = bench.family("llama", "narrowed-scores", num_hidden_layers=2, seed=3)
-    engine = PagedEngine(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4), [name])
+    engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4), [name])
     last = widths(engine, name, 4)
     (prompt,) = prompts(4, (30,))
     params = SamplingParams(max_tokens=2, prompt_logprobs=0)
-    drive(
-        engine, {0: [SequenceRequest("a", "a", name, tuple(prompt), params)]}, BatchingConfig(max_num_batched_tokens=64)
-    )
+    drive(engine, {0: [SequenceRequest("a", "a", name, tuple(prompt), params)]}, Limits(max_num_batched_tokens=64))
     assert last[0] >= 29
 
 
@@ -91,7 +84,7 @@ def test_dense_batches_too(bench, mode):
     from runtime.config import DenseConfig
 
     name = bench.family("llama", "narrowed-dense", num_hidden_layers=2, seed=3)
-    engine = DenseEngine(
+    engine = DenseDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode=mode)), [name]
     )
     last = widths(engine, name, 4)
@@ -99,7 +92,7 @@ def test_dense_batches_too(bench, mode):
     out = drive(
         engine,
         {2 * i: [short(name, prompt, f"{i}", 5)] for i, prompt in enumerate(wanted)},
-        BatchingConfig(max_num_batched_tokens=64),
+        Limits(max_num_batched_tokens=64),
     )
     assert max(last) <= 2
     model = reference(bench.folders[name])

@@ -166,7 +166,7 @@ def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
     if one is None or one.phase != phase or not one.flying or hop >= len(one.path):
         return False
     node = cluster.nodes[one.path[hop].device]
-    rows = (each for _, rows in node.relay._steps.under_way.values() for each in rows)
+    rows = node.relay._steps.running()
     return bool(node.running) and any(each.guest.seq == seq and each.hop == hop for each in rows)
 
 

@@ -10,15 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, EngineConfig
+from runtime.config import AgentConfig, ClusterConfig, EngineConfig
 from runtime.engine.catalog.describe import describe_chain
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -68,10 +67,10 @@ def wanted(bench: Bench) -> dict[str, list[int]]:  # noqa: F811
     """
     answers = {}
     for model in MODELS:
-        engine = PagedEngine(bench.store, CONFIG, [model])
+        engine = PagedDevice(bench.store, CONFIG, [model])
         for number, prompt in enumerate(prompts(len(model), LENGTHS)):
             asked = {0: [SequenceRequest("a", "a", model, prompt, SAMPLING)]}
-            answers[f"{model}-{number}"] = drive(engine, asked, BatchingConfig(8)).tokens("a")
+            answers[f"{model}-{number}"] = drive(engine, asked, Limits(8)).tokens("a")
             if model in ("llama", "neox"):
                 stock = reference(bench.folders[model])
                 assert same_tokens(stock, prompt, greedy(stock, prompt, COUNT), answers[f"{model}-{number}"]) == COUNT

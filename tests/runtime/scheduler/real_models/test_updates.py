@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Stage
-from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, EngineConfig
+from runtime.config import AgentConfig, ClusterConfig, EngineConfig
 from runtime.control.scheduler_io import ServeModel
 from runtime.engine.catalog.describe import DescribedChain, describe_chain
 from runtime.engine.catalog.variants import variants_in
-from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.policy.routing.variants import DispatchLimits
@@ -21,7 +20,7 @@ from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
-from tests.runtime.engine.drive import drive
+from tests.runtime.engine.drive import Limits, PagedDevice, drive
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.changing import Changing
 from tests.runtime.scheduler.virtual_cluster import MS
@@ -47,11 +46,8 @@ def described(bench: Bench, name: str, serve_as: str | None = None) -> Described
 
 
 def own_tokens(bench: Bench, name: str) -> list[list[int]]:  # noqa: F811
-    engine = PagedEngine(bench.store, CONFIG, [name])
-    return [
-        drive(engine, {0: [SequenceRequest("a", "a", name, p, SAMPLING)]}, BatchingConfig(8)).tokens("a")
-        for p in PROMPTS
-    ]
+    engine = PagedDevice(bench.store, CONFIG, [name])
+    return [drive(engine, {0: [SequenceRequest("a", "a", name, p, SAMPLING)]}, Limits(8)).tokens("a") for p in PROMPTS]
 
 
 def engine_of(bench: Bench, device: str) -> StagedEngine:  # noqa: F811

@@ -1,17 +1,15 @@
-"""The local driver when its engine, or its own agent, fails: nobody hangs, nothing leaks out."""
+"""One device under the scheduler, when its engine or its agent fails: nobody hangs, nothing leaks out."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 
 import pytest
 
-from runtime.cluster.jobs import Job
-from runtime.engine.fakes.fake import FakeEngine
+from runtime.agent.agent import Agent
 from runtime.types import EngineLost, TokenEvent
-from tests.runtime.cluster.helpers import LIMIT, Broken, Gate, M, collect, driver, expected, outcome, until
+from tests.runtime.cluster.helpers import LIMIT, Broken, Gate, M, collect, driver, expected, until
+from tests.runtime.cluster.whole import WholeEngine
 from tests.runtime.virtual import request, spec
 from zoo.errors import Unavailable
 
@@ -19,7 +17,7 @@ from zoo.errors import Unavailable
 
 
 def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on() -> None:
-    with driver(FakeEngine([M], 4000, fail_at=[2])) as one:
+    with driver(WholeEngine([M], 4000, fail_at=[2])) as one:
         events = list(one.run([request("a", max_tokens=5)]))
         assert [(event.finish, event.error) for event in events] == [
             (None, None),
@@ -31,7 +29,7 @@ def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on() -> None:
 
 
 def test_three_failures_in_a_row_are_the_end() -> None:
-    engine = FakeEngine([M], 4000, fail_at=range(1, 100))
+    engine = WholeEngine([M], 4000, fail_at=range(1, 100))
     with driver(engine, max_num_seqs=1) as one:
         requests = [request(f"s{index}") for index in range(5)]
         try:
@@ -39,7 +37,7 @@ def test_three_failures_in_a_row_are_the_end() -> None:
         except Unavailable:
             pytest.fail("the requests came before the death")
         assert [event.finish for event in events] == ["error"] * 5
-        one._thread.join(LIMIT)
+        one._conductor.join(LIMIT)
         assert not one.alive
         assert "3 steps in a row failed" in (one.death or "")
         assert one.drain(0)
@@ -48,7 +46,7 @@ def test_three_failures_in_a_row_are_the_end() -> None:
 
 
 def test_failures_that_are_not_in_a_row_are_survived() -> None:
-    with driver(FakeEngine([M], 4000, fail_at=[1, 2, 4, 5, 7, 8])) as one:
+    with driver(WholeEngine([M], 4000, fail_at=[1, 2, 4, 5, 7, 8])) as one:
         for index in range(9):
             list(one.run([request(f"s{index}", max_tokens=1)]))
         assert one.alive
@@ -74,23 +72,18 @@ def test_a_lost_engine_ends_every_stream(error: BaseException) -> None:
     assert ("the device is gone" if isinstance(error, EngineLost) else "SystemExit") in (death or "")
 
 
-@pytest.mark.parametrize("verb", ["next_step", "finish_step", "end_all"])
+@pytest.mark.parametrize("verb", ["next_step", "finish_step"])
 def test_a_defect_of_the_agent_hangs_nobody(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def defect(*_: object) -> None:
         raise KeyError("defect")
 
     gate = Gate()
-    with driver(FakeEngine([M], 4000, pace=gate)) as one:
+    with driver(WholeEngine([M], 4000, pace=gate)) as one:
         events = one.run([request("a", max_tokens=50)])
         gate.wait()
-        monkeypatch.setattr(one._agent, verb, defect)
-        if verb == "end_all":
-            monkeypatch.setattr(one._agent, "next_step", defect)
+        monkeypatch.setattr(Agent, verb, defect)
         gate.open()
-        last = list(events)[-1]
-        assert last.finish == "error"
-        one._thread.join(LIMIT) if verb != "finish_step" else None
-    assert not one.alive
+        assert list(events)[-1].finish == "error"
 
 
 def test_what_an_error_says_stays_inside() -> None:
@@ -101,28 +94,11 @@ def test_what_an_error_says_stays_inside() -> None:
         assert event.error == "the engine failed: RuntimeError"
 
 
-def test_a_load_that_waits_when_the_engine_dies_is_told() -> None:
-    gate = Gate()
-    engine = Broken([M], 4000, [spec("late")], pace=gate)
-    with driver(engine) as one:
-        one.run([request("a", max_tokens=50)])
-        gate.wait()
-        refused: list[str] = []
-        loading = threading.Thread(target=lambda: refused.append(outcome(lambda: one.load("late"))), daemon=True)
-        loading.start()
-        while not one._jobs:
-            time.sleep(0.001)
-        one._jobs.appendleft(Job(engine.lose))
-        gate.open()
-        loading.join(LIMIT)
-        assert refused == ["Unavailable: the engine is lost: the device is gone"]
-
-
 def test_an_engine_lost_while_loading_is_lost() -> None:
     engine = Broken([M], 4000, [spec("late")])
-    engine.load = engine.lose  # type: ignore[assignment, method-assign]
     with driver(engine) as one:
-        with pytest.raises(EngineLost):
+        engine.load = engine.lose  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="the device is gone"):
             one.load("late")
-        one._thread.join(LIMIT)
-        assert one.death == "the engine is lost: the device is gone"
+        one._conductor.join(LIMIT)
+        assert "the device is gone" in (one.death or "")

@@ -1,0 +1,75 @@
+"""One device with these models, and nothing else of what `zoo serve` offers: for measurements, and for tests of
+stored models.
+
+Imports torch and transformers only when called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cli.serving.models import Chosen, start_engine
+from zoo.errors import NotServable
+
+if TYPE_CHECKING:
+    from runtime.chains import StageEngine
+    from runtime.cluster.driver.driver import ClusterDriver
+    from runtime.config import EngineConfig, PrefixCaching
+    from runtime.tracing.sink import TraceSink
+    from zoo.api import Zoo
+
+_WHOLE = 1 << 62
+
+
+def start_one_device(
+    zoo: Zoo,
+    config: EngineConfig,
+    chosen: Chosen,
+    *,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 256,
+    prefix_caching: PrefixCaching = "active",
+    credit: int = 1,
+    trace: TraceSink | None = None,
+    made: Callable[[StageEngine], object] | None = None,
+) -> ClusterDriver:
+    """The scheduler over one agent in its thread, as `zoo serve` has it. `credit`: tokens that it may decode before
+    it reports. `made`: is given the engine before it is used. Raises InputError, NotServable, Unavailable, and as
+    loading does."""
+    from runtime.cluster.agents.inline import InlineAgent
+    from runtime.cluster.driver.driver import ClusterDriver
+    from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+    from runtime.control.scheduler_io import ServeModel
+    from runtime.engine.catalog.describe import describe_chain
+    from runtime.engine.models.registry import half_page
+
+    half = half_page(zoo.store, config, chosen.names, chosen.executor)
+
+    def describe(name: str) -> ServeModel:
+        found = describe_chain(zoo.store, name, config, half, _WHOLE, None, chosen.executor)
+        return ServeModel(found.chain, found.blocks)
+
+    engines = [start_engine(zoo, config, half, chosen.executor)]
+    if made is not None:
+        made(engines[0])
+    served = [describe(name) for name in chosen.names]
+    blocks = {block.id: block for each in served for block in each.blocks}
+    relay = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
+    cluster = ClusterConfig(
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=4 * max_num_batched_tokens,
+        control=ControlConfig.off(),
+        prefix_caching=prefix_caching,
+        stride=credit,
+    )
+    driver = ClusterDriver(
+        [each.chain for each in served], list(blocks.values()), [config.device],
+        InlineAgent(engines.pop, relay, device=config.device, trace=trace), cluster, trace=trace, describe=describe,
+    )  # fmt: skip
+    try:
+        driver.require_loaded()
+    except NotServable:
+        driver.shutdown()
+        raise
+    return driver

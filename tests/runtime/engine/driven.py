@@ -1,0 +1,233 @@
+"""The real scheduler and agent over any engine, step by step and without threads: what the server does, made
+repeatable. No torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import structs
+
+from runtime.agent.agent import Agent
+from runtime.chains import Array, LaunchedStep, StageResult, looks_ahead
+from runtime.cluster.agent_process.lanes import OneLane
+from runtime.cluster.agents.inline import by_models
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, PrefixCaching
+from runtime.control.agent_io import DropStage, LoadStage, Send, StageLoaded
+from runtime.control.scheduler_io import AddRequest, EmitTokens, Tick
+from runtime.messages import PROTOCOL, AgentHello
+from runtime.scheduler.scheduler import Scheduler
+from runtime.types import SequenceRequest, StepPlan, StepResult, TokenEvent
+
+NAME = "here"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a step, and of newcomers."""
+
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 256
+    watermark: float = 0.01
+
+
+@dataclass
+class Drive:
+    """What came out: events by sequence, and every step's result, whose sequences have the names that they were
+    asked for by. `plans`:
+    as the engine was given them. `awaited`: rows that set out before their token was known."""
+
+    events: dict[str, list[TokenEvent]] = field(default_factory=dict)
+    steps: list[StepResult] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+    preemptions: int = 0
+    shared: int = 0
+    awaited: int = 0
+
+    def tokens(self, seq: str) -> list[int]:
+        return [event.token for event in self.events[seq] if event.token is not None]
+
+
+class Driven:
+    """A scheduler and one agent over an engine, without a clock: `tell`, `step`, until `busy` is false. `heard`:
+    all that the agent said.
+
+    The engine says what it serves: `described`, with a chain and its blocks each.
+    """
+
+    def __init__(
+        self, engine: Any, config: Limits | None = None, sharing: PrefixCaching = "off", credit: int = 1, late: int = 0
+    ) -> None:
+        """`late`: what the scheduler says reaches the agent so many steps later."""
+        config, self._late = config or Limits(), late
+        self._mail: deque[tuple[int, Send]] = deque()
+        self._events: deque[Any] = deque()
+        self.engine, self.out, self.now = engine, Drive(), 0
+        self.heard: list[Any] = []
+        chains = [each.chain for each in engine.described]
+        blocks = {block.id: block for each in engine.described for block in each.blocks}
+        cluster = ClusterConfig(
+            max_num_seqs=config.max_num_seqs,
+            prefill_chunk=4 * config.max_num_batched_tokens,
+            watermark=config.watermark,
+            control=ControlConfig.off(),
+            prefix_caching=sharing,
+            stride=credit,
+        )
+        self.scheduler = Scheduler(chains, blocks.values(), cluster)
+        relay = AgentConfig(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            batch_wait_us=0,
+            chunk_prefill=True,
+        )
+        self.relay = Agent(
+            NAME, engine.page_capacity, relay, engine.alike, lacks=engine.lacks, looks_ahead=looks_ahead(engine)
+        )
+        self._lane = OneLane(_Watched(engine, self.out), self.relay, lambda: self.now, lambda send: self._obey([send]))
+        self.tell(
+            AgentHello(
+                NAME,
+                PROTOCOL,
+                "test",
+                engine.page_capacity,
+                engine.page_bytes,
+                0,
+                NAME,
+                lacks=tuple(sorted(engine.lacks)),
+            )
+        )
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
+    def tell(self, event: Any) -> None:
+        """The scheduler hears of something; what follows is carried out at once, in the order in which it was said."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # its turn comes
+        while self._events:
+            for command in self.scheduler.handle(self._events[0], self.now):
+                if isinstance(command, Send):
+                    self._mail.append((self.now + self._late, command))
+                elif isinstance(command, EmitTokens):
+                    for told in command.events:
+                        self.out.events.setdefault(told.seq, []).append(told)
+            if not self._late:
+                self._deliver()
+            self._events.popleft()
+
+    def _deliver(self) -> None:
+        while self._mail and self._mail[0][0] <= self.now:
+            _, send = self._mail.popleft()
+            self._obey(self.relay.handle(send.message, send.arrays, self.now))
+
+    def arrive(self, request: SequenceRequest) -> None:
+        self.tell(AddRequest(request))
+
+    def step(self) -> bool:
+        """Run what the agent plans, or launch it and take the one before; false if there is nothing."""
+        self.now += 1
+        commands = self._lane.turn()
+        self._obey(commands or ())
+        waits = bool(self._mail)
+        self._deliver()
+        if commands is None:
+            return waits
+        self.scheduler.check()
+        self.relay.check()
+        return True
+
+    def end(self) -> Drive:
+        """Nothing is left: what came out."""
+        self.scheduler.donors.clear()
+        self.tell(Tick())
+        while self.step():
+            pass
+        counts = self.relay.pages()
+        assert counts.free == counts.capacity, f"{counts}"
+        assert all(device.pages.used == 0 for device in self.scheduler.devices)
+        counters = self.scheduler.state().counters
+        self.out.preemptions, self.out.shared = counters.preemptions, counters.shared_tokens
+        return self.out
+
+    def _obey(self, commands: Iterable[Any]) -> None:
+        for command in commands:
+            match command:
+                case Send(_, message, _):
+                    self.heard.append(message)
+                    self.tell(message)
+                case LoadStage(stage):
+                    event = StageLoaded(stage, self.engine.load(stage), self.engine.memory().weights)
+                    self._obey(self.relay.handle(event, (), self.now))
+                case DropStage(stage):
+                    self.engine.unload(stage)
+
+
+class _Watched:
+    """An engine's steps, noted."""
+
+    def __init__(self, engine: Any, out: Drive) -> None:
+        self._engine, self._out = engine, out
+        self.ahead = looks_ahead(engine)
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        self._note(plan)
+        return self._told(plan, self._engine.run(plan, inputs))
+
+    def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
+        self._note(plan)
+        return _Launched(self, plan, self._engine.launch(plan, inputs))
+
+    def _note(self, plan: StepPlan) -> None:
+        self._out.plans.append(plan)
+        self._out.awaited += sum(row.awaits for row in plan.rows)
+
+    def _told(self, plan: StepPlan, told: StageResult) -> StageResult:
+        if plan.rows:
+            self._out.steps.append(_by_sequence(told.result))
+        return told
+
+
+@dataclass
+class _Launched:
+    watched: _Watched
+    plan: StepPlan
+    step: LaunchedStep
+
+    def result(self) -> StageResult:
+        return self.watched._told(self.plan, self.step.result())
+
+
+def drive(
+    engine: Any,
+    arrivals: Mapping[int, Iterable[SequenceRequest]],
+    config: Limits | None = None,
+    sharing: PrefixCaching = "off",
+    credit: int = 1,
+) -> Drive:
+    """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
+    made, step, last = Driven(engine, config, sharing, credit), 0, max(arrivals)
+    while made.busy or step <= last:
+        for request in arrivals.get(step, ()):
+            made.arrive(request)
+        ran = made.step()
+        assert ran or step <= last or not made.busy, "nothing runs, and sequences are alive"
+        step += 1
+    return made.end()
+
+
+def _by_sequence(told: StepResult) -> StepResult:
+    """Without what an agent puts behind a sequence's name, and stages for models."""
+    segments = tuple(map(by_models, told.segments))
+    sampled = tuple(structs.replace(one, seq=name_of(one.seq)) for one in told.sampled)
+    return replace(told, segments=segments, sampled=sampled, deferred=tuple(map(name_of, told.deferred)))
+
+
+def name_of(key: str) -> str:
+    """The sequence of a table."""
+    return key.rpartition("#")[0]
