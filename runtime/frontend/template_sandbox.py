@@ -43,8 +43,8 @@ _MAX_BITS = 100_000
 #: A number given to a method of text or to a filter: a width, a count.
 _MAX_NUMBER = 100_000
 _MAX_FIELDS = 1000
-#: A width written into a format.
-_WIDE = re.compile(r"\d{5}")
+#: A width of five digits, written into a format of either kind.
+_WIDE = {"%": re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*\d{5}"), "{": re.compile(r"\{[^{}]*[:.!][^{}]*\d{5}")}
 _NESTED = re.compile(r":[^{}]*\{")
 
 
@@ -275,7 +275,7 @@ def _check_percent(left: Any, right: Any) -> None:
 
 def _check_format(text: str, sign: str, values: Any) -> None:
     fields = text.count(sign)
-    if fields > _MAX_FIELDS or _WIDE.search(text):
+    if fields > _MAX_FIELDS or _WIDE[sign].search(text):
         raise TooMuch("it formats with too many fields, or too wide ones")
     _check(fields * weight(values))
     if "*" in text or _NESTED.search(text):  # widths among the values
@@ -359,6 +359,6 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(layout: str) -> str:
-    if len(layout) > _MAX_FIELDS or _WIDE.search(layout):
+    if len(layout) > _MAX_FIELDS or _WIDE["%"].search(layout):
         raise TooMuch("it formats with too many fields, or too wide ones")
     return datetime.now().strftime(layout)

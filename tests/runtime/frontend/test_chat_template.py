@@ -86,6 +86,7 @@ TEMPLATES = {
 {% else %}empty{% endfor %}{% set block %}{{ '%s-%03d' % ('n', 7) }}{{ '{:>4}|{}'.format(1, 'b') }}{% endset %}{{ block|indent(2, true) }}
 {{ 'many' if messages|selectattr('role', 'equalto', 'nobody') else 'few' }}{{ missing }}{{ ('ab' * 3)[1:4] }}{{ [3, 1, 2]|sort|sum + 1 }}
 {{ range(5)|batch(2)|list }}{{ (messages|first).get('role', 'x') }}{{ messages|map(attribute='role')|unique|list }}{{ 7 // 2 ~ 7 % 4 }}
+{{ '12345 %d 20240101 {}' % 12345678 }}{{ '12345 {} 99999%'.format(1234567) }}
 {{ 'a<b>"é'|tojson }}{{ '' is none }}{{ messages is iterable }}{% filter upper %}abc{% endfilter %}{{ "%.2f"|format(2.5) }}""",
 }
 
@@ -195,6 +196,8 @@ GROWING = "{%% set ns = namespace(v=%s) %%}{%% for i in range(60) %%}{%% set ns.
         "{{ '{:>10000000000}'.format(1) }}",
         "{{ '{:{w}}'.format(1, w=10000000000) }}",
         "{{ '%10000000000d'|format(1) }}",
+        "{{ '%(a)010000000000d' % {'a': 1} }}",
+        "{{ '{0:>{1}10000000}'.format(1, 1) }}",
         "{{ 'a'.center(10000000000) }}",
         "{{ 'a'|center(10000000000) }}",
         "{{ 'a'|indent(10000000000, true) }}",

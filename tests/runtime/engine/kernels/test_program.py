@@ -100,7 +100,8 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
         bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets),
     )
     engines = [
-        PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, kernels=k), [base, a, b]) for k in ("native", "stock")
+        PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, kernels=k), [base, a, b])
+        for k in ("native", "stock")
     ]  # type: ignore[arg-type]
     native, stock = (
         next(unit.module for unit in each._residents.units.units.values() if unit.kind == "ffn") for each in engines
