@@ -1,7 +1,8 @@
 """The second kind of stand-in (BL-10): a cheaper block that exists already, of a smaller model or of fewer layers,
 in a block's place.
 
-    report = make_from(zoo, "wide", (4, 7), "narrow")                  # the narrow model's layers at the same depth, stitched at both ends
+    report = make_from(zoo, "wide", (4, 7), "narrow")                  # the narrow model's layers at the same depth,
+                                                                       stitched at both ends
     report = make_from(zoo, "base", (4, 6), "base", take=(4, 5))       # a layer left out
 
 It costs no bytes: components are named, not copied, and where widths differ the two models' stitches (`zoo stitch`)

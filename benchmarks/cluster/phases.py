@@ -5,10 +5,14 @@ Real processes, whose engines count and stop where they are told to (`benchmarks
 is sure to be met, and again. Clients ask all the while; each answer is held against its model's own, and `/health`
 is watched until the dead one is replaced.
 
-    idle            nobody asks, nothing is under way             give, take      pages of a move: by its source, by its destination
-    prefill, decode steps with such rows                          copied-…        all is copied, and not handed over: the source dies, the
-    passed-…        a row is at a device: the one that has                        destination, or who has the sequence's row meanwhile
-                    passed it on, or is to get it                 drain           another one is awaited: it ends after its step
+    idle            nobody asks, nothing is under way             give, take      pages of a move: by its source, by its
+                                                                                  destination
+    prefill, decode steps with such rows                          copied-…        all is copied, and not handed over:
+                                                                                  the source dies, the
+    passed-…        a row is at a device: the one that has                        destination, or who has the sequence's
+                                                                                  row meanwhile
+                    passed it on, or is to get it                 drain           another one is awaited: it ends after
+                                                                                  its step
     standby         the next one, at the first stage it loads     update          a new version's stages are loaded
     predict         a stand-in runs ahead
 """

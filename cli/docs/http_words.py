@@ -85,14 +85,16 @@ _NO_REQUEST = {404: "no request of that id runs or waits"}
 #: By method and path.
 ROUTES: Mapping[str, Said] = {
     "POST /v1/completions": Said(
-        """{"id": "cmpl-…", "object": "text_completion", "created", "model", "choices": [{"index", "text", "logprobs", """
+        """{"id": "cmpl-…", "object": "text_completion", "created", "model", "choices": """
+        + """[{"index", "text", "logprobs", """
         + """"finish_reason"}], """
         + _USAGE
         + """}""",
         errors=_GENERATING,
     ),
     "POST /v1/chat/completions": Said(
-        """{"id": "chatcmpl-…", "object": "chat.completion", "created", "model", "choices": [{"index", "message": {"role", "content"}, """
+        """{"id": "chatcmpl-…", "object": "chat.completion", "created", "model", "choices": """
+        + """[{"index", "message": {"role", "content"}, """
         + """"logprobs", "finish_reason"}], """
         + _USAGE
         + """}""",
@@ -111,8 +113,10 @@ ROUTES: Mapping[str, Said] = {
         """{"models": [{"name", "kind", "base", "family", "params", "blocks", "bytes", "bytes_own", …, "loaded"}]}"""
     ),
     "GET /zoo/state": Said(
-        """{"agents": [{"id", "pid", "device", "alive", "instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
-        """"models": [{"name", "running", "waiting", …}], "running", "waiting", "draining", "counters", "memory", "cluster"}"""
+        """{"agents": [{"id", "pid", "device", "alive", """
+        """"instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
+        """"models": [{"name", "running", "waiting", …}], "running", """
+        """"waiting", "draining", "counters", "memory", "cluster"}"""
     ),
     "GET /zoo/trace": Said(
         """JSON lines, one event each""",

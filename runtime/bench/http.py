@@ -3,7 +3,8 @@ has a kind.
 
     connect            nobody took the connection          http 404, http 429, …   refused with a status
     timeout            nothing came for too long           server error            the server said so in mid-stream
-    broken stream      it ended before its end             malformed               what came is no event stream of completions
+    broken stream      it ended before its end             malformed               what came is no event stream of
+                                                                                   completions
 
 Tokens are counted by `token_ids` where the server sends them (this one, vLLM), else by its `usage`, else one per
 event that has text. Ids as prompts, `ignore_eos` and `return_token_ids` are as in vLLM. Redirects and proxies are

@@ -1,8 +1,11 @@
 """Trace files as rows: when, how long, and where the file says so which text or which shared prefix.
 
-    sharegpt   JSON, [{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]}, …]; first question and answer
-    azure      CSV, TIMESTAMP,ContextTokens,GeneratedTokens                                     (Azure LLM inference traces 2023, 2024)
-    burstgpt   CSV, Timestamp (s),Model,Request tokens,Response tokens,Total tokens,Log Type    (failed requests have no response: left out)
+    sharegpt   JSON, [{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]}, …]; first
+               question and answer
+    azure      CSV, TIMESTAMP,ContextTokens,GeneratedTokens                                     (Azure LLM inference
+               traces 2023, 2024)
+    burstgpt   CSV, Timestamp (s),Model,Request tokens,Response tokens,Total tokens,Log Type    (failed requests have no
+               response: left out)
     mooncake   JSONL, timestamp (ms), input_length, output_length, hash_ids (a prefix of blocks of 512 tokens each)
 
 Reads as many rows as asked for and no line above a bound. Raises InputError with the line's number. Knows no

@@ -3,7 +3,8 @@ parallel ones.
 
     [model.]layers.0.attention_adapters.adapters.<name>.adapter_down.0.weight    behind the attention (mh_adapter)
     [model.]layers.0.output_adapters.adapters.<name>.adapter_up.bias             behind the ffn (output_adapter)
-    lm_head.weight                                                               the head that is saved beside them, where it is
+    lm_head.weight                                                               the head that is saved beside them,
+                                                                                 where it is
 
 Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) in the families that it has itself and that
 norm before their sub-layers; its many switches come down to what `Settings` says. Names and shapes only.

@@ -3,9 +3,11 @@
     base_model.model.<module>.lora_A.weight                      low rank, also lora_B.weight and lora_B.bias
     base_model.model.<module>.lora_embedding_A                   low rank of an embedding table
     base_model.model.<module>.lora_magnitude_vector              DoRA
-    base_model.model.<module>.weight                             a whole tensor, by `modules_to_save` or trained in place
+    base_model.model.<module>.weight                             a whole tensor, by `modules_to_save` or trained in
+                                                                 place
     base_model.model.<module>.modules_to_save.default.weight     the same, saved by other tools
-    base_model.model.<module>.base_layer.bias                    trained in place below a LoRA (`bias`, embedding layers)
+    base_model.model.<module>.base_layer.bias                    trained in place below a LoRA (`bias`, embedding
+                                                                 layers)
 
 It knows nothing of shapes, of the base or of the config.
 """

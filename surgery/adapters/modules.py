@@ -1,8 +1,10 @@
 """PEFT's adapters that scale or replace whole modules (BL-03): IA3 and LN tuning, laid over their base's
 components.
 
-    base_model.model.<module>.ia3_l                          [out, 1]: scales the output; [1, in]: the input of a feedforward module
-    base_model.model.<module>.ln_tuning_layers.weight        a norm's own copy of a tensor (or of any module's that is targeted)
+    base_model.model.<module>.ia3_l                          [out, 1]: scales the output; [1, in]: the input of a
+                                                             feedforward module
+    base_model.model.<module>.ln_tuning_layers.weight        a norm's own copy of a tensor (or of any module's that is
+                                                             targeted)
     base_model.model.<module>.weight                         a whole tensor, by `modules_to_save`
     base_model.model.<module>.base_layer.weight              the head's, which peft saves too when an IA3 lies on it
 

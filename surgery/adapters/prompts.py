@@ -1,8 +1,10 @@
 """PEFT's adapters of virtual tokens (BL-03): prompt tuning, p-tuning and prefix tuning, laid over their base's
 components.
 
-    prompt_embeddings [virtual, width]                   prompt, p-tuning: embeddings of tokens that stand before every prompt
-    prompt_embeddings [virtual, 2 * layers * kv width]   prefix: their K and V of each layer, as they lie in a cache, rotated already
+    prompt_embeddings [virtual, width]                   prompt, p-tuning: embeddings of tokens that stand before every
+                                                         prompt
+    prompt_embeddings [virtual, 2 * layers * kv width]   prefix: their K and V of each layer, as they lie in a cache,
+                                                         rotated already
 
 A sequence of such a model begins with so many positions that are no tokens of its prompt; its own begin behind
 them. peft saves what its encoders make (a projection or an LSTM is of no matter any more). Names and shapes only;

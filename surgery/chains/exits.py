@@ -1,6 +1,7 @@
 """Leaving a chain early (BL-30): a model's first layers, and behind any of them its own final norm and head.
 
-    embedding, layers [0, n), final norm and head        for every n, as `surgery.modules.stack` computes it for hidden states anywhere
+    embedding, layers [0, n), final norm and head        for every n, as `surgery.modules.stack` computes it for hidden
+                                                         states anywhere
 
 An exit is a model of its own, `MODEL@exit-n`, composed of what the model has: it costs no bytes, and where both are
 served the layers are the same ones in memory, run once for the rows of both. It is fixed for a sequence. Leaving

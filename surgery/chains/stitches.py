@@ -1,7 +1,8 @@
 """Stitching blocks as they are stored: a model of kind `stitch`, with one component, its tensors, and `stitch.json`
 (BL-09).
 
-    stitch.json   {"a": name, "b": name, "dims": [width_a, width_b], …}      from which foundation to which; training's own facts beside it
+    stitch.json   {"a": name, "b": name, "dims": [width_a, width_b], …}      from which foundation to which; training's
+                                                                             own facts beside it
 
 One stitch per ordered pair of foundations serves every place; the place comes in as a position. Knows nothing of
 training.

@@ -1,7 +1,8 @@
 """What a model has answered so far, in a file of the store: an evaluation that was stopped and is started again
 asks only the rest.
 
-    <store>/work/eval-<first 16 digits of the run's digest>.jsonl        a line per lot of questions: {"asked": digest, "answers": […]}
+    <store>/work/eval-<first 16 digits of the run's digest>.jsonl        a line per lot of questions: {"asked": digest,
+                                                                         "answers": […]}
 
 The run's digest names everything that an answer depends on but the questions. Lines are only added; one that cannot
 be read counts as none. Knows nothing of models or tasks.

@@ -1,7 +1,8 @@
 """Task files that run code, which are refused unless the user allows it. A task's YAML can name Python in more ways
 than one:
 
-    !function module.name        imported and called                  metric: org/any      a script that `evaluate` fetches from the hub
+    !function module.name        imported and called                  metric: org/any      a script that `evaluate`
+                                                                      fetches from the hub
     {{ templates }}              Jinja, which reaches everything that Python objects have: run in its sandbox here
     dataset_path: pandas         unpickles its files                  include: other.yaml  any of these, elsewhere
 

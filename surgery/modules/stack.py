@@ -5,7 +5,8 @@ training on blocks need.
     course = stack.course(ids)                      # positions, masks and rotary tables of this batch
     hidden = stack.run(ids, course, 0, k)           # components [0, k): the embedding first
     hidden = stack.run(hidden, course, k, stack.end)
-    logits = stack.head(hidden)                     # the model's own final norm and head, on any of its hidden states (BL-05)
+    logits = stack.head(hidden)                     # the model's own final norm and head, on any of its hidden states
+                                                    (BL-05)
 
 A checkpoint's stack is cut out of the transformers model that `surgery.models.load` gives, adapters injected by
 peft included; a chain of its own kind is built from its sources. Running all components gives the model's logits.

@@ -5,7 +5,8 @@ slices of the vocabulary are held at a time. What is kept per token are sums tha
 to the largest logit so far:
 
     m  = max l          Z = sum e^(l - m)         Q = sum e^(2 (l - m))         cosine = D / sqrt(Q_a Q_b)
-    D  = sum e^(l_a - m_a + l_b - m_b)            KL(a, b) = sum e^(l_a - m_a) (l_a - l_b) / Z_a - m_a - ln Z_a + m_b + ln Z_b
+    D  = sum e^(l_a - m_a + l_b - m_b)            KL(a, b) = sum e^(l_a - m_a) (l_a - l_b) / Z_a - m_a - ln Z_a + m_b +
+                                                  ln Z_b
 
 The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whatever the vocabulary. Knows nothing of
 text or stores.

@@ -1,6 +1,7 @@
 """What to remove from a run of layers, as data: how many heads and channels stay, and which.
 
-    counts = nearest(shape, part, 0.5, cost)                 # the feasible counts whose removed share is nearest to the ratio
+    counts = nearest(shape, part, 0.5, cost)                 # the feasible counts whose removed share is nearest to the
+                                                             ratio
     plan = PrunePlan(…, tuple(choose(shape, counts, scores) for scores in …))
 
 Feasible is what transformers accepts and a layer can compute: as many query heads per key-value head everywhere,

@@ -1,7 +1,8 @@
 """Low-rank learners on the linear layers of a block, and their end: merged into the matrices, with nothing left of
 them.
 
-    learners = attach_(block, rank, generator)       # every linear layer that may change; B is zero, so the block computes what it did
+    learners = attach_(block, rank, generator)       # every linear layer that may change; B is zero, so the block
+                                                     computes what it did
     … train learners.parameters …
     learners.merge_()                                # W += B A, the plain layers back in their places
 

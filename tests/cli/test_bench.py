@@ -390,9 +390,8 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
         runner.run("org/base", [WorkloadRequest(0, 0.0, "org/base", (5,), 1)])
         runner.close()
     assert [(answer.error, answer.tokens) for answer in answers] == [(None, 3), (None, 2), (None, 1)]
-    shared, alone = (
-        made  # the LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any
-    )
+    # The LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any.
+    shared, alone = made
     assert shared["enable_lora"] and shared["max_lora_rank"] == 8 and "enable_lora" not in alone
     assert (shared["dtype"], alone["dtype"]) == ("float32", "bfloat16") and not shared["enable_prefix_caching"]
     (first, none), (second, lora), _ = engines[0].requests

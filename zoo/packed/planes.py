@@ -6,7 +6,8 @@ of their width, the base's are taken away (FM-Delta, ZipLLM), and byte k of ever
 the high planes are almost all zero, the low ones noise. A plane is coded by zstd, whose Huffman coder does most of
 the work; one that hardly shrinks is kept as it is (ZipNN).
 
-    difference   element - base modulo 2^w, in digits of base 256 from -128 to 127: small ones of either sign have zero high digits
+    difference   element - base modulo 2^w, in digits of base 256 from -128 to 127: small ones of either sign have zero
+                 high digits
     xor          element XOR base
     none         the element itself, without a base
 

@@ -95,9 +95,10 @@ def render(facts: CardFacts, files: Sequence[CardFile]) -> str:
 
 
 _VERIFY = """\
-`b3sum FILE` prints a file's BLAKE3, which must be the one in the table above. In the store that it came from, `zoo verify` re-hashes
-every tensor and file and names the models that damage hurts. A tensor is named by BLAKE3 over its dtype, shape and bytes, a component by
-its kind, settings and tensors, a block by its components in order: equal digests are equal weights."""
+`b3sum FILE` prints a file's BLAKE3, which must be the one in the table above. In the store that it came from,
+`zoo verify` re-hashes every tensor and file and names the models that damage hurts. A tensor is named by BLAKE3 over
+its dtype, shape and bytes, a component by its kind, settings and tensors, a block by its components in order: equal
+digests are equal weights."""
 
 
 def hub_id(source: str) -> str | None:

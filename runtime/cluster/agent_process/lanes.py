@@ -1,10 +1,12 @@
 """Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a
 thread each (BL-25).
 
-    OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the loop's thread
+    OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the
+                loop's thread
                 where the engine looks ahead: plan 1, launch 1 | plan 2, launch 2, take 1 | plan 3, launch 3, take 2
                     | …
-    TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it, and wakes the loop
+    TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it,
+                and wakes the loop
 
 Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which
 is made for that (`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a

@@ -1,10 +1,12 @@
 """The main program of an agent's process, but for the table of engines, which whoever starts it passes in
 (`cli.serving.agent_engines`).
 
-    standard input     line 1: what engine it will be (`Preparation`); all is imported then.    line 2: who it is (`Identity`); it joins.
+    standard input     line 1: what engine it will be (`Preparation`); all is imported then.    line 2: who it is
+                       (`Identity`); it joins.
                        Nothing else comes; when it ends, the parent has gone, and so does this process, whatever it
                        is doing.
-    standard output    {"warm": true} behind line 1; {"code": …, "reason": …} at the end. What prints goes to standard error.
+    standard output    {"warm": true} behind line 1; {"code": …, "reason": …} at the end. What prints goes to standard
+                       error.
 
 So a process can stand by, warm, until it is told who it is. Secrets come over the pipe: never in arguments,
 environments or files. SIGTERM ends it after the step under way; the exit code is `ended.Exit`.

@@ -1,7 +1,8 @@
 """The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one
 begins. Pure bookkeeping.
 
-    starting --ready--> up --died, overdue--> down --(backoff)--> starting …               too often lately, or refused: failed, for good
+    starting --ready--> up --died, overdue--> down --(backoff)--> starting …
+    too often lately, or refused: failed, for good
 
 Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier
 one did is known as such. The first death after a while is answered at once, the next ones later and later: each is

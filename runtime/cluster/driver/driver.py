@@ -1,7 +1,8 @@
 """The driver of a cluster: a scheduler on a thread of its own, a fleet that brings agents up, streams to whoever
 asked.
 
-    open_stream -> Arrive -> Scheduler -> Open, Go -> agents … Done -> Scheduler -> Emit -> Stream     an agent dies -> Down -> another
+    open_stream -> AddRequest -> Scheduler -> RunRows -> agents … RowsDone -> Scheduler -> EmitTokens -> Stream
+    an agent dies -> AgentDown -> another
 
 Contract: a device that cannot be brought up again ends what cannot run without it, with the reason;
 where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false,

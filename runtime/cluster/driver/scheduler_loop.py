@@ -1,7 +1,8 @@
 """The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is
 carried out.
 
-    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    EmitTokens -> routes    ModelUpdated -> changes
+    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    EmitTokens -> routes
+                                                                        ModelUpdated -> changes
 
 Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and
 that whoever looks at the scheduler from elsewhere holds. It ends when it is told to, when nothing is left that

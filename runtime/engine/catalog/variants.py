@@ -1,7 +1,8 @@
 """Variants among stored models: composed ones (`zoo compose`) that are a model but for runs that were scored
 against its own (BL-20).
 
-    A        a0 a1 a2 a3 a4        scored (BL-05)  A[2:4] ~ B[2:4] 0.985        C = a0 a1 b2 b3 a4   is a variant of A, and costs no bytes
+    A        a0 a1 a2 a3 a4        scored (BL-05)  A[2:4] ~ B[2:4] 0.985        C = a0 a1 b2 b3 a4   is a variant of A,
+                                                                                and costs no bytes
 
 Only pairs that were scored between A and the model that the run comes from count, never two that meet in a third
 (BL-06). The score is that of A against C itself where those two were compared to their ends; else the product of

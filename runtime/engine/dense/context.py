@@ -1,6 +1,7 @@
 """Frames over dense batches: one slab per model, its window's tokens row by row, one model after the other.
 
-    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is computed
+    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is
+                                                                       computed
 
 Shared layers run once over the tokens of all models; attention runs slab by slab. Knows nothing of who is to run.
 """

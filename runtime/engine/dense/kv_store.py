@@ -1,7 +1,8 @@
 """The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of
 columns.
 
-    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there, -1: a placeholder
+    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there,
+                                                                -1: a placeholder
 
 Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose
 position is at most p. So columns need no order, rows no common start, and what lies at placeholders is never seen;

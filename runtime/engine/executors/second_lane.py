@@ -2,7 +2,8 @@
 whatever a step changes twice.
 
     shared         units, their adapters, pages
-    of each lane   sequences and their page tables, scratch, programs, rotary modules, joined adapters (`engine.adapters.stack_cache`), a CUDA stream
+    of each lane   sequences and their page tables, scratch, programs, rotary modules, joined adapters
+                   (`engine.adapters.stack_cache`), a CUDA stream
 
 Contract: `runtime.chains.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what
 is released may be told to either. Whoever loads or unloads holds `turn`, as every step here does, and says so

@@ -1,7 +1,8 @@
 """Linear layers that read the same input, as the kernels take them: their packed weights together, and what
 adapters add to them.
 
-    NativeGroup    x -> each layer's output          NativeGated    x -> silu(gate(x)) * up(x)          NativeOnto    x, h -> h + layer(x)
+    NativeGroup    x -> each layer's output          NativeGated    x -> silu(gate(x)) * up(x)          NativeOnto    x,
+                                                                    h -> h + layer(x)
 
 They are what `engine.layers.operations` gives to fused layers, and what a program's halves point to
 (`native.program`): an adapter is packed once per group, whichever segments it runs in. Where one does more than add

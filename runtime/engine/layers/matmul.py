@@ -1,7 +1,8 @@
 """Products with a weight [out, in]: as it is stored, or in a layout that a processor multiplies faster. x [.., in]
 -> [.., out].
 
-    Layout.pack(weight) -> packed tensor, for anybody who has this weight      WeightLayout.product(packed, out, bias) -> Product
+    Layout.pack(weight) -> packed tensor, for anybody who has this weight      WeightLayout.product(packed, out, bias)
+                                                                               -> Product
 
 Knows nothing of layers, of models, or of which layout is the best one here (`engine.layers.packed_weights`).
 """

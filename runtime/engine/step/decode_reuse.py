@@ -1,7 +1,8 @@
 """Decode steps whose rows are those of a step before, each one token on, with what that one made brought up to date
 (native kernels).
 
-    step n      rows -> layouts, frames, paging -> units … one call (`step.Call`) … head          as ever; its call is kept
+    step n      rows -> layouts, frames, paging -> units … one call (`step.Call`) … head          as ever; its call is
+                kept
     step n + 1  the same rows, one token on     -> embedding | what came -> that call again (`native.onward`) -> head
 
 Frames of 32 rows cost more than a small part of a chain computes, and from one decode step to the next nothing in

@@ -1,6 +1,7 @@
 """A checksum of a tensor's bytes, taken on its device: nothing goes to the host but sixteen bytes.
 
-    words x_i of eight bytes, the last filled up with zeros      sum of x_i (2 i + 1)      sum of mix(x_i + (i + 1) c)      both modulo 2^64
+    words x_i of eight bytes, the last filled up with zeros      sum of x_i (2 i + 1)      sum of mix(x_i + (i + 1) c)
+                                                                 both modulo 2^64
 
 The first sum finds every change of one word, because odd factors can be inverted; the second, of words that are
 stirred together with their places, finds others (two words changed places, say) but for one in 2^64. Integers wrap

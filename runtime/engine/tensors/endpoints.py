@@ -1,6 +1,7 @@
 """The two ends of one direct link, each with a thread that makes the group and then waits for what was begun on it.
 
-    Outgoing     making -> ready: send …      over            IncomingTensors     making -> ready: expect … came      over
+    Outgoing     making -> ready: send …      over            IncomingTensors     making -> ready: expect … came
+                                                                                  over
 
 Contract: `begin` first. What is called from outside does not wait. A link that stands was proven: each end has made
 a token, told it by the cluster's own messages, and got it back over the link, so at the other end is who was spoken

@@ -1,7 +1,8 @@
 """The transports under direct links, each a group of two of torch.distributed: gloo between CPUs, NCCL between
 GPUs.
 
-    group      by a rendezvous; rank 0 sends, rank 1 receives        send, receive      begun, not waited for        arrived      waited for
+    group      by a rendezvous; rank 0 sends, rank 1 receives        send, receive      begun, not waited for
+                                                                     arrived      waited for
 
 Contract: `group` and `arrived` wait, within a limit, and are called on threads of a link's own; `send` and
 `receive` do not, once the group has been used. A tensor belongs to the transport from `send` or `receive` until it

@@ -4,7 +4,8 @@ A page that several sequences share is there once on each device that runs one o
 whoever moves has pages of its own afterwards. So
 
     pages afterwards = pages before + sum over pages of (movers that hold it, less one if nobody else does)
-                    <= pages before + sum over movers of shared(i)           shared(i): pages of sequence i that others hold too
+                    <= pages before + sum over movers of shared(i)           shared(i): pages of sequence i that others
+                                                                             hold too
 
 The paper's order minimises that bound for every number of movers, and is the best choice for one mover, and
 wherever no shared page has

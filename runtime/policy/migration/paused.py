@@ -1,6 +1,7 @@
 """Whether a paused sequence's K and V should move while it waits for somebody else, a tool or a person (BL-17).
 
-    T_INT = now - called          how long it has been paused: the estimate, too, of how long it still will be (InferCept)
+    T_INT = now - called          how long it has been paused: the estimate, too, of how long it still will be
+                                  (InferCept)
     migrate  iff  T_INT > migration time * margin
 
 So a move begins once the pause has lasted as long as the move takes, and lies inside the pause if that lasts twice

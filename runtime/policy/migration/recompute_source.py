@@ -3,7 +3,8 @@ or nothing (BL-16).
 
     blocks that begin the chain                              tokens     known to the scheduler, a few bytes each
     others, whose device keeps what comes into its stages    inputs     travel over the link that K and V travel over
-    others                                                   none       upstream would have to run again: that is charged, and not done
+    others                                                   none       upstream would have to run again: that is
+                                                                        charged, and not done
 
 Inputs only help where they are fewer bytes than the K and V they stand for. A token's hidden states are one width
 of the model, whatever the number of layers behind them; its K and V in one layer are two widths, or, with grouped

@@ -1,7 +1,8 @@
 """Where blocks are put at first when there are many devices: each chain whole on one, few distinct weights on each.
 
     pack(chains, sizes, limits)     for each chain the device of each of its blocks, or None where it does not fit
-    fill(..., free)                 what goes on devices that are left over: copies of what the others hold, before anybody asks
+    fill(..., free)                 what goes on devices that are left over: copies of what the others hold, before
+                                    anybody asks
 
 Largest chains first, each onto the device whose load is smallest then: what a device holds of it already costs
 nothing, and of equals the one that needs the fewest bytes more is taken. So a device reads few weights per step,

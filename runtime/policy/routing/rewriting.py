@@ -5,7 +5,8 @@ Both run on the same device in the same step, block after block: a step takes as
 fine-tune's rows are a batch of their own; the rewriting's rows join the batch of its base, and the other batch
 stands before it. So for each of the two
 
-    T_queue    the other's batch            T_compute    its own batch, this request among it            T_transfer = T_load = 0
+    T_queue    the other's batch            T_compute    its own batch, this request among it            T_transfer =
+                                                         T_load = 0
 
 from the profiles of both chains. Pure: profiles and counts in, a decision with its terms out. Of equals the exact
 one is taken.

@@ -2,11 +2,14 @@
 
 Contract: `scale` looks at each block by itself; other blocks of its chains are not touched.
 
-    up      an instance whose queue is longer than `high` of what would fill its device gets another beside it, the most loaded first,
+    up      an instance whose queue is longer than `high` of what would fill its device gets another beside it, the most
+            loaded first,
             while there is memory for it; sequences go over, fewest shared pages first (BL-18), until both hold
             about as many pages
-    even    where it has another one whose queue is under `low`, they go there, and nothing is loaded: a further one would be as idle
-    down    an instance that has had nothing to do for `idle`, if others of its block stay, each with a queue under `low`; sequences that
+    even    where it has another one whose queue is under `low`, they go there, and nothing is loaded: a further one
+            would be as idle
+    down    an instance that has had nothing to do for `idle`, if others of its block stay, each with a queue under
+            `low`; sequences that
             are paused there move to them, or it stays
 
 A block that was scaled within `calm` is left alone, and `low` lies under `high`: so the number of instances does

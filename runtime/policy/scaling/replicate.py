@@ -4,7 +4,8 @@ rule, two measures of load.
     replicate(spots, measure)     the best of all moves that the measure offers to a device with room for the copy
 
     BySequences   a device's load is its number of sequences: half the difference goes to the device with the fewest
-    ByBytes       a device's load is its sequences x the bytes that a step reads (`policy.routing.bytes_read`): all or half of the
+    ByBytes       a device's load is its sequences x the bytes that a step reads (`policy.routing.bytes_read`): all or
+                  half of the
                   part goes where all sequences of both devices then read least
 
 What switching to another device costs is only the bytes that are not there already (UN-04). Pure.

@@ -3,7 +3,8 @@
 Per pass, with a hop of b seconds, its stand-in of s, a check of v and the hops behind it of d:
 
     right      gains (b + d) - max(s + d, b + v)      what `policy.speculation.choice.chain_time` says of it
-    wrong      costs v + min(d, b - s)                for so long, until the real row comes, devices behind ran for nothing; they are taken
+    wrong      costs v + min(d, b - s)                for so long, until the real row comes, devices behind ran for
+                                                      nothing; they are taken
                                                       for busy: where nobody waits for them a wrong one costs the
                                                           check alone
     shared     costs s, right or wrong                the stand-in had the hop's own stream

@@ -1,7 +1,8 @@
 """What a step of several models' stages costs on one kind of device: every piece that they have in common once, for
 all rows together.
 
-    stage -> pieces: its blocks, and the adapters that its model has there      rows -> work by stage -> sum over pieces of their cost
+    stage -> pieces: its blocks, and the adapters that its model has there      rows -> work by stage -> sum over pieces
+                                                                                of their cost
 
 Contract: a function of the family and the device's kind, so that all devices of a kind share one, and what it
 remembers: which stages have which pieces together, up to `_MOST` sets of stages. Pieces that the same stages have

@@ -3,10 +3,14 @@ compared. Files and presets.
 
 A scenario file is TOML or JSON, every value of it optional, unknown names refused:
 
-    [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6   usable = 0.9
-    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy, step_ms
-    [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
-    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig;
+    [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6
+                                                                               usable = 0.9
+    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy,
+                                    step_ms
+    [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"
+                                                                   faster = 1.0
+    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig,
+                                                           config.RelayConfig;
                       tables control, speculation and stand_ins in it with those of config.ControlConfig,
                       SpeculationConfig and standins.StandIns
 

@@ -3,11 +3,13 @@ stage of them costs.
 
 Three ways to provision the same applications (BlockLLM, section 7.1):
 
-    blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside them, FF ones have parts
+    blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside
+             them, FF ones have parts
     of
              their own, each equivalent to the foundation's at its place
     pm       per-model provisioning: every model is one private block, adapters merged into it where their kind can be
-    ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF ones are private
+    ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF
+             ones are private
 
 Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or
 times.

@@ -1,8 +1,10 @@
 """What may take the place of a simulated family's blocks: cheaper ones ahead of them (BL-25), and equivalents
 instead of them (BL-28).
 
-    with_stand_ins    each block of a chain but the last gets a pruned one, half its bytes and so many times as fast; as `Surrogate`s
-    with_variants     chains with blocks of a full fine-tune in the foundation's places, or the other way round; as `Variant`s
+    with_stand_ins    each block of a chain but the last gets a pruned one, half its bytes and so many times as fast; as
+                      `Surrogate`s
+    with_variants     chains with blocks of a full fine-tune in the foundation's places, or the other way round; as
+                      `Variant`s
 
 Contract: families in, families out, with the chains that engines are to know beside. Pure.
 """

@@ -1,7 +1,8 @@
 """Variants of a chain, made offline as data: blocks that were scored against its own take their places (BL-20), one
 or several of them.
 
-    chain  A0 A1 A2 A3     scored  (A1, B1) 0.99, (A2, B2) 0.98     ->  A0 B1 A2 A3 0.99,   A0 A1 B2 A3 0.98,   A0 B1 B2 A3 0.97
+    chain  A0 A1 A2 A3     scored  (A1, B1) 0.99, (A2, B2) 0.98     ->  A0 B1 A2 A3 0.99,   A0 A1 B2 A3 0.98,   A0 B1 B2
+                                                                        A3 0.97
 
 The score of a variant with several is the product of theirs: an estimate, for errors add up along the chain and
 over tokens (BL-28: 0.98 for each block, 0.88 for answers). Whoever has measured a variant says so in its place.

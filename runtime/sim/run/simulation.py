@@ -4,7 +4,7 @@ simulated.
     request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's
     ns -> DONE
                     ^                                             ^                                            |
-                    +------------- control latency ---------------+------- network (bytes, contention) --------+  Relay.finish_step
+                    +------------- control latency ---------------+---- network (bytes, contention) ----+ Agent.finish_step
 
 Contract: commands are carried out in order, messages between two parties arrive in the order in which they were
 sent. The same inputs give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled

@@ -1,9 +1,11 @@
 """What is asked of a simulated cluster: times, models and lengths, drawn as the papers draw them, or from a trace.
 
-    blockllm     every application's mean rate is uniform; requests per application in proportion to it; each application a Poisson process
+    blockllm     every application's mean rate is uniform; requests per application in proportion to it; each
+                 application a Poisson process
                  (BlockLLM 7.1). Lengths are S-LoRA's, whose way of generating the paper says it follows: uniform
                  from 8 to 512 for both.
-    twitter      one Poisson process whose rate goes as people do: a day's wave, its noise, sudden spikes, kept within [1, 45] per second.
+    twitter      one Poisson process whose rate goes as people do: a day's wave, its noise, sudden spikes, kept within
+                 [1, 45] per second.
                  Made like the trace that the paper used, which cannot be had; not that trace.
     traces       what `runtime.bench.traces` reads, with models laid over
 

@@ -140,7 +140,8 @@ from tests.runtime.server.harness import BASE, FakeSource
 source, config = FakeSource(NoTokenizer()), ServerConfig(drain_seconds=float(sys.argv[1]))
 with inline(WholeEngine([BASE], 64, pace=lambda _: time.sleep(0.02))) as driver:
     bound = bind("127.0.0.1", 0)
-    serve(build_app(driver, [source.served(BASE)], source, config), config, bound, lambda: print(address_of(bound), flush=True))
+    app = build_app(driver, [source.served(BASE)], source, config)
+    serve(app, config, bound, lambda: print(address_of(bound), flush=True))
 """
 
 

@@ -301,7 +301,8 @@ from surgery import equivalence
 from zoo import Zoo
 
 def high_water():
-    return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 torch.set_num_threads(1)
 with Zoo(sys.argv[1]) as zoo:

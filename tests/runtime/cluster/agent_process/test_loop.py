@@ -388,7 +388,8 @@ def test_an_agent_that_cannot_listen_says_so() -> None:
 
 _PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+command = [sys.executable, "-m", "cli.serving.agent_engines"]
+child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 for line in sys.argv[1:]:
     child.stdin.write(line.encode() + b"\\n")
 child.stdin.flush()

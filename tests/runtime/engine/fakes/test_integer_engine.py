@@ -35,7 +35,8 @@ def engines(count: int, pages: int = 64) -> list[IntegerEngine]:
 def test_a_token_can_be_worked_out_by_hand() -> None:
     tiny = counting_model("t", "0 1* 0")
     # token 4 at 0:   3*4 + 7 + 0 = 19;   5*19 + 12 + 0 + 1*(19 + 361) = 487;   3*487 + 7 = 1468 = 15*97 + 13
-    # token 13 at 1:  3*13 + 7 + 13 = 59; 5*59 + 12 + 24 + 380 + 2*(59 + 3481) = 7791;  3*7791 + 7 + 13 = 23393 = 241*97 + 16
+    # token 13 at 1:  3*13 + 7 + 13 = 59; 5*59 + 12 + 24 + 380 + 2*(59 + 3481) = 7791;  3*7791 + 7 + 13 = 23393 = 241*97
+    #                 + 16
     assert expected(tiny, (4,), SamplingParams(2)) == [13, 16]
 
 

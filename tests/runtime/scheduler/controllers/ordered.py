@@ -148,15 +148,29 @@ class Ordered(VirtualCluster):
 
 def _config(rng: random.Random, devices: int) -> ClusterConfig:
     control = ControlConfig(
-        scaling=rng.random() < 0.7, rearranging=rng.random() < 0.7,
-        rebalance=rng.choice(("strict", "owner", "least-busy", "recompute")), rebalance_margin=1, interval_ms=5, rearrange_interval_ms=40,
-        idle_ms=rng.choice((20, 100)), cooldown_ms=20, migration_timeout_ms=rng.choice((50, 100)), max_migrations=rng.choice((1, 4, 16)),
-        bandwidth=1e6, crossing_us=1e5, low=0.3, high=rng.choice((0.5, 0.8)),
-    )  # fmt: skip
+        scaling=rng.random() < 0.7,
+        rearranging=rng.random() < 0.7,
+        rebalance=rng.choice(("strict", "owner", "least-busy", "recompute")),
+        rebalance_margin=1,
+        interval_ms=5,
+        rearrange_interval_ms=40,
+        idle_ms=rng.choice((20, 100)),
+        cooldown_ms=20,
+        migration_timeout_ms=rng.choice((50, 100)),
+        max_migrations=rng.choice((1, 4, 16)),
+        bandwidth=1e6,
+        crossing_us=1e5,
+        low=0.3,
+        high=rng.choice((0.5, 0.8)),
+    )
     config = ClusterConfig(
-        devices=devices, placement=rng.choice(("partition", "partition", "replicate", "on-demand")), prefill_chunk=8, control=control,
-        migration_final_sets=1, prefix_caching=rng.choice(("off", "active", "cached")),
+        devices=devices,
+        placement=rng.choice(("partition", "partition", "replicate", "on-demand")),
+        prefill_chunk=8,
+        control=control,
+        migration_final_sets=1,
+        prefix_caching=rng.choice(("off", "active", "cached")),
         dispatch=rng.choice(("placed", "broadcast")),
-    )  # fmt: skip
+    )
     predicted = config.prefix_caching == "off" and rng.random() < 0.5
     return replace(config, speculation=SpeculationConfig("exact" if predicted else "off", top=0.5))
