@@ -1,10 +1,9 @@
 """The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are
 simulated.
 
-    request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's
-    ns -> DONE
-                    ^                                             ^                                            |
-                    +------------- control latency ---------------+---- network (bytes, contention) ----+ Agent.finish_step
+    request -> Scheduler.handle --Send--> control latency --> Agent.handle -> BEGIN -> Agent.next_step -> engine's ns
+    engine's ns -> DONE -> Agent.finish_step --> control latency (to the scheduler), or network (bytes, contention) to
+    the next agent
 
 Contract: commands are carried out in order, messages between two parties arrive in the order in which they were
 sent. The same inputs give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled
