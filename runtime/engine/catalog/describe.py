@@ -73,7 +73,8 @@ def describe_chain(
         blocks.append(Block(block, sizes.weights(components), attends))
     version = version_of(manifest, found.dtype)
     spec = spec if serve_as is None else replace(spec, name=serve_as)
-    return DescribedChain(Chain(spec, version, tuple(uses), pinned(name, version)), tuple(blocks))
+    # Two models with the same components are two chains: each is loaded, and asked for, under its own name.
+    return DescribedChain(Chain(spec, f"{name}#{version}", tuple(uses), pinned(name, version)), tuple(blocks))
 
 
 class Sizes:
