@@ -42,7 +42,7 @@ def test_alone(bench, family, name, layers):
 @pytest.mark.parametrize("layers", ["fused", "stock"])
 def test_all_with_their_parents_in_one_engine(bench, family, layers):
     """Rows arrive late, prompts are cut into chunks, the pool is too small for all at once; every token is exact."""
-    made = engine(bench, *family, pages=170, layers=layers)
+    made = engine(bench, *family, pages=135, layers=layers)
     wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(family)}
     requests = [ask(name, p, seq) for i in range(2) for name in family for seq, p in [wanted[name][i]]]
     out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, Limits(24, max_num_seqs=14))
