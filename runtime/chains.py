@@ -2,7 +2,8 @@
 parts of chains.
 
     Chain      a model's blocks in order; each is a run [lo, hi) of its components
-    Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between (BL-15)
+    Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between
+               (BL-15)
     Path       who runs a sequence: one Hop per change of device, in order
 
 Weights are shared below this: two stages of two models on one device hold what they have in common once

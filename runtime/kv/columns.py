@@ -1,10 +1,13 @@
 """Columns of a left-padded cache (Baton): how long it is, how far each row reaches, where a column lies, and what
 can be cut.
 
-    logical     begin ................ end          every row is aligned to the end; a row's *span* reaches from its first token to there
-    row 0       . . . . k k k k k k k k             span 8: real tokens, or placeholders behind its first one where a window was wider
+    logical     begin ................ end          every row is aligned to the end; a row's *span* reaches from its
+                                                    first token to there
+    row 0       . . . . k k k k k k k k             span 8: real tokens, or placeholders behind its first one where a
+                                                    window was wider
     row 1       . . k k k k k . . . k k             than what the row had to run (vector shaping, BA-03)
-    physical    logical modulo capacity             the store is a ring: cutting on the left and growing on the right move nothing
+    physical    logical modulo capacity             the store is a ring: cutting on the left and growing on the right
+                                                    move nothing
 
 Contract: rows are numbered from 0 without gaps. A row that leaves is replaced by the last one. Columns that are
 padding for every row are cut by `release` (BA-06); `enter` may make the cache longer, on the left (BA-10);

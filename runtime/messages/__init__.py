@@ -1,10 +1,14 @@
 """Messages between a scheduler and its agents. Typed, versioned, in columns instead of rows: one message per step
 and receiver.
 
-    to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown   StartMigration FinishMigration
-    between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid Retract (hops dispatched by agents)
-    to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed   RowsDone RowsLost SpeculationResult HopAssigned   MigrationReady MigrationFailed   AgentStats
-    membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey LinkClosed   (state machines never see these)
+    to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
+                                                                     StartMigration FinishMigration
+    between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
+                                                                         Retract (hops dispatched by agents)
+    to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed   RowsDone RowsLost SpeculationResult
+                                                        HopAssigned   MigrationReady MigrationFailed   AgentStats
+    membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
+                                                               LinkClosed   (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: the receiver drops what
 belongs to an older one, so a late message can do no harm. Columns have one entry per row. Arrays travel beside a

@@ -1,9 +1,12 @@
 """What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo
 (`engine.tensors.links`).
 
-    A.offer(B)      A begins a link to B: groups of two for each ordered pair, one only ever sends, the other only ever receives
-    said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed messages
-    A.send(B, n)    B.expect(A, n) … B.came()      a message's arrays under a ticket; the message itself travels as ever (`directed`)
+    A.offer(B)      A begins a link to B: groups of two for each ordered pair, one only ever sends, the other only ever
+                    receives
+    said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed
+                    messages
+    A.send(B, n)    B.expect(A, n) … B.came()      a message's arrays under a ticket; the message itself travels as ever
+                                                   (`directed`)
 
 Contract of a TensorTransport: one thread calls it, and nothing here waits: work that takes time is done on threads
 of its own, which call `wake` when there is something to be looked at. Every wait of theirs has a limit. What is

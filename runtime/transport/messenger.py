@@ -1,8 +1,10 @@
 """One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a
 word why not.
 
-    inbox      everyone who has something for this process connects to it and says who it is (`name/incarnation/purpose`)
-    links      one per peer that this one has something for, connected when it first has; peers without an address are answered through
+    inbox      everyone who has something for this process connects to it and says who it is
+               (`name/incarnation/purpose`)
+    links      one per peer that this one has something for, connected when it first has; peers without an address are
+               answered through
                the inbox, over the connection that they made (so agents need not be reachable for the scheduler)
 
 Both are `carriers`; what they are made of is `sockets`'.

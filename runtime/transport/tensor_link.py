@@ -1,7 +1,8 @@
 """An agent's link whose tensors go past the host's memory where both ends can: a post, and a TensorTransport beside
 it.
 
-    send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays themselves
+    send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays
+               themselves
     receive    such a message waits until its arrays are there, and what came behind it from the same peer waits with it
 
 Contract: a `Link` (`transport.link`): messages of a peer come in order, each once, with their arrays or not at all.

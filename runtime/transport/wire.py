@@ -1,8 +1,10 @@
 """Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in
 memory.
 
-    frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the message)
-    frame 1 …   an array each, or all of them back to back in one where they are small; none where arrays come directly (`directed`), which
+    frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the
+                message)
+    frame 1 …   an array each, or all of them back to back in one where they are small; none where arrays come directly
+                (`directed`), which
                 frame 0 says then, by a ticket
 
 What arrays are is said once for all that are alike and neighbours: rows of one step mostly are.

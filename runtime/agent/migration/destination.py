@@ -5,8 +5,10 @@
                                        rows that recompute from the front run in its own steps meanwhile, from token
                                        ids or from --Want (before)--> source --PageData (hidden states)--> `feed`
                                        (VerifyActivations, ActivationsVerified)
-    scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for the last one
-    scheduler --FinishMigration--> destination                committed: the table is the sequence's; else its pages are free
+    scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for
+                                                                     the last one
+    scheduler --FinishMigration--> destination                committed: the table is the sequence's; else its pages are
+                                                              free
 
 Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All
 pages are taken before the first one comes; without room for all of them nothing begins. The source only reads, and

@@ -1,6 +1,7 @@
 """Steps that a device will most likely run next, made while it waits: the rows of one that was, each one token on.
 
-    finish_step -> ran(rows)        prepare()                        message -> came(…) -> takes(…) -> goes(…) -> gone(…)
+    finish_step -> ran(rows)        prepare()                        message -> came(…) -> takes(…) -> goes(…) ->
+                                                                     gone(…)
                                     while nothing can be run         with nothing left to make but the step's number
 
 Behind a part of the layers nothing of a program is in the processor's caches; what a relay does with some dozens of

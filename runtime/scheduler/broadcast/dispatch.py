@@ -1,7 +1,8 @@
 """Hops that agents dispatch among themselves: the scheduler says who may take them, and learns who did (BL-23).
 
     placed       the scheduler's map says which device runs each hop (the paper: "a live record of block placements")
-    broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid wins
+    broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid
+                 wins
 
     seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the
     others' pages are free

@@ -1,9 +1,12 @@
 """What control has decided and what takes time: instances that come, sequences that are to change their device,
 instances that go.
 
-    grow(blocks, device)             another instance; newcomers may use it at once, its stages are loaded when they are first needed
-    wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or it takes too long
-    drain(blocks, device)            no newcomers any more; who is there moves on; then its stages are dropped, and the instance is gone
+    grow(blocks, device)             another instance; newcomers may use it at once, its stages are loaded when they are
+                                     first needed
+    wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or
+                                     it takes too long
+    drain(blocks, device)            no newcomers any more; who is there moves on; then its stages are dropped, and the
+                                     instance is gone
 
 Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living
 instance of a block. An order whose device dies is over. All other blocks of a chain stay where they are. It decides

@@ -1,8 +1,10 @@
 """Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.scaling.replicate`).
 
-    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling.autoscale` says where
+    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it:
+                `policy.scaling.autoscale` says where
                 another instance goes and who goes with it, or to which one that is there and has little to do
-    asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
+    asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room
+                for it
     idle        an instance that came so has had nobody for `idle_ms`: it goes again
 
 Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most

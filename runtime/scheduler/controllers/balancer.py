@@ -2,7 +2,8 @@
 paper's two baselines.
 
     strict       nobody: a sequence's next tokens run where its K and V are
-    owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends (BL-16)
+    owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends
+                 (BL-16)
     least-busy   always the least busy one, K and V copied, for which the sequence waits
     recompute    always the least busy one, K and V computed there again, for which the sequence waits
 

@@ -4,8 +4,10 @@ one has left (BL-32).
 An *extent* is a run of page groups that one block of a chain has on one device, behind another one (`before`) or at
 the beginning:
 
-    system prompt (3 users) <- question A (2 users) <- A's answer (1)       a tree for each beginning; a sequence holds one path of it,
-                            <- question B (1 user)                          which is all of its groups, and is known by the path's end
+    system prompt (3 users) <- question A (2 users) <- A's answer (1)       a tree for each beginning; a sequence holds
+                                                                            one path of it,
+                            <- question B (1 user)                          which is all of its groups, and is known by
+                                                                            the path's end
 
 Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared:
 those who hold it need not know. What a sequence has for itself grows in place.

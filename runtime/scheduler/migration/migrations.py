@@ -3,7 +3,8 @@
     start --StartMigration--> destination … MigrationReady -> more has come up? --StartMigration--> … MigrationReady
     ->
     little enough: hold the sequence
-        -> its row comes back -> StartMigration (the rest) -> MigrationReady -> commit: Settle, Open (keep) on the new path, Close where it left
+        -> its row comes back -> StartMigration (the rest) -> MigrationReady -> commit: Settle, Open (keep) on the new
+        path, Close where it left
 
 Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The
 destination's pages are taken in the scheduler's account before they are asked for. Whatever goes wrong (no room,

@@ -2,10 +2,13 @@
 
     Serve -> placed -> its stages are loaded -> newcomers get it   (from one event on, all of them)
                   \\-> no room, or a device cannot load it: refused, and the version that was there goes on
-    the old version, or a withdrawn model: whoever began on it finishes on it -> stages dropped, blocks that nobody else has forgotten
+    the old version, or a withdrawn model: whoever began on it finishes on it -> stages dropped, blocks that nobody else
+    has forgotten
 
-Contract: a sequence runs to its end on the version that newcomers got when it came, whatever comes later and whatever dies. Blocks that
-two versions share stay where they are. Every ServeModel and WithdrawModel has one Updated. A ServeModel before the first placement waits for that.
+Contract: a sequence runs to its end on the version that newcomers got when it came, whatever comes later and whatever
+dies. Blocks that
+two versions share stay where they are. Every ServeModel and WithdrawModel has one Updated. A ServeModel before the
+first placement waits for that.
 """
 
 from __future__ import annotations

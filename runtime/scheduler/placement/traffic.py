@@ -1,6 +1,7 @@
 """How rows have gone lately: between blocks, between devices and between servers (BL-26's counter).
 
-    gather(most)     takes in what sequences have counted along their paths since the last time, of so many paths, others each time
+    gather(most)     takes in what sequences have counted along their paths since the last time, of so many paths,
+                     others each time
     turn()           the period is over: its counts are blended with what was before
 
 Contract: a token that has gone along a path counts once for each pair of neighbouring blocks, wherever they ran,

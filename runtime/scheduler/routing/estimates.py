@@ -3,7 +3,8 @@ terms, few candidates.
 
     queue      rows that wait there, as the agent last reported, as one batch
     compute    the block's own time in a batch with whoever is on the device
-    load       of a block that is not loaded there: behind what waits, or beside the way of the row where the device is idle
+    load       of a block that is not loaded there: behind what waits, or beside the way of the row where the device is
+               idle
     transfer   is the hop's: the same for each change of device, weighed by `policy.routing.paths`
 
 Contract: pure look-ups over `policy.routing.latency`, remembered by what they depend on, with batches and contexts

@@ -1,8 +1,10 @@
 """Rows of predicted sequences that are under way (BL-25): the one that counts next, and at most one behind it that
 goes on from a guess.
 
-    first     start = computed                           done by: its Done, or its tentative Done and a Verdict that it stands
-    second    start = computed + 1, from the token that the first one's tentative Done brought; it becomes the first if that was the token,
+    first     start = computed                           done by: its Done, or its tentative Done and a Verdict that it
+                                                         stands
+    second    start = computed + 1, from the token that the first one's tentative Done brought; it becomes the first if
+              that was the token,
               else it is sent again under a new turn
 
 Contract: data of one sequence, no decisions about others. Messages may come in any order, for they come from

@@ -1,8 +1,10 @@
 """Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in
 `agent.speculation.hop`, the choice in `policy`.
 
-    Tick -> review     the top part of block instances by the time that their queues take, of those that have a surrogate
-    seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is loaded and has room
+    Tick -> review     the top part of block instances by the time that their queues take, of those that have a
+                       surrogate
+    seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is
+                       loaded and has room
 
 Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13),
 until it is let in anew. Its stand-in's pages are taken with its own, and only where it can run to its end with

@@ -2,7 +2,8 @@
 them.
 
     Road      a socket of pyzmq: takes everything, in threads of its own
-    DualChannel   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back in order by their numbers
+    DualChannel   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back
+                  in order by their numbers
 
 Contract: for one thread; nothing waits. `put` hands a message over whole or says that there is no room. Each end
 hears in order what it is told.

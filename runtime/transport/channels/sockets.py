@@ -1,7 +1,8 @@
 """The sockets of one post: how they are made, guarded and bounded.
 
 tcp://      over the network, with the cluster's keys       inproc://   between threads of a process
-ipc://      between processes of one machine                unix://     the same, where short messages take a shorter way (`transport.channels.seqpacket`)
+ipc://      between processes of one machine                unix://     the same, where short messages take a shorter
+                                                                        way (`transport.channels.seqpacket`)
 """
 
 from __future__ import annotations
