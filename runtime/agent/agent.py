@@ -1,27 +1,24 @@
-"""The relay: the state machine of one device in a cluster. Rows of sequences come in, steps go out, what they give goes
-to the next hop.
+"""Run the state machine of one device: rows come in, steps go to the engine, results go on to the next hop.
 
 Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
 
-    handle(message or event, arrays, now)     whatever came; returns commands (`control.agent_io`)
+    handle(message or event, arrays, now)     returns commands (`control.agent_io`)
     next_step(now)                            a step for the engine, or None while nothing can run
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
-and, if it likes, to save time, prepare() while nothing can be run and first(result) right before finish_step
-(`agent.steps.prefetch`)
+To save time a driver may call prepare() while nothing can run, and first(result) right before finish_step
+(`agent.steps.prefetch`). Steps have a lane: where hops are predicted, stand-ins run in a lane of their own
+(`agent.speculation.hop`).
 
-(steps with a lane, where steps that predict run on a stream of their own; `agent.speculation.hop`)
+- A row waits in the queue of its stage and runs in the next step that has room; no step waits for a full batch (BL-14).
+  Only where other rows are due back within a moment the step is put off (`policy.batching.batch_wait`): `next_step`
+  returns None until they arrive or `lingers` has passed.
+- Rows of older epochs, and of hops that are not on this device, are dropped. Rows that arrive before their sequence is
+  opened wait for it (`agent.steps.early_rows`).
+- Pages of a closed sequence are free once no step writes them. Rows that find no page wait up to the page timeout;
+  then they are reported as lost, and the scheduler decides.
 
-A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a
-batch to fill (BL-14), but a step that others are due for within a moment is put off for them
-(`policy.batching.batch_wait`): `next_step` gives None until they are there, or `lingers` is over, when the driver is to
-ask again. Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows.
-Rows that come before their sequence is opened wait for that (`agent.steps.early_rows`). Pages of what is closed while a
-step writes them are free when it is over. Rows that find no page wait, up to `patience`; then they are told to be lost,
-and the scheduler sees what is to be done.
-
-It knows no tensors, clocks, sockets or models' contents; whose turn it is decides `policy`; which device is next stands
-in the path.
+It knows no tensors, clocks, sockets or weights. `policy` decides whose turn it is; the next device is in the path.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next.
-Per step, not per token.
+"""Run the state machine of a cluster: it knows every sequence and decides which device runs what next, once per step.
 
-    Arrive -> waiting --path, pages--> Open, Go -> … RowsDone -> Go -> … RowsDone -> Emit, Close      one row of a sequence is under way at a time
+    AddRequest -> waiting --path, pages--> OpenSequences, RunRows -> RowsDone -> RunRows -> … -> CloseSequences
 
-Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what
-it returns, in order. A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a
-device, a row, pages), it runs again from them on another path, under a new epoch, and nobody sees a token twice.
-Every sequence gets exactly one event with `finish`, its last. Pages are taken here before a row is sent, on all
-devices of its path, so that no row waits for pages behind another.
+One row of a sequence is under way at a time; each token leaves as EmitTokens.
 
-It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next),
-`seating` (coming and going), `fleet` (devices), `handover` (sequences that change a device), `placement` (where
-blocks are), `routing` (paths over them), `ledger` (whose pages are whose), `prefixes` (who has which beginning),
-`donors` (ended ones that stay for it), `control` (what is due by time).
+Contract: a driver calls `handle` with each message and event in the order of their arrival and carries out the
+commands that it returns, in order. The scheduler keeps every sequence's prompt and output. Whatever is lost (a
+device, a row, pages), the sequence runs again from them on another path, under a new epoch, and no token is emitted
+twice. Every sequence gets exactly one event with `finish`, its last. Pages are taken here, on all devices of the
+path, before a row is sent, so that no row waits for pages behind another.
+
+It knows no tensors, clocks, transports or text. Its parts: `admission`, `decode` (the next rows), `sequences`
+(coming and going), `devices`, `migration`, `placement` (where blocks are), `routing` (paths), `kv` (page accounting,
+prefix index and cache), `controllers` (what is due by time), `models` (versions), `speculation`, `broadcast`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a
-word why not.
+"""Send and receive typed messages between processes: authenticated peers, in order for each pair, or a reason why not.
 
-    inbox      everyone who has something for this process connects to it and says who it is
-               (`name/incarnation/purpose`)
-    links      one per peer that this one has something for, connected when it first has; peers without an address are
-               answered through
-               the inbox, over the connection that they made (so agents need not be reachable for the scheduler)
+    inbox      peers that send to this process connect here and identify themselves (`name/incarnation/purpose`)
+    links      one per peer that this process sends to, connected at the first message; a peer without an address is
+               answered over the connection that it made, so agents need not be reachable for the scheduler
 
-Both are `carriers`; what they are made of is `sockets`'.
+Both are channels (`transport.channels`).
 
-Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer
-than it is told to. A peer that sends what is no message, leaves one out, does not read, or speaks another protocol
-is *cut*: it is told why, what else comes from it is dropped, and whoever uses the post hears of it once. An
-incarnation that was forgotten, or was followed by a later one, is not heard any more. Nobody takes another's place
-by saying so: whoever was learnt is who was learnt, a later life of it waits until that is learnt, and where lives
-are `admitted` all others are denied. Knows neither relays nor schedulers.
+Contract: one thread; only `wake` may be called from any. Nothing blocks but `receive`, and that no longer than its
+timeout. A peer is *cut* when it sends what is no message, skips a number, does not read, or speaks another protocol: it
+is sent the reason, everything else from it is dropped, and the user of the messenger is told once. An incarnation that
+was forgotten or replaced is not accepted any more. No peer takes another's place by using its name: a later incarnation
+waits until it is learnt, and where incarnations are `admitted` all other peers are rejected. Knows neither agents nor
+schedulers.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ def check(message: Message, arrays: Sequence[Array]) -> None:
     kind = type(message)
     if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
         raise WireError(f"columns of a {kind.__name__} differ in length")
-    if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in _PERHAPS.get(kind, ())):  # type: ignore[attr-defined]
+    perhaps = _PERHAPS.get(kind, ())
+    if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in perhaps):  # type: ignore[attr-defined]
         raise WireError(f"columns of a {kind.__name__} differ in length")
     if any(min(getattr(message, name), default=0) < 0 for name in _NATURAL.get(kind, ())):
         raise WireError(f"a {kind.__name__} with negative numbers")

@@ -1,8 +1,8 @@
-"""Sequences on one device of a cluster, and their rows that wait there.
+"""Represent the sequences on one device, and their rows that wait there.
 
-Contract: a `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes
-here, under a key that no other table ever has, so that a step may still write what has been closed already. A
-`QueuedRow` row is one hop's work. Nothing here decides or counts pages.
+Contract: an `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes
+here, under a key that no other table ever has, so that a step may still write what was closed already. A `QueuedRow` is
+one hop's work. Nothing here decides or counts pages.
 """
 
 from __future__ import annotations

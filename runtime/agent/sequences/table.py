@@ -1,9 +1,8 @@
-"""Sequences of one device: opened with empty tables, with ones that begin as another's, or with what they have here
-already; and closed.
+"""Open and close the sequences of one device: with empty tables, with a shared prefix, or with what they have here.
 
-Contract: a sequence is here under one epoch at a time; orders of older ones are stale and dropped. `open` says whether
-what its path needs here is here; else nothing of it stays. Tables of the layers that it passes here go with it, and so
-does what was kept of what came into its stages. Queues and steps are not known here.
+Contract: a sequence is here under one epoch at a time; messages of older ones are dropped. `open` returns whether
+everything that its path needs here is here; else nothing of it stays. Its tables, and its cached activations, go with
+it. Queues and steps are not known here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows that are through, as the messages that tell of them: to the next hop, or to the scheduler. Decides nothing."""
+"""Put the results of rows into messages: to the next hop, or to the scheduler. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""Steps that a device will most likely run next, made while it waits: the rows of one that was, each one token on.
+"""Prepare the step that a device will most likely run next, while it waits: the rows of the last step, one token on.
 
-    finish_step -> ran(rows)        prepare()                        message -> came(…) -> takes(…) -> goes(…) ->
-                                                                     gone(…)
-                                    while nothing can be run         with nothing left to make but the step's number
+    finish_step -> ran(rows)    prepare() while nothing can run    message -> came(…) -> takes(…) -> goes(…) -> gone(…)
 
-Behind a part of the layers nothing of a program is in the processor's caches; what a relay does with some dozens of
-rows then takes half a millisecond, while the next device waits. In the moment in which nothing has come yet it
-costs nobody anything.
+After a step's layers none of this code is in the processor's caches: making a plan of some dozens of rows then takes
+half a millisecond, while the next device waits. Prepared in the idle time before the message arrives, it costs nothing.
 
-Contract: nothing is given out ahead: pages that rows need are taken when they run. Rows of moves, predictions and
-offers are not prepared. What is made says of sequences, paths, tables and limits what they were then, so `forget`
-is called at whatever may change one of them; rows that come otherwise than expected go the usual way, which gives
-the same. It sends nothing and decides nothing.
+Contract: nothing is given out ahead: pages are taken when rows run. Rows of migrations, predictions and offers are not
+prepared. A prepared step is valid only while sequences, paths, tables and limits stay as they were: `forget` is called
+at every change, and rows that arrive otherwise than expected go the usual way, with the same result. It sends nothing
+and decides nothing.
 """
 
 from __future__ import annotations

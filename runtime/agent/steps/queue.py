@@ -1,9 +1,9 @@
-"""Rows that wait on one device, and which of them the next step takes.
+"""Queue the rows that wait on one device, and take those that run in the next step.
 
-Contract: rows join in the order in which they come. `take` gives those that run now, with pages for what they write;
-the others stay, and rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put
-off (`policy.batching.batch_wait`). Whose turn it is decides `policy.batching.step`; it sends nothing and knows no
-engine.
+Contract: rows join in the order of their arrival. `take` returns those that run now, with pages for what they write;
+other rows stay, and rows of sequences that were closed are dropped. A step is put off while rows are due back within a
+moment (`policy.batching.batch_wait`). `policy.batching.step` decides whose turn it is; the queue sends nothing and
+knows no engine.
 """
 
 from __future__ import annotations

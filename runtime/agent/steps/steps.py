@@ -1,11 +1,9 @@
-"""Steps of one device: rows that wait become a plan for the engine, one at a time in each lane.
+"""Make the steps of one device: waiting rows become a plan for the engine, one at a time in each lane.
 
-Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until
-`over`. Where the engine looks
-ahead a second one may be made meanwhile: rows that decode on credit then stand on tokens that only the engine has
-(`Row.awaits`). A plan
-says what the engine has not heard yet: sequences that are opened or released, and pages. Whose turn it is decides
-the queue.
+Contract: `next` returns the step that runs now, or None while nothing can; it is under way until `over`. Where the
+engine launches ahead, a second step may be made meanwhile: rows that decode on credit then start from tokens that only
+the engine has (`Row.awaits`). A plan tells the engine what changed since the last one: sequences opened or released,
+and pages. The queue decides which rows run.
 """
 
 from __future__ import annotations

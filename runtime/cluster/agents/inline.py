@@ -1,11 +1,10 @@
-"""A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the
-scheduler on one thread.
+"""Run the only agent on the scheduler's thread, without processes, threads or serialized messages.
 
-    send -> InlineLink -> AgentLoop.turn: Relay.handle, a step of the engine -> InlineLink -> what the scheduler is told
+    send -> InlineLink -> AgentLoop.turn: Agent.handle, a step of the engine -> InlineLink -> the scheduler
 
-Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An
-engine that is lost, or cannot be made, is not made again by itself: another one would hardly fare better in this
-process, so that is the end (`AgentLifecycles`: failed).
+Contract: it is an `AgentPool`, as `RemoteAgents` is. Loading and steps happen in `receive`, where no lock is held. An
+engine that is lost, or cannot be made, is not made again: another one would hardly fare better in the same process
+(`AgentLifecycles`: failed).
 """
 
 from __future__ import annotations

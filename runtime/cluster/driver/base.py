@@ -1,9 +1,7 @@
-"""Where requests come in, whatever runs behind it: names are checked, streams opened, and closed doors say why. What
-drivers begin with.
+"""Take requests for a driver: check model names, open streams, refuse with the reason once it drains or is dead.
 
-Contract: `_changed` guards what is here and what a driver adds; it is notified whenever something has ended. A driver
-that is dead, or drains, takes nothing more. It knows no agents, engines or schedulers: `_submit` and `abort` are the
-driver's.
+Contract: `_changed` guards what is here and what a driver adds; it is notified whenever a sequence has ended. It knows
+no agents, engines or schedulers: `_submit` and `abort` are the driver's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is
-carried out.
+"""Run the scheduler on a thread of its own: give it events and messages in order, carry out its commands.
 
-    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    EmitTokens -> routes
-                                                                        ModelUpdated -> changes
+    agents.receive, agents.look -> Scheduler.handle <- ask            Send -> agents    EmitTokens -> streams
+                                                                      ModelUpdated -> pending updates
 
-Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and
-that whoever looks at the scheduler from elsewhere holds. It ends when it is told to, when nothing is left that
-could run, or
-by a defect: `died` is called once, with the reason, and the agents end with it. It knows no HTTP, no text, no
-tensors and no processes.
+Contract: the scheduler is called on this thread only, behind a lock that is never held while anything waits; other
+threads take the lock to read the scheduler. The loop ends on request, when nothing is left that could run, or by a
+defect: then `died` is called once, with the reason, and the agents end. It knows no HTTP, text, tensors or processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which stream hears of which sequence, and the one call per event loop that takes a step's events there.
+"""Route token events to streams: one call per event loop and step.
 
 Contract: not thread-safe by itself: the driver holds its lock. It does not know agents or engines.
 """

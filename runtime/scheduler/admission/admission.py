@@ -1,9 +1,8 @@
-"""Who is let in, and where: a path whose stages are there, and pages for all the context that a sequence has.
+"""Admit waiting sequences: find a path whose stages are loaded, and pages for all the context that a sequence has.
 
-Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and
-whoever wants a device
-of its path: nobody overtakes on the way to the same pages. A sequence goes where its beginning lies, if that has room.
-What can never run ends with the reason.
+Contract: chains are considered by the rank of their first waiting sequence. A sequence that does not fit holds back its
+chain and every sequence that needs a device of its path, so that none overtakes it on the way to the same pages. A
+sequence goes where its prefix is cached, if that path has room. A sequence that can never run ends with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sequences that wait to be let in, each chain's for itself: whoever does not fit holds back its own chain.
+"""Keep waiting sequences in one queue per chain, so that a sequence that does not fit holds back its own chain only.
 
-Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Whoever is paused stands
-aside: it is nobody's turn, and holds nobody back. Decides nothing.
+Contract: each queue is in rank order; `heads` gives the chains by the rank of their first sequence. A paused sequence
+stands aside: it is never first, and holds nothing back. Decides nothing.
 """
 
 from __future__ import annotations

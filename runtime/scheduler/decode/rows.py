@@ -1,9 +1,8 @@
-"""Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its
-path.
+"""Run the decode loop: results become tokens, and each sequence's next row goes out with pages on all of its path.
 
-Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.speculation.in_flight`). Short
-of pages whoever is last in rank gives way, one that is under way once it is back; before that donors go. The first in
-rank always goes on. Sequences that find no pages are `starved` until some are given back.
+Contract: at most one row of a sequence is under way, predicted ones aside (`scheduler.speculation.in_flight`). When
+pages are short, cached prefixes go first, then the sequence of the lowest rank is preempted, or as soon as its row is
+back. The first in rank always continues. Sequences that find no pages are `starved` until some are given back.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
-"""Whose pages are whose, on all devices of a cluster: what sequences share is counted once, and free when the last
-one has left (BL-32).
+"""Account for the pages of all devices: pages that sequences share are counted once (BL-32).
 
-An *extent* is a run of page groups that one block of a chain has on one device, behind another one (`before`) or at
+An *extent* is a run of page sets that one block of a chain has on one device, behind another extent (`before`) or at
 the beginning:
 
-    system prompt (3 users) <- question A (2 users) <- A's answer (1)       a tree for each beginning; a sequence holds
-                                                                            one path of it,
-                            <- question B (1 user)                          which is all of its groups, and is known by
-                                                                            the path's end
+    system prompt (3 users) <- question A (2 users) <- A's answer (1)
+                            <- question B (1 user)
 
-Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared:
-those who hold it need not know. What a sequence has for itself grows in place.
+Extents form a tree for each beginning. A sequence holds one path of it, all of its page sets, known by the path's end.
+A sequence that starts with another's prefix continues behind one of its extents, which is split where only a part is
+shared; its other users are not affected. What a sequence has for itself grows in place.
 
-Contract: `DevicePages.used` is the sum over extents that have a user (and over moves on their way, which `moving`
-counts), `idle` the part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`): free
-as soon as they go. A device that died takes its
-extents with it: theirs is another life's `Device`. Whether there is room the caller has seen to. It decides
-nothing.
+Contract: `DevicePages.used` is the sum over extents that have a user, and over migrations under way (`moving`); `idle`
+is the part that only the prefix cache uses (`scheduler.kv.prefix_cache`), free as soon as that lets go. Extents of a
+device that died go with it. The caller has checked that there is room. It decides nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Sequences that have ended and stay, so that others can begin as they did: K and V that are there for nobody else
-("cached").
+"""Keep ended sequences, so that later ones can start from their K and V (prefix cache, `--prefix-caching cached`).
 
-    leave --stand--> a guest of its own name on the agents, which holds the ended one's full groups --drop--> closed
+    leave --keep--> a sequence of its own name on the agents, with the ended one's full page sets --drop--> closed
 
-Contract: a donor's pages are free for whoever needs them: the least recently used goes first, before anybody is
-preempted. Of two donors on a shelf of which one begins as the other does, only the longer stays. Once in
-`policy.kv.duplicates.PERIOD` those go that nobody has used since and that another donor has too, on other devices
-(BL-27). A donor dies with any device of its path. Whose pages are whose knows the ledger; who is found the index.
+Contract: cached pages are free for any sequence that needs them: the least recently used go first, before any sequence
+is preempted. Of two cached prefixes on one path, of which one begins as the other does, only the longer stays. Once in
+`policy.kv.duplicates.PERIOD` those are dropped that were not used since and that exist on other devices, too (BL-27). A
+cached prefix ends with any device of its path. Page accounting counts its pages; the prefix index finds it.
 """
 
 from __future__ import annotations

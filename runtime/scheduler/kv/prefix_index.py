@@ -1,15 +1,14 @@
-"""Beginnings that are computed, and who has them: the index by which newcomers find K and V that are theirs too (BL-32,
-UN-15).
+"""Find the longest computed prefix of a new sequence, and the sequence that has it (BL-32, UN-15).
 
-    mark of a group = digest of its tokens and of the mark before it        so that equal marks are equal beginnings
+    mark of a page set = digest of its tokens and of the mark before it        equal marks are equal prefixes
 
-A *shelf* has the marks of all who run, or have run, along one path of one version of a chain for one tenant: only there
-K and V of equal tokens are interchangeable. The version names everything upstream, adapters and stitches and dtype (the
-KV domain of a whole chain); positions count from the beginning.
+A *shelf* has the marks of all sequences that run, or have run, along one path of one version of a chain for one tenant:
+only there K and V of equal tokens are interchangeable. The version names everything upstream: adapters, stitches,
+dtype. Positions count from the beginning.
 
-Contract: whole page groups only, that are computed on all of a path. A newcomer's match leaves it one token to run at
-least. Costs are O(prompt / page_tokens) per arrival, and a few operations per group that has become full. Nobody is
-found once `leave` was called. Holds no pages and decides nothing.
+Contract: only whole page sets that are computed on all of a path count. A match leaves at least one token to run. Costs
+are O(prompt / page tokens) per arrival, and a few operations per page set that becomes full. A sequence is not found
+any more once `leave` was called. Holds no pages and decides nothing.
 """
 
 from __future__ import annotations

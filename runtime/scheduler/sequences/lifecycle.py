@@ -1,10 +1,10 @@
-"""Sequences come to devices and leave them: tables, pages and places, all or none. The one way in and the ways out.
+"""Bring sequences to devices and take them away: tables, pages and slots, all of them or none.
 
-    refuse      never taken             seat     onto a path, with pages for what it has
-    preempt     off its path, waits     end      the last event            leave     behind its last token
+    refuse      never admitted              seat     onto a path, with pages for its context
+    preempt     off its path, to wait       end      the last event            leave     after its last token
 
-Contract: whoever leaves gives back all that it had, wherever it was; every sequence has one last event. Decides
-nothing.
+Contract: a sequence that leaves gives back everything it had, on every device; every sequence has exactly one last
+event. Decides nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One sequence as the scheduler of a cluster sees it: what has become of it, and where it runs.
+"""Record one sequence as the scheduler knows it: its request, its progress, where it runs.
 
-Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to (UN-09), a path while it runs, and an
-epoch that grows whenever it is placed anew. Its prompt and output are the truth: whatever dies, it can be run again
-from them. It decides nothing.
+Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to its end (UN-09), a path while it runs,
+and an epoch that grows whenever it is placed anew. Prompt and output are complete here, so it can always run again. It
+decides nothing.
 """
 
 from __future__ import annotations
