@@ -35,7 +35,7 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
         "cluster": {"servers": [2, 2, 2], "gpu": "A10", "weights": 0.45},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
         "asked": {"count": 80, "seconds": 20.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"},
-        "policies": {"blocks": {"placing": "copies", "dispatch": "broadcast", "page_layers": 32, "page_tokens": 128}},
+        "policies": {"blocks": {"placement": "replicate", "dispatch": "broadcast", "page_layers": 32, "page_tokens": 128}},
     },
     "short-of-pages": {
         "cluster": {"servers": [2, 2], "gpu": "A10", "weights": 0.9},
@@ -43,8 +43,9 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
         "asked": {"count": 80, "seconds": 5.0},
         "policies": {
             "blocks": {
-                "placing": "split", "page_layers": 8, "block_rows": 8, "boundary_bytes": 1 << 28, "sharing": "cached",
-                "control": {"balancing": "owner", "scaling": True, "every_ms": 200, "period_ms": 2000},
+                "placement": "partition", "page_layers": 8, "max_batch_per_block": 8, "activation_cache_bytes": 1 << 28,
+                "prefix_caching": "cached",
+                "control": {"rebalance": "owner", "scaling": True, "interval_ms": 200, "rearrange_interval_ms": 2000},
             }
         },
     },

@@ -27,7 +27,7 @@ _TRIES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class PathCosts:
     """`blocks`: for each block, by candidate, what running it there costs. `hop`: each change of device. `enters`: by
     device, what coming to it costs beside; empty for nothing."""
 
@@ -36,24 +36,24 @@ class Costs:
     enters: Mapping[str, float] = field(default_factory=dict)
 
 
-def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop: float) -> Costs:
+def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop: float) -> PathCosts:
     """A device costs its load, in sequences, for the part of the chain that runs there."""
     share = 1.0 / max(len(candidates), 1)
-    return Costs([{device: loads[device] * share for device in some} for some in candidates], hop)
+    return PathCosts([{device: loads[device] * share for device in some} for some in candidates], hop)
 
 
-def by_latency(table: Sequence[Mapping[str, Latency]], hop: float) -> Costs:
+def by_latency(table: Sequence[Mapping[str, Latency]], hop: float) -> PathCosts:
     """A block costs the seconds that all its terms take; `hop` in seconds, too."""
-    return Costs([{device: each.total for device, each in row.items()} for row in table], hop)
+    return PathCosts([{device: each.total for device, each in row.items()} for row in table], hop)
 
 
-def by_bytes(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> Costs:
+def by_bytes(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> PathCosts:
     """A block costs the bytes that it adds to all steps there; a device, those that a step there reads before: it is
     waited for whole at every change of device."""
-    return Costs(adds, hop, enters)
+    return PathCosts(adds, hop, enters)
 
 
-def cheapest(costs: Costs) -> tuple[str, ...] | None:
+def cheapest(costs: PathCosts) -> tuple[str, ...] | None:
     """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no
     candidate."""
     if not costs.blocks or not all(costs.blocks):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.policy.routing.bytes_read import added
 from runtime.policy.routing.latency import Latency
-from runtime.policy.routing.paths import Costs, by_bytes, by_latency, by_load, cheapest, path_cost
+from runtime.policy.routing.paths import PathCosts, by_bytes, by_latency, by_load, cheapest, path_cost
 
 DEVICES = "abc"
 
@@ -18,7 +18,7 @@ def choose(adds: list[dict[str, float]], enters: dict[str, float], hop: float) -
     return cheapest(by_bytes(adds, enters, hop))
 
 
-def price(costs: Costs, path: tuple[str, ...]) -> float:
+def price(costs: PathCosts, path: tuple[str, ...]) -> float:
     """What a path costs, as the top of `policy.routing.paths` says."""
     came = [path[0], *(after for before, after in pairwise(path) if after != before)]
     blocks = sum(row[device] for row, device in zip(costs.blocks, path, strict=True))
@@ -33,7 +33,7 @@ def test_no_path_is_cheaper_by_any_table(data: st.DataObject, entered: bool) -> 
     cost = st.integers(0, 9).map(float)
     rows = [{device: data.draw(cost) for device in row} for row in candidates]
     enters = {device: data.draw(cost) for device in DEVICES} if entered else {}
-    costs = Costs(rows, data.draw(cost), enters)
+    costs = PathCosts(rows, data.draw(cost), enters)
     chosen = cheapest(costs)
     assert chosen is not None and price(costs, chosen) == min(price(costs, path) for path in product(*candidates))
 

@@ -13,7 +13,7 @@ from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, RowWork, latency_of
-from runtime.policy.routing.paths import Costs, cheapest
+from runtime.policy.routing.paths import PathCosts, cheapest
 from runtime.scheduler.devices.devices import Device, DeviceFacts, DevicePages, DeviceStages, Passing, Plan
 from runtime.scheduler.devices.devices import Work as Reported
 from runtime.scheduler.routing.estimates import LatencyEstimates
@@ -66,7 +66,7 @@ def test_the_path_is_the_cheapest_of_all(data: st.DataObject) -> None:
     paths: list[tuple[str, ...]] = [()]
     for row in costs:
         paths = [(*path, name) for path in paths for name in row]
-    chosen = cheapest(Costs(costs, hop))
+    chosen = cheapest(PathCosts(costs, hop))
     assert chosen is not None and abs(price(chosen) - min(map(price, paths))) < 1e-9
 
 
