@@ -35,7 +35,9 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
         "cluster": {"servers": [2, 2, 2], "gpu": "A10", "weights": 0.45},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
         "asked": {"count": 80, "seconds": 20.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"},
-        "policies": {"blocks": {"placement": "replicate", "dispatch": "broadcast", "page_layers": 32, "page_tokens": 128}},
+        "policies": {
+            "blocks": {"placement": "replicate", "dispatch": "broadcast", "page_layers": 32, "page_tokens": 128}
+        },
     },
     "short-of-pages": {
         "cluster": {"servers": [2, 2], "gpu": "A10", "weights": 0.9},

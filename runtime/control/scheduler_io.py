@@ -31,8 +31,8 @@ class ReplaceAgent:
 
 @dataclass(frozen=True, slots=True)
 class ModelUpdated:
-    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that newcomers get
-    from now on, empty for none;
+    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that new
+    sequences get from now on, empty for none;
     `error`: why it is not the one that was asked for, empty if it is.
     """
 
@@ -117,7 +117,7 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class ServeModel:
     """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and
-    `Chain.loaded_as`. Answered by one ModelUpdated, when newcomers get it or when it is clear that they will not.
+    `Chain.loaded_as`. Answered by one ModelUpdated, when new sequences get it or when it is clear that they will not.
     `blocks`: at least those that are not known yet.
     `profiles`: of those that were measured.
     """
@@ -130,7 +130,7 @@ class ServeModel:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawModel:
-    """To the scheduler: newcomers are refused; whoever is there finishes. Answered by one ModelUpdated."""
+    """To the scheduler: new sequences are refused; whoever is there finishes. Answered by one ModelUpdated."""
 
     model: str
 

@@ -166,7 +166,9 @@ class TraceEvents:
             )
 
     def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
-        """A version of a model is served, could not be (`error`), gets no newcomers any more, or is gone (BL-30)."""
+        """A version of a model is served, could not be (`error`), gets no new sequences any more, or is gone
+        (BL-30).
+        """
         if self._sink is None:
             return
         extra = {

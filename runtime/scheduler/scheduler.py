@@ -252,7 +252,7 @@ class Scheduler:
         return len(self._state.starved)
 
     def chains(self) -> tuple[Chain, ...]:
-        """The version of each model that newcomers get."""
+        """The version of each model that new sequences get."""
         return tuple(self._state.chains.values())
 
     def models(self) -> tuple[ModelSpec, ...]:
@@ -264,7 +264,7 @@ class Scheduler:
         return chain is not None and self._state.block_map.up(chain)
 
     def uses(self, model: str) -> bool:
-        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer
+        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no new sequence
         gets.
         """
         return any(chain.model == model for chain in self._state.leaving.values())
@@ -295,7 +295,7 @@ class Scheduler:
         return self._donors
 
     def sharing(self) -> SharingCounts:
-        """What newcomers have been spared."""
+        """What new sequences have been spared."""
         return self._seating.sharing()
 
     def movers(self, device: str) -> list[Mover]:

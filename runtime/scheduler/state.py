@@ -26,11 +26,12 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 @dataclass(slots=True)
 class ClusterState:
-    """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices.
+    """`chains`: the version of each model that new sequences get. `placed`: blocks have been put on devices.
 
-    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands in
-    for. `coming`: chains that are made ready, by model, each with its variants; `leaving`: those that no newcomer gets,
-    by `loaded_as`, as long as anything of them is there.
+    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands
+    in
+    for. `coming`: chains that are made ready, by model, each with its variants; `leaving`: those that no new
+    sequence gets, by `loaded_as`, as long as anything of them is there.
     """
 
     config: ClusterConfig
@@ -57,7 +58,7 @@ class ClusterState:
     placed: bool = False
 
     def in_use(self) -> list[Chain]:
-        """Every chain that newcomers or somebody alive may need, variants and those that are on their way in or out
+        """Every chain that new sequences or somebody alive may need, variants and those that are on their way in or out
         among them.
         """
         served = [*self.chains.values(), *(chain for some in self.coming.values() for chain in some)]

@@ -164,7 +164,7 @@ class ClusterDriver(BaseDriver):
 
     def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:
         """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until
-        newcomers get it.
+        new sequences get it.
 
         Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many
         seconds.

@@ -234,7 +234,7 @@ class SchedulerLoop:
         self._tell([AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
         chains, instances = self._scheduler.chains(), self._scheduler.block_map.instances
         self.strandings.look(chains, instances, failed, reasons)
-        # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
+        # Each by the chain that it keeps to, which new sequences may not get any more. Whoever runs, runs elsewhere.
         waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]
         ends = {
             chain.version: whys([chain], instances, failed, reasons)

@@ -17,7 +17,7 @@ class UnavailableModel(Exception):
 
 
 class UnavailableModels:
-    """Models that newcomers cannot be run on, and why: as of the last look."""
+    """Models that new sequences cannot be run on, and why: as of the last look."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -35,8 +35,8 @@ class UnavailableModels:
         failed: Collection[str],
         reasons: Mapping[str, str],
     ) -> None:
-        """`chains`: those that newcomers get. `instances`: devices by block; `reasons`: by device, why it does not come
-        back.
+        """`chains`: those that new sequences get. `instances`: devices by block; `reasons`: by device, why it does
+        not come back.
         """
         self._reasons = whys(chains, instances, failed, reasons)
 

@@ -41,7 +41,7 @@ class ClusterView:
         return tuple(_capped(spec, pages) for spec in specs)
 
     def chain(self, model: str) -> Chain | None:
-        """Of a model that newcomers may ask for."""
+        """Of a model that new sequences may ask for."""
         with self._changed:
             return next((chain for chain in self._scheduler.chains() if chain.model == model), None)
 
@@ -52,7 +52,7 @@ class ClusterView:
         return replace(state, counters=done)
 
     def leaving(self, model: str) -> bool:
-        """Whether a version of a model that no newcomer gets still runs, or is on devices."""
+        """Whether a version of a model that no new sequence gets still runs, or is on devices."""
         with self._changed:
             return self._scheduler.uses(model)
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class IdleCounts:
-    """Places in windows. `useful`: of sequences; all others are idle: `finished`, of slots whose sequence has ended and
-    that run on with the batch; `shaping`, padding of rows that decode, to the width of a newcomer's prompt; `prompts`,
-    padding of prompts to the longest that runs beside them; `waiting`, of rows that had no turn in a step.
+    """Places in windows. `useful`: of sequences; all others are idle: `finished`, of slots whose sequence has ended
+    and that run on with the batch; `shaping`, padding of rows that decode, to the width of a new sequence's prompt;
+    `prompts`, padding of prompts to the longest that runs beside them; `waiting`, of rows that had no turn in a
+    step.
 
-    `skipped`: how many of the idle ones were there in shape only. What the paper computes is all of `shaped`, its idle
-    share `idle` of that; what was computed here is `computed`, and what of it was in vain, `wasted`.
+    `skipped`: how many of the idle ones were there in shape only. What the paper computes is all of `shaped`, its
+    idle share `idle` of that; what was computed here is `computed`, and what of it was in vain, `wasted`.
     """
 
     useful: int = 0

@@ -1,17 +1,18 @@
-"""Which chain a newcomer gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28, BL-29).
+"""Which chain a new sequence gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28,
+BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy first,
-    limits) -> a chain, for good
+    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy
+    first, limits) -> a chain, for good
 
 The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and
 then the batch that the request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a
-limit lets the score fall no further than it must. Without profiles of all blocks in question their times are taken from
-their bytes, which ranks chains and is no measurement; where paths are chosen by what steps read
-(`policy.routing.bytes_read`), from what everybody's steps read with the newcomer on them. Chains that are loaded go
-before those that would have to be (BL-13: an instance, an equivalent one, a new one).
+limit lets the score fall no further than it must. Without profiles of all blocks in question their times are taken
+from their bytes, which ranks chains and is no measurement; where paths are chosen by what steps read
+(`policy.routing.bytes_read`), from what everybody's steps read with the new sequence on them. Chains that are
+loaded go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
 
-Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes
-nothing.
+Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It
+changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class VariantChoice:
     """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
 
     `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of
-    blocks, under the ids that chains name them by; None for none. Newcomers' devices are chosen by them too
+    blocks, under the ids that chains name them by; None for none. New sequences' devices are chosen by them too
     (`scheduler.routing.estimates`).
     """
 

@@ -7,7 +7,7 @@
     seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the
     others' pages are free
 
-Contract: a hop has a choice only for a sequence without K and V (a newcomer that begins as nobody has, or one that
+Contract: a hop has a choice only for a sequence without K and V (a new sequence that begins as nobody has, or one that
 runs again), and until
 it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for
 all that the sequence has and may become; they are on no other place of its path, so that whoever wins, hops stay

@@ -1,11 +1,13 @@
 """What control has decided and what takes time: instances that come, sequences that are to change their device,
 instances that go.
 
-    grow(blocks, device)             another instance; newcomers may use it at once, its stages are loaded when they are
+    grow(blocks, device)             another instance; new sequences may use it at once, its stages are loaded when they
+                                     are
                                      first needed
     wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or
                                      it takes too long
-    drain(blocks, device)            no newcomers any more; who is there moves on; then its stages are dropped, and the
+    drain(blocks, device)            no new sequences any more; who is there moves on; then its stages are dropped, and
+                                     the
                                      instance is gone
 
 Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living

@@ -179,7 +179,7 @@ class Autoscaler:
                 return
             for part in stages_of(state.devices[name], queues):
                 if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
-                    continue  # newcomers go there, perhaps to a copy that has just come
+                    continue  # new sequences go there, perhaps to a copy that has just come
                 measure = BySequences(loads[name], max(len(part.members), 1), margin)
                 found = replicate(self._spots(part.blocks, idle, loads), measure)
                 if found is not None:

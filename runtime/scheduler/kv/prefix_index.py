@@ -119,7 +119,7 @@ class PrefixIndex:
                 self._shelves.pop(shelf.realm, None)
 
     def matches(self, realm: tuple[str, str], marks: Sequence[bytes], most: int) -> list[PrefixMatch]:
-        """Who has the first groups of a newcomer, at most `most` of them: one for each path, the longest first."""
+        """Who has the first groups of a new sequence, at most `most` of them: one for each path, the longest first."""
         found: list[PrefixMatch] = []
         wanted = marks[:most]
         for shelf in self._shelves.get(realm, {}).values():

@@ -1,11 +1,12 @@
 """Models and versions of models that come and go while others are served (BL-30, UN-09).
 
-    Serve -> placed -> its stages are loaded -> newcomers get it   (from one event on, all of them)
+    Serve -> placed -> its stages are loaded -> new sequences get it   (from one event on, all of them)
                   \\-> no room, or a device cannot load it: refused, and the version that was there goes on
     the old version, or a withdrawn model: whoever began on it finishes on it -> stages dropped, blocks that nobody else
     has forgotten
 
-Contract: a sequence runs to its end on the version that newcomers got when it came, whatever comes later and whatever
+Contract: a sequence runs to its end on the version that new sequences got when it came, whatever comes later and
+whatever
 dies. Blocks that
 two versions share stay where they are. Every ServeModel and WithdrawModel has one Updated. A ServeModel before the
 first placement waits for that.
@@ -48,7 +49,7 @@ class ModelUpdates:
         state.changed = True
 
     def withdraw(self, event: WithdrawModel, now: int) -> None:
-        """Take no newcomers for a model."""
+        """Take no new sequences for a model."""
         state = self._state
         if event.model in self._coming:
             self._give_up(event.model, now, "the model was withdrawn")
@@ -104,7 +105,7 @@ class ModelUpdates:
         return None
 
     def _advance(self, model: str, now: int) -> None:
-        """Place it, have its stages loaded, and give it to newcomers, as far as things are."""
+        """Place it, have its stages loaded, and give it to new sequences, as far as things are."""
         state, chain = self._state, self._coming[model].chain
         if not state.placed:
             return
@@ -126,7 +127,7 @@ class ModelUpdates:
             self._switch(model, now)
 
     def _switch(self, model: str, now: int) -> None:
-        """From now on newcomers get it."""
+        """From now on new sequences get it."""
         state, event = self._state, self._coming.pop(model)
         self._placed.discard(model)
         del state.coming[model]
@@ -203,7 +204,7 @@ class ModelUpdates:
     # -- leaving -------------------------------------------------------------------------------------------------------
 
     def _retire(self, chain: Chain) -> None:
-        """No newcomer gets a chain any more, nor what stood in for it."""
+        """No new sequence gets a chain any more, nor what stood in for it."""
         state = self._state
         for each in (chain, *(variant.chain for variant in state.variants.pop(chain.loaded_as, ()))):
             state.leaving[each.loaded_as] = each

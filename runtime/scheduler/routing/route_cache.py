@@ -1,4 +1,5 @@
-"""Paths with what every newcomer asks of them: made once per chain and path, so that admission counts nothing twice.
+"""Paths with what every new sequence asks of them: made once per chain and path, so that admission counts nothing
+twice.
 
 Contract: a route is a function of the chain's version and the path alone; what is loaded or free stands elsewhere.
 Routes of a version go with it (`forget`). Decides nothing.

@@ -134,7 +134,7 @@ class Router:
         return False
 
     def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
-        """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads
+        """Where everybody's steps read least with a new sequence on them; a hop is a few hundredths of what it reads
         itself."""
         enters, adds = self._read(chain, candidates, context)
         own = sum(self._blocks.block(use.block).nbytes for use in chain.uses)
@@ -159,7 +159,7 @@ class Router:
         return enters, adds
 
     def reading(self, chain: Chain, path: Path, context: int) -> float:
-        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for
+        """Bytes that everybody's steps read more with a new sequence on this path, and those that it waits for
         (`policy.routing.bytes_read`)."""
         enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
         return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())

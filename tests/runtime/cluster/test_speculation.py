@@ -17,8 +17,8 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 
 def test_exact_tokens_over_real_agents() -> None:
-    """Where rows wait is a bottleneck: from then on newcomers have that hop predicted. Its device is the slowest here
-    by far.
+    """Where rows wait is a bottleneck: from then on new sequences have that hop predicted. Its device is the
+    slowest here by far.
     """
     stand_in = surrogate_of(MODELS[0], "org/m~", 4, 3)
 

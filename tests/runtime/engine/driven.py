@@ -27,7 +27,7 @@ NAME = "here"
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a step, and of newcomers."""
+    """Of a step, and of new sequences."""
 
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 256

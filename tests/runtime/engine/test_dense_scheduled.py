@@ -110,7 +110,7 @@ def test_a_pause_holds_a_sequence_and_no_other(bench, mode):
 
 
 def test_a_new_version_is_served_while_the_old_one_ends(bench):
-    """Who runs keeps to the weights that it began with; newcomers get the others, and then the old ones go."""
+    """Who runs keeps to the weights that it began with; new sequences get the others, and then the old ones go."""
     old, new = known(bench, "llama"), known(bench, "llama", "llama-second", seed=9)
     engine = dense(bench, old)
     made = Driven(engine)

@@ -51,7 +51,7 @@ def test_while_the_others_are_away_it_waits_for_them() -> None:
     cluster.ask(request("a", range(4), "m", max_tokens=40))
     cluster.at(10 * MS, lambda: cluster.kill("d0"))
     cluster.ask(request("b", range(4), "m", max_tokens=8), at=20 * MS)
-    for when in range(20):  # newcomers would rather go to whoever has less to do
+    for when in range(20):  # new sequences would rather go to whoever has less to do
         cluster.ask(request(f"c{when}", range(4), "m", max_tokens=8), at=(80 + 2 * when) * MS)
     cluster.run()
     cluster.expect()

@@ -338,7 +338,7 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
 
 
 def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its_model_goes_on() -> None:
-    """The next version lies elsewhere: newcomers run, and whoever keeps to the one before has an end."""
+    """The next version lies elsewhere: new sequences run, and whoever keeps to the one before has an end."""
     fleet = processes(pace=1.0, models=[*MODELS, NEXT])
     with cluster(fleet, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
         stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])

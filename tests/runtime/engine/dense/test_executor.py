@@ -247,7 +247,7 @@ def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
 
 
 def test_who_is_pushed_out_leaves_its_holes_behind(bench):
-    """With shaping, a row that has been padded to a newcomer's prompt is saved without the padding, and goes on."""
+    """With shaping, a row that has been padded to a new sequence's prompt is saved without the padding, and goes on."""
     name = known(bench, "llama")
     first, second, urgent = (
         ask(name, p, seq, ignore_eos=True) for seq, p in zip("abc", prompts(9, (6, 11, 4)), strict=True)

@@ -154,7 +154,7 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
-    """Newcomers, and sequences that win their hop there, are never more than a device runs at once."""
+    """New sequences, and sequences that win their hop there, are never more than a device runs at once."""
     config = ClusterConfig(
         devices=6, placement="partition", prefill_chunk=8, dispatch="broadcast", hop_cost=0.0, max_num_seqs=3
     )

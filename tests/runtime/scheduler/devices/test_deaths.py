@@ -408,7 +408,7 @@ def test_while_blocks_are_scaled_up_and_down(moment: str, device: str) -> None:
         "its stages are dropped": lambda: said(cluster, UnloadStages),
     }
     reach(cluster, moments[moment])
-    if moment == "it is drained":  # newcomers meanwhile
+    if moment == "it is drained":  # new sequences meanwhile
         cluster.ask(request("late", range(9), "one", max_tokens=9), at=cluster.now)
     kill_and_finish(cluster, device)
 

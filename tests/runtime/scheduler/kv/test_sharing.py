@@ -144,7 +144,7 @@ def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_their
 
 
 def warm(cluster: VirtualCluster) -> None:
-    """Have all of the chains loaded on all devices: newcomers go to those that have not been only when they are."""
+    """Have all of the chains loaded on all devices: new sequences go to those that have not been only when they are."""
 
     def ask() -> None:
         state = cluster.scheduler._state

@@ -1,5 +1,5 @@
-"""Paths of newcomers by profiles (BL-21): what a device has to do, what it must load, and what a hop costs, recomputed
-from the table.
+"""Paths of new sequences by profiles (BL-21): what a device has to do, what it must load, and what a hop costs,
+recomputed from the table.
 """
 
 from __future__ import annotations
