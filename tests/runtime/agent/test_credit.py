@@ -195,7 +195,7 @@ def test_whatever_comes_and_goes(data: st.DataObject, ahead: bool) -> None:
     made = Driven(
         device(ahead, data.draw(st.integers(20, 60))),
         limits,
-        data.draw(st.sampled_from(["off", "running", "cached"])),
+        data.draw(st.sampled_from(["off", "active", "cached"])),
         data.draw(st.integers(1, 9)),
         data.draw(st.integers(0, 3)),
     )
@@ -221,10 +221,10 @@ def test_whatever_comes_and_goes(data: st.DataObject, ahead: bool) -> None:
 
 def test_nothing_but_reports_goes_to_the_scheduler() -> None:
     made = play([ask("a", max_tokens=9, ignore_eos=True)], True, 8)
-    assert {type(message).__name__ for message in made.heard} == {"Loaded", "Done"}
+    assert {type(message).__name__ for message in made.heard} == {"StageReady", "RowsDone"}
 
 
-@pytest.mark.parametrize("sharing", ["running", "cached"])
+@pytest.mark.parametrize("sharing", ["active", "cached"])
 def test_whoever_wants_scores_of_its_prompt_shares_it_with_others(sharing: Any) -> None:
     """It takes no part of another's (scores are had by running), and is found by those behind it, also when it has
     ended.

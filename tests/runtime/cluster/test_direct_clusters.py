@@ -81,7 +81,7 @@ def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
     """
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
     fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
-    with cluster(fleet, sharing="off") as driver:
+    with cluster(fleet, prefix_caching="off") as driver:
         with Load(driver, clients=6) as load:
             assert eventually(
                 lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10
@@ -101,7 +101,7 @@ def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
 
 def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes_by_the_host() -> None:
     swallows = tuple(range(8, 60))  # of each link: some come before
-    with cluster(in_threads({name: Faulty(swallows=swallows) for name in DEVICES}), sharing="off") as driver:
+    with cluster(in_threads({name: Faulty(swallows=swallows) for name in DEVICES}), prefix_caching="off") as driver:
         begin, wrong = time.monotonic(), 0
         while not any(
             "did not" in why or "Timed out" in why or "other end" in why
@@ -192,7 +192,7 @@ def test_agents_whose_tensors_cannot_meet_go_by_the_host() -> None:
     class Elsewhere(Gloo):
         name = "gloo/another machine"  # type: ignore[assignment]
 
-    with cluster(in_threads({"a": Elsewhere(), "b": Elsewhere()}), sharing="off") as driver:
+    with cluster(in_threads({"a": Elsewhere(), "b": Elsewhere()}), prefix_caching="off") as driver:
         ones = [request(f"s{number}", range(number, number + 20)) for number in range(6)]
         got = answered(driver, ones)
         for one in ones:

@@ -95,7 +95,7 @@ def numbers(got: Told) -> list[float]:
 @pytest.fixture(scope="module")
 def alone(family: Zoo) -> tuple[Told, AgentCounters]:
     """A token at a time; nothing is shared."""
-    return told(family, requests(), sharing="off")
+    return told(family, requests(), prefix_caching="off")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def alone(family: Zoo) -> tuple[Told, AgentCounters]:
         {"decode_credit": 5},
         {"async_scheduling": "on"},
         {"executor": "dense"},
-        {"executor": "dense", "decode_credit": 3, "sharing": "cached"},
+        {"executor": "dense", "decode_credit": 3, "prefix_caching": "cached"},
     ],
     ids=lambda how: " ".join(f"{name}={value}" for name, value in how.items()) or "shared",
 )

@@ -82,7 +82,7 @@ def test_a_part_of_a_prompt_is_whole_again() -> None:
     alone.
     """
     short, long = ask("s", (1,), 2, ignore_eos=True), ask("l", range(12), 2, ignore_eos=True, prompt_logprobs=1)
-    made = play(Scripted("l", "l"), short, long, token_budget=6)
+    made = play(Scripted("l", "l"), short, long, max_num_batched_tokens=6)
     rows = [(start, count) for step in plans(made) for seq, start, count in step if seq == "l"]
     assert rows == [(0, 5), (0, 5), (0, 6), (6, 6), (12, 1)]
     assert made.out.tokens("l") == answer(long)
