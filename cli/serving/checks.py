@@ -25,6 +25,8 @@ def _check_agents(options: ServeOptions) -> None:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
     if options.backend in ("inline", "local") and options.agents != 1:
         raise InputError("an inline agent is the only one: leave --agents 1, or give another --backend")
+    if not 0 <= options.decode_credit <= 1024:
+        raise InputError("decode_credit is a number of tokens up to 1024, 0 for what suits the device")
     if options.tensor_transport == "network" and options.backend != "ray":
         raise InputError(
             "agents of one machine have no network between them: give --tensor-transport direct, or --backend ray"

@@ -21,7 +21,7 @@ GENERATE = """
 import cli.app
 cli.app.VERBS = {"generate": "cli.generate", "serve": "cli.serve"}
 try:
-    cli.app.main(["generate", "m", "hello", "--max-tokens", "2", "--store", STORE, "--kv-bytes", "4MiB"])
+    cli.app.main(["generate", "m", "hello", "--max-tokens", "2", "--store", STORE, "--kv-cache-memory-bytes", "4MiB"])
 except SystemExit as ended:
     assert not ended.code, ended.code
 """
@@ -37,7 +37,7 @@ def ask(address):
 import signal
 cli.serve._announce = lambda address, names, as_json: threading.Thread(target=ask, args=(address,)).start()
 try:
-    cli.app.main(["serve", "m", "--port", "0", "--store", STORE, "--kv-bytes", "4MiB"])
+    cli.app.main(["serve", "m", "--port", "0", "--store", STORE, "--kv-cache-memory-bytes", "4MiB"])
 except SystemExit as ended:
     assert not ended.code, ended.code
 assert answers == [200], answers

@@ -48,7 +48,7 @@ def test_serve_says_where_it_is_as_one_document(store: Path) -> None:
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [*command, "--kv-bytes", "4MiB"], stdout=subprocess.PIPE, text=True, env=environment
+        [*command, "--kv-cache-memory-bytes", "4MiB"], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
             assert process.stdout is not None

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from cli.serving.cluster import start_cluster
+from cli.serving.models import Chosen
 from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.driver.log_file import LogFile
@@ -71,7 +72,9 @@ def started(zoo: Zoo, log: Path | None = None) -> Iterator[tuple[ClusterDriver, 
     trace, threads = Trace(), torch.get_num_threads()
     journal = LogFile(log) if log is not None else None
     try:
-        with start_cluster(zoo, OPTIONS, [MODEL], None, trace, None if journal is None else journal.write) as driver:
+        with start_cluster(
+            zoo, OPTIONS, Chosen((MODEL,), ()), None, trace, None if journal is None else journal.write
+        ) as driver:
             yield driver, trace
     finally:
         torch.set_num_threads(threads)

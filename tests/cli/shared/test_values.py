@@ -96,14 +96,12 @@ def test_a_value_that_is_no_choice_is_refused(name: str) -> None:
             "activation_cache_bytes": "1MiB", "placement": "partition", "routing": "least-bytes", "rebalance": "owner",
             "dispatch": "broadcast", "tensor_transport": "direct", "speculation": "exact",
         }.items()),
-        *(({name: value}, {"backend": "local"}) for name, value in {
-            "prefix_caching": "cached", "agent_weights": "1GiB", "max_batch_per_block": 4, "batch_wait_us": 0,
-        }.items()),
+        ({"batch_wait_us": 0}, {"backend": "local"}),
         ({"batch_wait_us": 0}, {"backend": "inline"}),
         *(({name: value}, {"executor": "paged"}) for name, value in {
             "dense_mode": "pd", "dense_slots": 4, "dense_padding": "computed",
         }.items()),
-        ({"async_scheduling": "on"}, {"agents": 2}),
+        ({"async_scheduling": "on"}, {"executor": "dense"}),
         ({"min_equivalence": 0.9}, {"agents": 2}),
         ({"min_stitched": 0.9}, {"agents": 2}),
         ({"speculation_lane": "shared"}, {"agents": 2}),

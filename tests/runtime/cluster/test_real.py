@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cli.serving.cluster import start_cluster
+from cli.serving.models import Chosen
 from cli.serving.options import gather
 from runtime.chains import devices_of
 from runtime.cluster.driver.driver import ClusterDriver
@@ -71,7 +72,7 @@ def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver
         "kv_cache_memory_bytes": "8MiB",
     }
     with Zoo(family.store.root) as zoo:
-        driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
+        driver = start_cluster(zoo, gather(None, given), Chosen(tuple(MODELS), ()), None, None)
         try:
             yield driver
         finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli.serving.cluster import start_cluster
+from cli.serving.models import Chosen
 from cli.serving.options import gather
 from runtime.chains import devices_of
 from runtime.config import ClusterConfig, DirectConfig, SpeculationConfig
@@ -56,7 +57,7 @@ def test_two_agents_as_zoo_serve_makes_them(
         "tensor_transport": tensors,
     }
     with Zoo(family.store.root) as zoo:
-        driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
+        driver = start_cluster(zoo, gather(None, given), Chosen(tuple(MODELS), ()), None, None)
         try:
             for turn in ("first", "second"):  # the link is made while the first are under way
                 ones = {f"{turn}{number}": question for number, question in enumerate(answers)}

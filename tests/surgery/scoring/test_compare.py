@@ -297,7 +297,7 @@ import sys
 from pathlib import Path
 import torch
 from surgery.scoring.compare import Settings
-from surgery import equivalence
+from surgery.scoring import compare as equivalence
 from zoo import Zoo
 
 def high_water():

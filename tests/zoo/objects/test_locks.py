@@ -16,7 +16,7 @@ from zoo.objects import locks
 HOLD = """
 import sys, time
 from pathlib import Path
-from zoo import locks
+from zoo.objects import locks
 with getattr(locks, sys.argv[1])(Path(sys.argv[2]), 5):
     print("held", flush=True)
     time.sleep(60)

@@ -272,7 +272,7 @@ def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
         limit = time.monotonic() + LIMIT
         while not items and time.monotonic() < limit:
             items = stranger.receive(0.05)
-        assert items[0].denied and "Halt is the scheduler's to send" in items[0].reason
+        assert items[0].denied and "Shutdown is the scheduler's to send" in items[0].reason
         stranger.close()
         assert agents["a"].thread.is_alive()
 

@@ -19,12 +19,13 @@ from runtime.types import StepPlan
 from tests.runtime.engine.carry import Carrier
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.conftest import bench  # noqa: F401
-from tests.runtime.engine.executors.test_stage import (
+from tests.runtime.engine.executors.test_stage import (  # noqa: F401
     COUNT,
     PLAIN,
     SAMPLING,
     cut_at,
     engines,
+    family,
     length,
     whole,
 )
