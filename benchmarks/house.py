@@ -34,7 +34,7 @@ LIMITS: Mapping[str, float] = {
     "methods named by a bare verb": 242,
     "paper IDs that lead nowhere": 0,
     "references to texts outside": 0,
-    "lines longer than 120": 36,
+    "lines longer than 120": 40,
     "files longer than 300 lines": 60,
     "files that nothing imports": 0,
 }

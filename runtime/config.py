@@ -69,8 +69,8 @@ class AgentConfig:
         )
         if min(*limits, self.max_inflight_fetches) < 1 or self.return_slack < 0:
             raise ValueError(
-                "max_num_batched_tokens, max_num_seqs and the other limits of an agent must be at least 1, return_slack at "
-                "least 0"
+                "max_num_batched_tokens, max_num_seqs and the other limits of an agent must be at least 1, "
+                "return_slack at least 0"
             )
         if not 0 <= self.batch_wait_us <= 1_000_000:
             raise ValueError("batch_wait_us is from 0 to 1,000,000")

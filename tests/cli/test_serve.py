@@ -297,7 +297,7 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
         ("agents = 2\nmin_equivalence = 0.9", "--min-equivalence has no effect without stand-ins"),
         ('tensor_transport = "direct"', "--tensor-transport has no effect on one device"),
-        ('agents = 2\ntensor_transport = "nccl"', "tensor_transport must be host, direct or network"),
+        ('agents = 2\ntensor_transport = "nccl"', "tensor-transport must be host, direct or network"),
         ('agents = 2\ntensor_transport = "network"', "give --tensor-transport direct, or --backend ray"),
         ('agents = 2\nspeculation_lane = "shared"', "--speculation-lane has no effect where no hop is predicted"),
     ],

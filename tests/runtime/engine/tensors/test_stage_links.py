@@ -67,7 +67,7 @@ def connected(bench, count: int, **changes) -> list[StagedEngine]:  # noqa: F811
         *(pytest.param(each, "native", marks=needs_kernels) for each in ("llama", "lora")),
     ],
 )
-def test_every_cut_into_two_and_three(family, name, kernels):
+def test_every_cut_into_two_and_three(family, name, kernels):  # noqa: F811
     prompt = prompts(3, (9,))[0]
     carrier = Carrier(*connected(family, 3, kernels=kernels))
     inner = range(1, length(family, name))
@@ -83,7 +83,7 @@ def test_every_cut_into_two_and_three(family, name, kernels):
 
 
 @pytest.mark.parametrize("to", [0, 1])
-def test_pages_stay_and_are_read_by_either_kind(family, to):
+def test_pages_stay_and_are_read_by_either_kind(family, to):  # noqa: F811
     """From an engine whose pages stay to one like it, and to one of bytes."""
     staying_one, other = connected(family, 1)[0], engines(family, 1)[0] if to else connected(family, 1)[0]
     pages = [3, 0, 5]
