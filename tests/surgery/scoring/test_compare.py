@@ -296,7 +296,7 @@ _MEASURE = """
 import sys
 from pathlib import Path
 import torch
-from surgery.scoring.compare import Settings
+from surgery.scoring.compare import CompareSettings
 from surgery.scoring import compare as equivalence
 from zoo import Zoo
 
@@ -307,9 +307,9 @@ def high_water():
 torch.set_num_threads(1)
 with Zoo(sys.argv[1]) as zoo:
     zoo.model("a").tokenizer()
-    zoo.compare("a", "b", Settings(sys.argv[2], 64, 32, matrix=True, control=False))
+    zoo.compare("a", "b", CompareSettings(sys.argv[2], 64, 32, matrix=True, control=False))
     before = high_water()
-    zoo.compare("a", "b", Settings(sys.argv[2], 512, 32, matrix=True, control=False))
+    zoo.compare("a", "b", CompareSettings(sys.argv[2], 512, 32, matrix=True, control=False))
     print(high_water() - before)
 """
 
