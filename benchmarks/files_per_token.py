@@ -82,7 +82,7 @@ class Entered:
             sys.setprofile(None)
             threading.setprofile(None)
 
-    def take(self) -> Calls:
+    def drain_calls(self) -> Calls:
         """Calls by thread and file since the last time."""
         taken, self._seen = self._seen, []
         return Counter(taken)
@@ -122,7 +122,7 @@ def steps(zoo: Zoo, options: ServeOptions, tokens: int) -> list[Calls]:
     with Entered().watching() as entered, start_driver(zoo, options, Chosen((_MODEL,), ())) as driver:
         for event in driver.run([request]):
             if event.token is not None:
-                found.append(entered.take())
+                found.append(entered.drain_calls())
     return found[WARM_UP:]
 
 

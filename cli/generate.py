@@ -109,7 +109,7 @@ def _pieces(driver: BaseDriver, generation: Generation) -> Iterator[TextPiece]:
 
     choice = AnswerChoice(generation, 0)
     for event in driver.run(generation.sequences):
-        piece = choice.take([event])
+        piece = choice.add_events([event])
         if piece.finish in ("error", "abort"):
             raise ZooError(piece.error or "the sequence was aborted")
         yield piece

@@ -60,7 +60,7 @@ def ingest(
     """Put a checkpoint into the zoo: only what it does not share with others takes space."""
     from zoo.api import Zoo
 
-    scoring = _Scoring.asked(threshold, probe, device)
+    scoring = _Scoring.from_options(threshold, probe, device)
     with Zoo(store, database) as zoo:
         with _progress(silent=as_json) as progress:
             report = zoo.ingest(source, name, base, revision, allow_pickle, progress)
@@ -87,7 +87,7 @@ class _Scoring:
     device: str
 
     @classmethod
-    def asked(cls, threshold: float | None, probe: str | None, device: str) -> _Scoring | None:
+    def from_options(cls, threshold: float | None, probe: str | None, device: str) -> _Scoring | None:
         """Raises InputError for what would fail after gigabytes were read."""
         if threshold is None and probe is None:
             return None

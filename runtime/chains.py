@@ -267,7 +267,7 @@ class Stacked(Mapping[str, Array]):
             raise ValueError(f"{whole.shape[0]} tokens are not those of {len(self.names)} rows")
         self._at: dict[str, tuple[int, int]] | None = None
 
-    def of(self, names: Sequence[str], counts: Sequence[int] | None = None) -> bool:
+    def matches_rows(self, names: Sequence[str], counts: Sequence[int] | None = None) -> bool:
         """Whether it is of just these rows, in this order, with so many tokens each (None: one)."""
         if self.names != tuple(names):
             return False

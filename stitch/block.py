@@ -39,7 +39,7 @@ class Ruler:
     unit: float
 
     @classmethod
-    def of(cls, positions: Sequence[float]) -> Ruler:
+    def from_positions(cls, positions: Sequence[float]) -> Ruler:
         low, high = min(positions), max(positions)
         return cls((low + high) / 2, max((high - low) / 2, 1.0))
 

@@ -90,7 +90,7 @@ def train_stitch(
         if restart:
             work.task.restart()
         document = _train(zoo, work, device, progress or _silent)
-        work.task.forget()
+        work.task.remove_folder()
     return StitchReport(work.name, document, reused=False)
 
 

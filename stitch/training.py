@@ -81,7 +81,7 @@ class Trainer:
         self._objective = Objective(settings.kl, settings.cosine, settings.labels)
         # Where the models lie is their caller's choice.
         self._accelerator = Accelerator(mixed_precision=settings.precision, device_placement=False)
-        ruler = Ruler.of([point.position for point in course.points])
+        ruler = Ruler.from_positions([point.position for point in course.points])
         self.learner = Learner(start, ruler, course.with_position).to(device)
         self._weights = [weight for weight in self.learner.parameters() if weight.requires_grad]
         self._adam = torch.optim.AdamW(self._weights, lr=settings.rate, betas=(0.9, 0.99), weight_decay=0.0)

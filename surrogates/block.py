@@ -184,14 +184,14 @@ class States:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, which: Tensor | slice, device: torch.device | str = "cpu") -> States:
+    def select_windows(self, which: Tensor | slice, device: torch.device | str = "cpu") -> States:
         """Some windows, on a device."""
         return States(*(each[which].to(device) for each in (self.ids, self.inputs, self.outputs)))
 
     def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[States]:
         """All windows in order, `size` at a time."""
         for at in range(0, len(self), size):
-            yield self.take(slice(at, at + size), device)
+            yield self.select_windows(slice(at, at + size), device)
 
 
 @torch.no_grad()

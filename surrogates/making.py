@@ -131,7 +131,7 @@ def make_plan(target: PruneTarget, subject: Subject, material: Material | None, 
     if material is None or options.importance == "magnitude":
         scores = magnitude(block, target.shape, target.axes, target.layer_of)
     else:
-        scored = material.learn.take(slice(0, options.scored))
+        scored = material.learn.select_windows(slice(0, options.scored))
         scores = taylor(subject, block, scored, target.shape, target.axes, target.layer_of)
     kept = tuple(choose(target.shape, after, each) for each in scores)
     whole = cost(target.shape)

@@ -78,7 +78,7 @@ def gather(
         subject, text, tokenizer, options, "held_out", windows_that_fit(options.held_out, options.length, subject.width)
     )
     apart = len(learn) // _CHECKS or len(learn) // 2
-    check, learn = learn.take(slice(0, max(1, apart))), learn.take(slice(apart, None))
+    check, learn = learn.select_windows(slice(0, max(1, apart))), learn.select_windows(slice(apart, None))
     return Material(subject, learn, check, record(subject, held), Probe(text.digest, tokenizer_digest(handle), held))
 
 

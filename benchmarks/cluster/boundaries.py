@@ -72,13 +72,13 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
         """Let it rest behind its first token, move it as soon as what it needs is loaded, and let it end."""
         member = scheduler.members.get("a")
         if told.meet is not None:
-            simulation._tell(ResumeSequence("a"))
+            simulation._handle_at_scheduler(ResumeSequence("a"))
             return
         if member is not None and member.output and not told.paused:
             told.paused = True
-            simulation._tell(PauseSequence("a"))
+            simulation._handle_at_scheduler(PauseSequence("a"))
         elif member is not None and told.paused and not told.start:
-            simulation._tell(MoveSequence("a", parts - 1, parts, member.path[0].device))
+            simulation._handle_at_scheduler(MoveSequence("a", parts - 1, parts, member.path[0].device))
         simulation.clock.at(simulation.clock.now + 5 * _MS, EventClass.TICK, (look,))
 
     simulation.clock.at(5 * _MS, EventClass.TICK, (look,))

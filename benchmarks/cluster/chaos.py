@@ -120,12 +120,12 @@ class Clients:
             prompt = tuple(chance.randrange(97) for _ in range(chance.randrange(1, 80)))
             sampling = SamplingParams(chance.randrange(1, 120), ignore_eos=True)
             one = SequenceRequest(f"c{number}-{count}", f"r{number}-{count}", model.spec.name, prompt, sampling)
-            wrong = self._ask(one, expected(model, prompt, sampling))
+            wrong = self._check_answer(one, expected(model, prompt, sampling))
             if wrong:
                 self.wrong.append(f"{one.seq}: {wrong}")
                 return
 
-    def _ask(self, one: SequenceRequest, wanted: Sequence[int]) -> str:
+    def _check_answer(self, one: SequenceRequest, wanted: Sequence[int]) -> str:
         """What is wrong with an answer; empty if nothing is."""
         got: list[int] = []
         ends = 0

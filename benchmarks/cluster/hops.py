@@ -220,7 +220,7 @@ class HopRun:
         self.ends.append(time.monotonic_ns())
         self._generated += 1
 
-    def take(self, turn: int, skipped: int) -> None:
+    def run_steps(self, turn: int, skipped: int) -> None:
         """So many steps in a row, of which the first ones do not count."""
         for _ in range(turn):
             self.step()
@@ -288,7 +288,7 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dic
     skipped = min(_SKIPPED, turn - 1)
     for number in range(1 + -(-steps // (turn - skipped))):
         for run in runs.values():
-            run.take(turn, skipped)
+            run.run_steps(turn, skipped)
             if not number:  # warm by now
                 run.seconds.clear()
                 run.ends.clear()

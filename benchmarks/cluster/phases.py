@@ -114,10 +114,10 @@ class Scene:
 
         def run(now: int) -> None:
             said.append(act(self.driver._scheduler, now))
-            self.driver._conductor._tell([Tick()], now)  # what it has to say goes out with an event's commands
+            self.driver._conductor._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
             done.set()
 
-        self.driver._conductor.ask(run)
+        self.driver._conductor.run_soon(run)
         done.wait(PATIENCE)
         return said[0]
 

@@ -61,7 +61,7 @@ class Side:
         self.started = self._answer()
         self.first_token = time.perf_counter() - begin
 
-    def ask(
+    def answer_prompts(
         self,
         prompts: Sequence[Sequence[int]],
         tokens: int | Sequence[int],
@@ -104,13 +104,13 @@ def prompts_of(count: int, length: int, seed: int, below: int = 8000) -> list[li
 def decode(side: Side, batch: int, tokens: int, seed: int) -> dict[str, Any]:
     """Tokens per second after the first ones, and what was answered."""
     prompts = prompts_of(batch, _PROMPT, seed)
-    first = side.ask(prompts, 1)["seconds"]
-    whole = side.ask(prompts, tokens)
+    first = side.answer_prompts(prompts, 1)["seconds"]
+    whole = side.answer_prompts(prompts, tokens)
     return {"rate": batch * (tokens - 1) / (whole["seconds"] - first), "digest": whole["digest"]}
 
 
 def prefill(side: Side, seed: int) -> dict[str, Any]:
-    answer = side.ask(prompts_of(_LONGS, _LONG, seed), 1)
+    answer = side.answer_prompts(prompts_of(_LONGS, _LONG, seed), 1)
     return {"rate": _LONGS * _LONG / answer["seconds"], "digest": answer["digest"]}
 
 
@@ -195,7 +195,7 @@ def main() -> None:
                 side.name: {
                     "first_token": side.first_token,
                     "resident_at_start": side.started["resident"],
-                    "resident": side.ask(prompts_of(1, 4, 0), 1)["resident"],
+                    "resident": side.answer_prompts(prompts_of(1, 4, 0), 1)["resident"],
                 }
                 for side in sides
             },

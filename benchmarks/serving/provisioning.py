@@ -234,8 +234,8 @@ def _rows(side: Side, base: str, loras: Sequence[str], rounds: int) -> dict[str,
     for number in range(rounds + 1):  # the first one warms
         prompts = prompts_of(_ROWS, _PROMPT, number, SMALL.vocabulary)
         for what in ("without", "with") if number % 2 == 0 else ("with", "without"):
-            first = side.ask(prompts, 1, models[what])["seconds"]
-            whole = side.ask(prompts, _TOKENS, models[what])["seconds"]
+            first = side.answer_prompts(prompts, 1, models[what])["seconds"]
+            whole = side.answer_prompts(prompts, _TOKENS, models[what])["seconds"]
             found[what].append(_ROWS * (_TOKENS - 1) / (whole - first))
     shares = [a / b for a, b in zip(found["with"][1:], found["without"][1:], strict=True)]
     return {what: spread(rates[1:]) for what, rates in found.items()} | {"share": spread(shares)}
@@ -252,7 +252,7 @@ def _asked(side: Side, asks: Sequence[WorkloadRequest], at_once: bool = False, n
     """When each request was answered, in seconds from the begin."""
     prompts = [list(ask.prompt) for ask in asks if not isinstance(ask.prompt, str)]
     models = [ask.model for ask in asks] if named else None
-    ended: list[float] = side.ask(
+    ended: list[float] = side.answer_prompts(
         prompts, [ask.answer for ask in asks], models, None if at_once else [ask.at for ask in asks]
     )["ended"]
     return ended

@@ -71,7 +71,7 @@ class Batches:
         self._thread.join()
         self._runner.close()
 
-    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
+    async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
         """Raises InputError for a prompt of text; Unavailable once closed."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")

@@ -74,12 +74,12 @@ class VllmRunner:
         return [tuple(own) for own in stamps.values()]
 
     def close(self) -> None:
-        self._drop()
+        self._shut_engine()
         self._folder.cleanup()
 
     def _engine(self, name: str) -> Any:
         if self._loaded is None or self._loaded[0] != name:
-            self._drop()
+            self._shut_engine()
             folder = self._exported(name)
             # A dtype of its own choice would be bfloat16 for float32, and prompts come again from round to round.
             made = self._vllm.LLM(
@@ -118,7 +118,7 @@ class VllmRunner:
             self._zoo.model(name).export(folder)
         return folder
 
-    def _drop(self) -> None:
+    def _shut_engine(self) -> None:
         """Its engine core is a process of its own, which must go before the next one takes the memory."""
         if self._loaded is None:
             return

@@ -167,12 +167,12 @@ class Agent:
         """
         match event:
             case RunRows():
-                self._go(event, now)
+                self._queue_first_hops(event, now)
                 return []
             case ForwardRows():
-                self._take(event, arrays, now)
+                self._queue_forwarded(event, arrays, now)
                 return []
-        self._foreseen.forget()
+        self._foreseen.discard_prepared()
         match event:
             case OpenSequences():
                 return self._open(event, now)
@@ -214,7 +214,7 @@ class Agent:
 
         `finish_step` comes right behind, and does not say it again. None where there is nothing of the kind.
         """
-        plan, rows = self._steps.of("all")
+        plan, rows = self._steps.oldest_step("all")
         told = result.result
         if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
             return None
@@ -224,18 +224,18 @@ class Agent:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the
         plan.
         """
-        plan, rows = self._steps.of(lane)
+        plan, rows = self._steps.oldest_step(lane)
         sampled = sampled_by_seq(plan, result.result)
-        self._steps.over(lane)
+        self._steps.pop_step(lane)
         self._busy += result.result.busy
         if self._ran is not None:
             self._ran(plan, result.result, now)
         if lane != "ahead":
-            self._due.ran(now)
+            self._due.end_step(now)
         self._tokens += plan.tokens
         if result.result.deferred:
             rows = self._put_off(rows, frozenset(result.result.deferred))
-        if self._foreseen.gone(rows):
+        if self._foreseen.already_sent(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
         together = None if self._keeps else onward(rows, result.outputs)
@@ -247,7 +247,7 @@ class Agent:
         fill, keeps = self._tables.fill, self._keeps
         for each in rows:
             if each.move:
-                out += self._moves.ran(each, now)
+                out += self._moves.finish_row(each, now)
                 self._queue.rows += self._moves.take_rows()
                 continue
             fill(each.name, each.tokens + each.steps - 1)
@@ -255,7 +255,7 @@ class Agent:
                 told.part(each, result.result.prompt_logprobs)
             elif each.guest.here:
                 if keeps and each.array is not None and not each.shadow:
-                    self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
+                    self._kept.store_span(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
                 if each.credit is None or self._earns(each, each.credit, sampled[each.name], plan.step, now):
                     self._through(each, result.outputs, told, judged, now)
         self._steps.settle(rows)
@@ -263,11 +263,11 @@ class Agent:
             self._queue.ahead(self._earned)
             self._earned = []
         if rows and not keeps:
-            self._foreseen.ran(rows)
+            self._foreseen.step_done(rows)
         return [
             *out,
             *told.commands(sampled, result.result.prompt_logprobs),
-            *judged.told(),
+            *judged.drain_messages(),
             *self._bids(),
             *self._parted(),
         ]
@@ -286,7 +286,7 @@ class Agent:
         """A token on credit. Whether its device reports now; else the sequence decodes on."""
         if credit.over:
             return False
-        if not credit.take(sampled, row.generated + 1):
+        if not credit.add_token(sampled, row.generated + 1):
             return True
         if not self._looks_ahead:
             self._earned.append(following(row, 0, now))
@@ -305,7 +305,7 @@ class Agent:
             if matter:
                 self._returns.leaves(each, now)
         self._steps.settle(rows)
-        self._foreseen.ran(rows)
+        self._foreseen.step_done(rows)
 
     def _through(
         self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
@@ -329,16 +329,16 @@ class Agent:
         forgets their tables.
 
         `retry`: it failed on the step before; these are to be run again."""
-        plan, rows = self._steps.of(lane)
-        self._steps.over(lane)
-        self._foreseen.forget()
-        self._tables.forget([row.seq for row in plan.rows], plan.released)
+        plan, rows = self._steps.oldest_step(lane)
+        self._steps.pop_step(lane)
+        self._foreseen.discard_prepared()
+        self._tables.queue_releases([row.seq for row in plan.rows], plan.released)
         self._steps.settle(rows)
         out: list[AgentCommand] = self._earned_so_far(rows)
         for each in rows:
             out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
-        lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=retry)
+        lost = self._report_lost([each for each in rows if not each.move and not each.shadow], reason, retry=retry)
         for each in rows:
             if each.credit is not None:
                 each.credit.over = True
@@ -376,7 +376,7 @@ class Agent:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
         late = self._queue.starved(now - self._config.page_timeout_ms * 1_000_000)
         self._early.expire(now)
-        return [*self._lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
+        return [*self._report_lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
@@ -420,8 +420,8 @@ class Agent:
             seated = self._seats.open(order, at)
             if seated is False:
                 refused.append((request.seq, epoch))
-            elif seated and (early := self._early.take(request.seq, epoch)) is not None:
-                self._take(early.rows, (early.array,), now)
+            elif seated and (early := self._early.pop_row(request.seq, epoch)) is not None:
+                self._queue_forwarded(early.rows, (early.array,), now)
         if not refused:
             return []
         seqs, epochs = zip(*refused, strict=True)
@@ -434,27 +434,27 @@ class Agent:
 
     def _closed(self, key: str) -> None:
         """A table's sequence has left: nobody expects it."""
-        self._returns.gone(key)
-        self._due.gone(key)
+        self._returns.remove_device(key)
+        self._due.remove_device(key)
 
     def _close(self, seq: str, epoch: int) -> None:
         self._seats.close(seq, epoch)
-        self._early.take(seq, epoch)
+        self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
-    def _go(self, go: RunRows, now: int) -> None:
-        came = self._foreseen.came(go, (), now)
+    def _queue_first_hops(self, go: RunRows, now: int) -> None:
+        came = self._foreseen.match_message(go, (), now)
         if came is None:
             came = rows_of_go(go, self._seats.guests, self._shelf.specs, now, self._strides)
-        self._queue.come(came, bool(go.turns), now)
+        self._queue.add_rows(came, bool(go.attempts), now)
 
-    def _take(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
-        came = self._foreseen.came(rows, arrays, now)
+    def _queue_forwarded(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
+        came = self._foreseen.match_message(rows, arrays, now)
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now)
-        self._queue.come(came, bool(rows.turns), now)
+        self._queue.add_rows(came, bool(rows.attempts), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
         match event:
@@ -463,7 +463,7 @@ class Agent:
             case Retract():
                 self._bidding.retracted(event)
             case Offer():
-                self._bidding.asked(event)
+                self._bidding.add_offer(event)
         return self._bids()
 
     def _bids(self) -> list[AgentCommand]:
@@ -472,7 +472,7 @@ class Agent:
         """
         if not self._bidding.waits:
             return []
-        out: list[AgentCommand] = [*self._bidding.told()]
+        out: list[AgentCommand] = [*self._bidding.drain_messages()]
         if not self._steps.under_way:
             waiting = sum(each.tokens for each in self._queue.rows)
             out += self._bidding.bids(self._config.max_num_batched_tokens - waiting if waiting else None)
@@ -484,7 +484,7 @@ class Agent:
             return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
         return None if judged.judge(row, output) else row
 
-    def _lost(self, rows: Iterable[QueuedRow], reason: str, *, retry: bool) -> list[AgentCommand]:
+    def _report_lost(self, rows: Iterable[QueuedRow], reason: str, *, retry: bool) -> list[AgentCommand]:
         gone = [each for each in rows if stands(each, self._tables)]
         if not gone:
             return []
@@ -526,7 +526,7 @@ class Agent:
             case PeerDown():
                 out = [
                     *self._moves.unreachable(event.device, now),
-                    *self._bidding.gone(event.device, self._seats.guests.values()),
+                    *self._bidding.remove_device(event.device, self._seats.guests.values()),
                 ]
         self._queue.rows += self._moves.take_rows()
         return out

@@ -39,7 +39,7 @@ class WallClock:
 class Client(Protocol):
     """Whoever answers. What goes wrong with a request is told in `TokenTimes`; an exception ends the whole run."""
 
-    async def ask(self, ask: WorkloadRequest) -> TokenTimes: ...
+    async def send_request(self, ask: WorkloadRequest) -> TokenTimes: ...
 
 
 Done = Callable[[int, int], None]
@@ -81,7 +81,7 @@ class _Run:
     async def at(self, ask: WorkloadRequest, due: float) -> None:
         await self._clock.until(due)
         sent = self._clock.now()
-        heard = await self._client.ask(ask)
+        heard = await self._client.send_request(ask)
         ended = heard.stamps[-1] if heard.stamps and heard.error is None else self._clock.now()
         self.answers.append(
             Answer(

@@ -68,7 +68,7 @@ class HttpClient:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise Unavailable(f"{self._base} does not list its models as OpenAI does") from None
 
-    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
+    async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
         """Never raises for what the server or the network does."""
         reading = _Reading(self._clock)
         failed: Failed | None = None
@@ -76,7 +76,7 @@ class HttpClient:
             await self._wire.exchange(self._target(b"POST", b"completions"), _question(ask), reading)
         except Failed as error:
             failed = error
-        return reading.heard(failed, len(ask.prompt) if not isinstance(ask.prompt, str) else 0)
+        return reading.token_times(failed, len(ask.prompt) if not isinstance(ask.prompt, str) else 0)
 
     def _target(self, method: bytes, route: bytes) -> bytes:
         return b"%b %b%b" % (method, self._base.raw_path, route)
@@ -124,11 +124,11 @@ class _Reading:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _MOST_EVENT:
             raise Failed("malformed", f"an event is longer than {_MOST_EVENT:,} bytes")
-        if tokens := sum(self._take(line[5:].strip()) for line in lines if line.startswith(b"data:")):
+        if tokens := sum(self._read_event(line[5:].strip()) for line in lines if line.startswith(b"data:")):
             self._stamps.append(stamp)
             self._lots.append(tokens)
 
-    def heard(self, error: Failed | None, prompt: int) -> TokenTimes:
+    def token_times(self, error: Failed | None, prompt: int) -> TokenTimes:
         """`error`: what the exchange ended with. A refusal's status is known, whatever became of the rest."""
         if self._refusal is not None:
             error = Failed(f"http {self._refusal.code}", _reason(self._refusal.raw))
@@ -140,7 +140,7 @@ class _Reading:
             error.kind if error else None, _line(str(error)) if error else None,
         )  # fmt: skip
 
-    def _take(self, event: bytes) -> int:
+    def _read_event(self, event: bytes) -> int:
         """Tokens of one event. Raises Failed."""
         if event == b"[DONE]":
             self._finished = True

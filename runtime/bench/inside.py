@@ -22,7 +22,7 @@ class DriverClient:
         self._clock = clock
         self._numbers = itertools.count()
 
-    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
+    async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
         """Raises InputError for a prompt of text."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")

@@ -28,7 +28,7 @@ class Slo:
     tpot: float | None = None
     e2e: float | None = None
 
-    def met(self, answer: Answer) -> bool:
+    def is_met(self, answer: Answer) -> bool:
         if answer.error is not None:
             return False
         return all(
@@ -79,7 +79,7 @@ def summarize(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
         "tokens": tokens,
         "requests_per_second": len(fine) * per_second,
         "tokens_per_second": tokens * per_second,
-        "goodput": sum(slo.met(answer) for answer in answers) * per_second,
+        "goodput": sum(slo.is_met(answer) for answer in answers) * per_second,
         "ttft": spread([answer.ttft for answer in fine if answer.ttft is not None]),
         "tpot": spread([answer.tpot for answer in fine if answer.tpot is not None]),
         "itl": spread([gap for answer in fine for gap in answer.gaps]),

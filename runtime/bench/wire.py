@@ -59,7 +59,7 @@ class Wire:
 
     async def exchange(self, what: bytes, body: bytes, taker: Taker) -> None:
         """Send a request (`what`: its method and target), hand over the answer, return at its end. Raises Failed."""
-        connection = self._kept() or await self._made()
+        connection = self._idle_connection() or await self._new_connection()
         length = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body) if body else b""
         try:
             await connection.exchange(b"%b HTTP/1.1\r\n%b%b\r\n%b" % (what, self._origin.headers, length, body), taker)
@@ -73,13 +73,13 @@ class Wire:
         while self._idle:
             self._idle.pop().abort()
 
-    def _kept(self) -> _Connection | None:
+    def _idle_connection(self) -> _Connection | None:
         while self._idle:
             if (kept := self._idle.pop()).reusable:
                 return kept
         return None
 
-    async def _made(self) -> _Connection:
+    async def _new_connection(self) -> _Connection:
         origin, loop = self._origin, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._patience):
@@ -122,7 +122,7 @@ class _Answer:
         if self._complete and not self._done.done():
             self._done.set_result(None)
 
-    def lost(self) -> None:
+    def connection_lost(self) -> None:
         """The server has hung up, which ends an answer whose length was not told."""
         if self._code >= 200 and not self._delimited and not self._done.done():
             self._done.set_result(None)
@@ -208,4 +208,4 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
         if self._answer is not None:
-            self._answer.lost()
+            self._answer.connection_lost()

@@ -42,31 +42,31 @@ class TraceEvents:
         self.on = sink is not None
 
     def arrive(self, now: int, request: SequenceRequest) -> None:
-        self._tell(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)
+        self._emit(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)
 
     def inserted(self, now: int, request: SequenceRequest, phase: Phase, tokens: int) -> None:
         """A sequence joins the batch: `batch.resume` after a preemption. `tokens`: its context so far."""
         event = "batch.resume" if phase == "resume" else "batch.insert"
-        self._tell(now, event, request, n=tokens, model=request.model)
+        self._emit(now, event, request, n=tokens, model=request.model)
 
     def preempted(self, now: int, request: SequenceRequest, produced: int) -> None:
-        self._tell(now, "batch.preempt", request, n=produced, cause="pages")
+        self._emit(now, "batch.preempt", request, n=produced, cause="pages")
 
     def removed(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
-        self._tell(now, "batch.remove", request, n=produced, cause=reason)
+        self._emit(now, "batch.remove", request, n=produced, cause=reason)
 
     def shared(self, now: int, request: SequenceRequest, other: str, tokens: int, pages: int) -> None:
         """A sequence begins as another that is there: so many tokens of it are not computed."""
-        self._tell(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
+        self._emit(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
 
     def token(self, now: int, request: SequenceRequest, index: int, token: int) -> None:
-        self._tell(now, "token", request, n=index, token=token)
+        self._emit(now, "token", request, n=index, token=token)
 
-    def ended(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
+    def sequence_ended(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
         if reason == "abort":
-            self._tell(now, "abort", request, n=produced)
+            self._emit(now, "abort", request, n=produced)
         else:
-            self._tell(now, "finish", request, n=produced, cause=reason)
+            self._emit(now, "finish", request, n=produced, cause=reason)
 
     def hops(
         self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path, offered: Collection[int] = ()
@@ -81,7 +81,7 @@ class TraceEvents:
     def hop(self, now: int, request: SequenceRequest, start: int, tokens: int, at: int, hop: Hop) -> None:
         """One of them."""
         extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
-        self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
+        self._emit(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
     def move(
         self,
@@ -110,7 +110,12 @@ class TraceEvents:
             emit(event, None, None, {"front": move.front} if why is None else {"error": why})
             return
         if last.recomputed:
-            emit("kv.recompute", last.inputs, _tokens(last.recomputed), {"spans": last.recomputed, "front": move.front})
+            emit(
+                "kv.recompute",
+                last.activation_bytes,
+                _tokens(last.recomputed),
+                {"spans": last.recomputed, "front": move.front},
+            )
         if last.copied:
             # Why the front did not take them: it had nothing to start from (for all of them, or some), or else both
             # ends met.
@@ -198,7 +203,7 @@ class TraceEvents:
             event = "stitch.apply" if run.kind == "stitch" else "segment.run"
             self._sink.emit(TraceEvent(now, event, dev=self._device, n=run.tokens, extra=extra))
 
-    def _tell(
+    def _emit(
         self, now: int, event: str, request: SequenceRequest, *, n: int, cause: str | None = None, **extra: Any
     ) -> None:
         if self._sink is not None:

@@ -70,7 +70,7 @@ class AnswerChoice:
         self._offsets = _Offsets(generation.model.tokenizer)
         self._prompt_logprobs: list[PromptLogprobs] = []
 
-    def take(self, events: Iterable[TokenEvent]) -> TextPiece:
+    def add_events(self, events: Iterable[TokenEvent]) -> TextPiece:
         """All events of one step that belong to this choice. After the end everything is ignored."""
         text, tokens, entries, error, cut = [], [], [], None, False
         for event in events:

@@ -92,7 +92,7 @@ def _read(
         return None
     kind = _kind(config, settings)
     core = Tokenizer.from_str(data.decode())
-    special = _Special.of(settings, read, core, paths)
+    special = _Special.from_settings(settings, read, core, paths)
     named = {**_DEFAULTS[kind], **special.named}
     if core.padding is not None:
         named.setdefault("pad_token", core.padding["pad_token"])
@@ -144,7 +144,7 @@ class _Special:
     added: dict[int, AddedToken]
 
     @classmethod
-    def of(
+    def from_settings(
         cls, settings: Mapping[str, Any], read: Callable[[str], bytes | None], core: Tokenizer, paths: frozenset[str]
     ) -> _Special:
         merged = dict(settings)

@@ -70,7 +70,7 @@ class Columns:
         self._spans.append(span)
         return len(self._spans) - 1
 
-    def leave(self, row: int) -> int:
+    def remove_row(self, row: int) -> int:
         """A row goes; the last one takes its number. Returns the number that the mover had (`row` itself if it was the
         last).
         """

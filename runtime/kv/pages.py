@@ -219,7 +219,7 @@ class PageBook:
         layers = table.spec.kv_layers
         if count * layers > len(self._free):
             raise OutOfPages(f"{count * layers} pages needed, {len(self._free)} free")
-        added = tuple(self._take(layers) for _ in range(count))
+        added = tuple(self._allocate_group(layers) for _ in range(count))
         table.groups.extend(added)
         return added
 
@@ -312,7 +312,7 @@ class PageBook:
             ):  # a shared group is full in every table that has it
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
-    def _take(self, layers: int) -> Group:
+    def _allocate_group(self, layers: int) -> Group:
         group = tuple(self._free.pop() for _ in range(layers))
         for page in group:
             self._refs[page] = 1

@@ -55,8 +55,8 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
     counts: tuple[int, ...]
     sample: tuple[bool, ...]
     generated: tuple[int, ...]
-    turns: tuple[int, ...] = ()
-    ahead: tuple[bool, ...] = ()
+    attempts: tuple[int, ...] = ()
+    speculate: tuple[bool, ...] = ()
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):

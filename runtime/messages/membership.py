@@ -12,7 +12,7 @@ class PeerList(Message, frozen=True, tag=True, array_like=True):
     """
 
     agents: tuple[tuple[str, int, str], ...]
-    rails: tuple[str, ...] = ()
+    tensor_transports: tuple[str, ...] = ()
 
 
 class Shutdown(Message, frozen=True, tag=True, array_like=True):

@@ -43,7 +43,7 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     keep: tuple[bool, ...]
     computed: tuple[int, ...]
     shared: tuple[tuple[str, int] | None, ...]
-    ahead: tuple[RunAhead | None, ...] = ()
+    speculative_hops: tuple[RunAhead | None, ...] = ()
     offers: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = ()
 
 
@@ -81,8 +81,8 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
     sample: tuple[bool, ...]
     generated: tuple[int, ...]
     steps: tuple[int, ...]
-    turns: tuple[int, ...] = ()
-    ahead: tuple[bool, ...] = ()
+    attempts: tuple[int, ...] = ()
+    speculate: tuple[bool, ...] = ()
 
 
 class StartMigration(Message, frozen=True, tag=True, array_like=True):
@@ -106,7 +106,7 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
     tokens: tuple[int, ...]
     copy: bool
     request: SequenceRequest
-    inputs: bool = False
+    from_activations: bool = False
 
 
 class FinishMigration(Message, frozen=True, tag=True, array_like=True):

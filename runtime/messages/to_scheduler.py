@@ -26,8 +26,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     address: str
     server: str = ""
     pid: int = 0
-    inputs: int = 0
-    rail: str = ""
+    activation_cache_bytes: int = 0
+    tensor_transport: str = ""
     lacks: tuple[Lack, ...] = ()
 
 
@@ -61,7 +61,7 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
     counts: tuple[int, ...]
     sampled: tuple[Sampled | None, ...]
     prompts: tuple[PromptLogprobs, ...] = ()
-    turns: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
     earlier: tuple[tuple[Sampled, ...], ...] = ()
 
 
@@ -75,7 +75,7 @@ class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
     device: str
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
-    turns: tuple[int, ...]
+    attempts: tuple[int, ...]
     stands: tuple[bool, ...]
     cosines: tuple[float, ...]
 
@@ -119,7 +119,7 @@ class MigrationReady(Message, frozen=True, tag=True, array_like=True):
     copied: tuple[tuple[int, int], ...]
     recomputed: tuple[tuple[int, int], ...]
     nbytes: int
-    inputs: int = 0
+    activation_bytes: int = 0
     reason: str = ""
 
 

@@ -98,17 +98,17 @@ class CommandOutbox:
         """Stages, each with its blocks."""
         blocks = tuple(blocks for _, blocks in stages)
         limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
-        self.say(
+        self.add_message(
             device,
             LoadStages(
                 tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)
             ),
         )
 
-    def drop(self, device: str, stages: Sequence[Stage]) -> None:
-        self.say(device, UnloadStages(tuple(stages)))
+    def unload_stages(self, device: str, stages: Sequence[Stage]) -> None:
+        self.add_message(device, UnloadStages(tuple(stages)))
 
-    def say(self, device: str, message: Message) -> None:
+    def add_message(self, device: str, message: Message) -> None:
         self._devices.setdefault(device, []).append(_One(message))
 
     def close(self, device: str, seq: str, epoch: int) -> None:
@@ -125,7 +125,7 @@ class CommandOutbox:
         self._open(
             device,
             member.epoch,
-            member.told,
+            member.device_request,
             tuple(member.output),
             member.path_on(device),
             keep,
@@ -135,11 +135,11 @@ class CommandOutbox:
             tuple(member.offered.hops.items()),
         )
 
-    def stand(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
+    def hold_sequence(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
         """A sequence that will run no row: it holds what it shares."""
         self._open(device, 1, request, (), path, False, shared[1], shared)
 
-    def go(
+    def run_row(
         self,
         member: ScheduledSequence,
         tokens: tuple[int, ...],
@@ -189,7 +189,7 @@ class CommandOutbox:
         self._updated.clear()
         return out
 
-    def forget(self, device: str) -> None:
+    def remove_device(self, device: str) -> None:
         """The device is gone: nothing is said to it."""
         self._devices.pop(device, None)
 

@@ -108,7 +108,7 @@ class Scheduler:
         self._updates.know(adaptation.variants)
         self.speculation = Speculation(self._state, surrogates)
         moves = Moves(self._state)
-        hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).of, leaving=moves.cancel)
+        hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=moves.cancel)
         self._seating = SequenceLifecycle(self._state, self._donors, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self._admission = Admission(
@@ -127,7 +127,7 @@ class Scheduler:
         """Take what happened. Raises TypeError for what is not for schedulers."""
         match event:
             case RowsDone():
-                self._rows.done(event, now)
+                self._rows.rows_done(event, now)
             case AddRequest():
                 self._admission.arrive(event.request, now)
             case AddRequests():
@@ -145,7 +145,7 @@ class Scheduler:
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)
             case RowsLost():
-                self._rows.lost(event, now)
+                self._rows.rows_lost(event, now)
             case MigrationReady():
                 self.handovers.moved(event, now)
             case MigrationFailed():

@@ -21,7 +21,7 @@ class CapacitySlot:
 
     def grow(self, size: int) -> None:
         """Take `size` places in all. Raises RequestError 429 when they are not free."""
-        self._gate.take(size - self.size)
+        self._gate.reserve_places(size - self.size)
         self.size = size
 
 
@@ -34,7 +34,7 @@ class Gate:
         self.closed = False
 
     @property
-    def taken(self) -> int:
+    def places_in_use(self) -> int:
         return self._taken
 
     @contextmanager
@@ -43,13 +43,13 @@ class Gate:
         if self.closed:
             raise unavailable("The server is shutting down.")
         place = CapacitySlot(self)
-        self.take(1)
+        self.reserve_places(1)
         try:
             yield place
         finally:
             self._taken -= place.size
 
-    def take(self, count: int) -> None:
+    def reserve_places(self, count: int) -> None:
         if self._taken + count > self._limit:
             raise overloaded(f"The server is full: {self._taken} sequences are queued or running. Try again later.")
         self._taken += count

@@ -99,10 +99,10 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
     first = await anext(aiter(steps))
     with Outlet(send, SEND_SECONDS) as out:
         await out.start()
-        await out.write(chunks.openings(choice.index for choice in prepared.choices) + chunks.of(first))
+        await out.write(chunks.openings(choice.index for choice in prepared.choices) + chunks.write_pieces(first))
         try:
             async for pieces in steps:
-                await out.write(chunks.of(pieces))
+                await out.write(chunks.write_pieces(pieces))
             if prepared.generation.usage_chunk:
                 await out.write(event(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices))))
         except asyncio.CancelledError:

@@ -97,7 +97,7 @@ class ModelMetrics:
         self._model = model
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
         self.first_token = metrics.first_token.labels(model)
-        self.steps = metrics.steps.of(model)
+        self.steps = metrics.steps.get_tally(model)
         self.per_token = metrics.per_token.labels(model)
         self.whole = metrics.whole.labels(model)
         self.request_prompt = metrics.request_prompt.labels(model)
@@ -137,7 +137,7 @@ class Metrics:
             self.registry.register(collector)
         self._models: dict[str, ModelMetrics] = {}
 
-    def of(self, model: str) -> ModelMetrics:
+    def get_model(self, model: str) -> ModelMetrics:
         """A served model's instruments. Names come from the served models only, so clients cannot add labels."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
@@ -182,7 +182,7 @@ class _StepCollector(Collector):
     def __init__(self) -> None:
         self._tallies: dict[str, StepTally] = {}
 
-    def of(self, model: str) -> StepTally:
+    def get_tally(self, model: str) -> StepTally:
         return self._tallies.setdefault(model, StepTally())
 
     def collect(self) -> Iterator[Metric]:

@@ -64,7 +64,7 @@ class Meter:
             if piece.finish is not None:
                 self._end(piece, now)
 
-    def left(self) -> None:
+    def abort_unfinished(self) -> None:
         """The consumer has gone: what is unfinished counts as aborted."""
         for choice in self._choices:
             if choice.finish is None:
@@ -97,7 +97,7 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
     """
     generation = prepared.generation
     choices = {choice.seq: choice for choice in prepared.choices}
-    meter = Meter(service.metrics.of(generation.model.name), prepared)
+    meter = Meter(service.metrics.get_model(generation.model.name), prepared)
     left = len(prepared.choices)
     # Echoed prompts with log-probabilities are worded token by token: long ones must not hold up the event loop.
     heavy = generation.echo and generation.logprobs is not None
@@ -118,18 +118,18 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
                 if not left:
                     return
         finally:
-            meter.left()
+            meter.abort_unfinished()
 
 
 def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:
     """What a step's events add, by choice. Choices that have ended get nothing more."""
     if len(events) == 1:  # nearly always: one token for the one choice of a request
         one = choices[events[0].seq]
-        return [one.take(events)] if one.finish is None else []
+        return [one.add_events(events)] if one.finish is None else []
     by_seq: dict[str, list[TokenEvent]] = {}
     for event in events:
         by_seq.setdefault(event.seq, []).append(event)
-    return [choices[seq].take(its) for seq, its in by_seq.items() if choices[seq].finish is None]
+    return [choices[seq].add_events(its) for seq, its in by_seq.items() if choices[seq].finish is None]
 
 
 def _raise_failure(service: Service, pieces: Iterable[TextPiece]) -> None:

@@ -40,9 +40,9 @@ class OtelSpans:
         if self._then is not None:
             self._then.emit(event)
         if event.seq is not None:
-            self._take(event, event.seq)
+            self._record_event(event, event.seq)
 
-    def _take(self, event: TraceEvent, seq: str) -> None:
+    def _record_event(self, event: TraceEvent, seq: str) -> None:
         now = event.t + self._offset
         if event.ev == "arrive":
             model = str(event.extra.get("model", ""))

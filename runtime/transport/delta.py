@@ -64,7 +64,7 @@ class DeltaEncoder:
                 return RowsDoneDelta(tokens) if self.next_done(tokens) == message else message
         return message
 
-    def went(self, message: Message) -> None:
+    def mark_sent(self, message: Message) -> None:
         """It is on its way, in whatever words."""
         match message:
             case ForwardRows():
@@ -81,7 +81,7 @@ class DeltaEncoder:
 
     def next_go(self, tokens: tuple[int, ...]) -> RunRows | None:
         last = self._go
-        if last is None or last.turns or len(tokens) != len(last.tokens):
+        if last is None or last.attempts or len(tokens) != len(last.tokens):
             return None
         return RunRows(
             last.seqs,
@@ -124,7 +124,7 @@ class DeltaDecoder:
             case _:
                 whole = message
         if whole is not None:
-            said.went(whole)
+            said.mark_sent(whole)
         return whole
 
 
@@ -133,7 +133,7 @@ def _more(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _next_pass(last: ForwardRows) -> ForwardRows | None:
-    if last.turns:
+    if last.attempts:
         return None
     return ForwardRows(
         last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated)

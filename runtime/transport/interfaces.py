@@ -66,17 +66,17 @@ class TensorTransport(Protocol):
         """Begin a link to a peer; one that was begun, whatever became of it, is nothing to do."""
         ...
 
-    def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+    def handle_rendezvous(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
         """What a peer says of the link on which this end sends, or (`outgoing` is false) of the other one, which begins
         by that.
         """
         ...
 
-    def over(self, peer: str, outgoing: bool, reason: str) -> None:
+    def handle_close(self, peer: str, outgoing: bool, reason: str) -> None:
         """A peer says that a link is over."""
         ...
 
-    def said(self) -> list[PeerNotice]:
+    def drain_notices(self) -> list[PeerNotice]:
         """What peers are to be told, in order; handed over."""
         ...
 
@@ -98,11 +98,11 @@ class TensorTransport(Protocol):
         """
         ...
 
-    def came(self) -> list[ArrivedTensor]:
+    def drain_arrivals(self) -> list[ArrivedTensor]:
         """What has come, or will not, since the last look: each ticket once."""
         ...
 
-    def forget(self, peer: str) -> None:
+    def remove_peer(self, peer: str) -> None:
         """That life of a peer is over: nothing of it comes any more."""
         ...
 

@@ -24,7 +24,7 @@ class Link(Protocol):
 
     def learn(self, name: str, incarnation: int, address: str) -> None: ...
 
-    def forget(self, name: str) -> None: ...
+    def remove_peer(self, name: str) -> None: ...
 
     def deny(self, name: str, reason: str) -> None: ...
 
@@ -47,10 +47,10 @@ class InlineLink:
 
     # -- the scheduler's side ----------------------------------------------------------------------------------------
 
-    def tell(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         self._in.append(Envelope(SCHEDULER, 0, message))
 
-    def told(self) -> list[Message]:
+    def drain_messages(self) -> list[Message]:
         """All that the agent has said since the last look."""
         out, self._out = self._out, []
         return out
@@ -80,7 +80,7 @@ class InlineLink:
     def learn(self, name: str, incarnation: int, address: str) -> None:
         """Nobody else is there."""
 
-    def forget(self, name: str) -> None:
+    def remove_peer(self, name: str) -> None:
         """Nobody else is there."""
 
     def deny(self, name: str, reason: str) -> None:

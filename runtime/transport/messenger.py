@@ -153,20 +153,20 @@ class Messenger:
             known is not None and (known.incarnation, known.address) == (incarnation, address)
         ):
             return
-        self._drop(name)
-        self._register.met(name, incarnation)
+        self._close_peer(name)
+        self._register.start_incarnation(name, incarnation)
         self._peers[name] = _Peer(incarnation, address, calls)
         for who, frames in self._early.pop(name, ()):
-            if (item := self._come(who, frames)) is not None:
+            if (item := self._read_inbox(who, frames)) is not None:
                 self._notices.append(item)
 
-    def forget(self, name: str) -> None:
+    def remove_peer(self, name: str) -> None:
         """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is
         another.
         """
         known = self._peers.get(name)
-        self._drop(name)
-        self._register.gone(name, None if known is None else known.incarnation)
+        self._close_peer(name)
+        self._register.end_incarnation(name, None if known is None else known.incarnation)
         self._heard.pop(name, None)
 
     def knows(self, name: str) -> bool:
@@ -199,7 +199,7 @@ class Messenger:
         if peer is not None:
             self.send(name, Rejected(reason))
             self._register.cut(link(name, peer.incarnation), link(name, peer.incarnation, "link"))
-            self._drop(name, _LINGER_MS)
+            self._close_peer(name, _LINGER_MS)
 
     def prepare(self) -> None:
         """Make short work of what will most likely come and go next. To be called while there is nothing else to do."""
@@ -225,9 +225,9 @@ class Messenger:
             if source == self._bell.fileno():
                 self._bell.quiet()
             elif source in self._carriers:  # not one that another one's message has just had cut
-                out += self._take(self._carriers[source])
+                out += self._read_channel(self._carriers[source])
         for late in {id(each): each for each in self._carriers.values() if each.late}.values():
-            out += self._take(late)
+            out += self._read_channel(late)
         out += self._notices
         self._notices = []
         return out
@@ -236,7 +236,7 @@ class Messenger:
         """Give what was sent a moment to go out, and let everything go."""
         self._flush()
         for name in list(self._peers):
-            self._drop(name, _LINGER_MS)
+            self._close_peer(name, _LINGER_MS)
         if self._inbox is not None:
             self._neglect(self._inbox, _LINGER_MS)
         self._bell.close()
@@ -270,19 +270,23 @@ class Messenger:
 
     # -- inside: what comes ------------------------------------------------------------------------------------------
 
-    def _take(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
+    def _read_channel(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
         out: list[Envelope | PeerCut] = []
-        for who, frames in carrier.take():
-            item = self._come(who, frames) if carrier is self._inbox else self._read(self._other_end(carrier), frames)
+        for who, frames in carrier.receive():
+            item = (
+                self._read_inbox(who, frames)
+                if carrier is self._inbox
+                else self._read(self._other_end(carrier), frames)
+            )
             if item is not None:
                 out.append(item)
             if carrier.closed:  # what it brought has just had it cut
                 break
         return out
 
-    def _come(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
+    def _read_inbox(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
         """What came over the inbox, where whoever connects says himself who he is."""
-        heard = self._register.heard(who)
+        heard = self._register.identify_link(who)
         if heard is None:
             return None
         name, incarnation = heard
@@ -313,7 +317,7 @@ class Messenger:
 
     def _read(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
         """What a message says, if whoever sent it is to be heard."""
-        heard = self._register.heard(who)
+        heard = self._register.identify_link(who)
         if heard is None:
             return None
         name, incarnation = heard
@@ -327,10 +331,10 @@ class Messenger:
                 raise WireError("its arrays are to come directly, and there is no link for that")
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
-        self._meet(name, incarnation)
+        self._update_peer(name, incarnation)
         if isinstance(message, Rejected):
             self._register.cut(who)
-            self._drop(name)
+            self._close_peer(name)
             return PeerCut(name, incarnation, message.reason, denied=True)
         return Envelope(name, incarnation, message, parcel.arrays, parcel.ticket)
 
@@ -339,7 +343,7 @@ class Messenger:
         links = self._heard.setdefault(name, {})
         heard = links.get(who)
         if heard is None:
-            for over in [each for each in links if self._register.heard(each) is None]:
+            for over in [each for each in links if self._register.identify_link(each) is None]:
                 del links[over]  # earlier lives go with their bases
             heard = links[who] = DeltaDecoder()
         message = heard.full(parcel.message)
@@ -349,17 +353,17 @@ class Messenger:
             check_arrays(message, parcel.arrays)
         return message
 
-    def _meet(self, name: str, incarnation: int) -> None:
+    def _update_peer(self, name: str, incarnation: int) -> None:
         """Whoever speaks and has no address is answered the way it came. A new life of a peer ends the one before."""
         known = self._peers.get(name)
         if known is None or known.incarnation < incarnation:
-            self._drop(name)
-            self._register.met(name, incarnation)
+            self._close_peer(name)
+            self._register.start_incarnation(name, incarnation)
             self._peers[name] = _Peer(incarnation, None)
 
     def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> PeerCut:
         """Cut a peer off, and tell it why, the way its message came."""
-        self._meet(name, incarnation)
+        self._update_peer(name, incarnation)
         reason = str(error) if isinstance(error, OtherProtocol) else f"what it sent cannot be taken: {error}"
         if who.endswith(b"/link"):
             self.send(name, Rejected(reason))
@@ -367,7 +371,7 @@ class Messenger:
             with suppress(zmq.ZMQError, Choked):
                 self._denial_outbox(name, who, self._inbox).send(Rejected(reason))
         self._register.cut(who)
-        self._drop(name, _LINGER_MS)
+        self._close_peer(name, _LINGER_MS)
         return PeerCut(name, incarnation, reason)
 
     def _denial_outbox(self, name: str, who: bytes, inbox: Channel) -> SendQueue:
@@ -378,10 +382,10 @@ class Messenger:
         return SendQueue(partial(inbox.put, to=who), self._settings.backlog)
 
     def _give_up(self, name: str, incarnation: int, reason: str) -> None:
-        self._drop(name)
+        self._close_peer(name)
         self._notices.append(PeerCut(name, incarnation, reason))
 
-    def _drop(self, name: str, linger: int = 0) -> None:
+    def _close_peer(self, name: str, linger: int = 0) -> None:
         peer = self._peers.pop(name, None)
         if peer is not None and peer.line is not None:
             self._neglect(peer.line, linger)

@@ -35,7 +35,7 @@ class Peers:
         #: By peer: link -> the number that is due; None for one that was cut.
         self._links: dict[str, dict[bytes, int | None]] = {}
 
-    def heard(self, who: bytes) -> tuple[str, int] | None:
+    def identify_link(self, who: bytes) -> tuple[str, int] | None:
         """A link's peer and incarnation; None for whoever is not to be heard."""
         known = _read(who)
         if known is None or self.outdated(*known) or self._links.get(known[0], {}).get(who, 0) is None:
@@ -46,7 +46,7 @@ class Peers:
         """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost
         some.
         """
-        links = self._of(who)
+        links = self._incarnations_by_link(who)
         expected = links.get(who, 0)
         if number != expected:
             raise WireError(f"number {number} came where {expected} was due")
@@ -56,24 +56,24 @@ class Peers:
         """Whether a later life of a peer is known, or is all that may be heard."""
         return incarnation < self._newest.get(name, 0)
 
-    def met(self, name: str, incarnation: int) -> None:
+    def start_incarnation(self, name: str, incarnation: int) -> None:
         """Earlier lives of it are over."""
         self._newest[name] = incarnation
         links = self._links.get(name, {})
         for who in [who for who in links if _life(who) < incarnation]:
             del links[who]
 
-    def gone(self, name: str, incarnation: int | None) -> None:
+    def end_incarnation(self, name: str, incarnation: int | None) -> None:
         """That life of a peer is over; None: the latest that is known."""
         last = self._newest.get(name, -1) if incarnation is None else incarnation
-        self.met(name, max(self._newest.get(name, 0), last + 1))
+        self.start_incarnation(name, max(self._newest.get(name, 0), last + 1))
 
     def cut(self, *links: bytes) -> None:
         """Hear them no more."""
         for who in links:
-            self._of(who)[who] = None
+            self._incarnations_by_link(who)[who] = None
 
-    def _of(self, who: bytes) -> dict[bytes, int | None]:
+    def _incarnations_by_link(self, who: bytes) -> dict[bytes, int | None]:
         return self._links.setdefault(who.partition(b"/")[0].decode(), {})
 
 

@@ -43,7 +43,7 @@ class SendQueue:
         then nothing has gone out."""
         short = self._said.short(message)
         frames = encode(self._number, message, arrays, short, ticket)
-        self._said.went(message)
+        self._said.mark_sent(message)
         self._number += 1
         if self.flush() and self._put(frames):
             return

@@ -89,11 +89,11 @@ class TensorLink(ArrayChecksums):
         pair.rail, early = rail, pair.early
         pair.early = []
         for message in early:
-            self._meet(name, pair, message)
+            self._handle_rendezvous(name, pair, message)
 
-    def forget(self, name: str) -> None:
+    def remove_peer(self, name: str) -> None:
         self._let_go(name)
-        self._post.forget(name)
+        self._post.remove_peer(name)
 
     def deny(self, name: str, reason: str) -> None:
         self._post.deny(name, reason)
@@ -122,7 +122,7 @@ class TensorLink(ArrayChecksums):
         )  # first: it is on its way while the arrays are handed over
         if sent:
             self._direct.send(to, pair.sent, arrays)
-        self._tell()
+        self._send_notices()
         return sent
 
     def _carries(self, to: str, pair: _Pair, arrays: Sequence[Array]) -> bool:
@@ -131,14 +131,14 @@ class TensorLink(ArrayChecksums):
         if not self._linkable(pair) or not 0 < nbytes <= MAX_FRAME_BYTES:
             return False
         self._direct.offer(to)
-        self._tell()
+        self._send_notices()
         return self._direct.carries(to, nbytes)
 
     def _linkable(self, pair: _Pair) -> bool:
         return bool(pair.rail) and pair.rail == self.rail
 
-    def _tell(self) -> None:
-        for said in self._direct.said():
+    def _send_notices(self) -> None:
+        for said in self._direct.drain_notices():
             self._post.send(said.peer, _message_of(said))
 
     # -- what moves: sealed and verified where it lies ---------------------------------------------------------------
@@ -160,19 +160,19 @@ class TensorLink(ArrayChecksums):
     def receive(self, timeout: float) -> list[Envelope | PeerCut]:
         """As `Messenger.receive`."""
         self._arrive()
-        self._tell()
+        self._send_notices()
         for item in self._post.receive(0.0 if self._through else timeout):
             if isinstance(item, PeerCut):
                 self._let_go(item.peer)
                 self._through.append(item)
             else:
-                self._take(item)
+                self._handle_envelope(item)
         self._arrive()
-        self._tell()
+        self._send_notices()
         out, self._through = self._through, []
         return out
 
-    def _take(self, mail: Envelope) -> None:
+    def _handle_envelope(self, mail: Envelope) -> None:
         """What came over the post: it is through, or it waits."""
         if mail.sender == SCHEDULER:
             if mail.ticket is None:  # it has no arrays to send
@@ -181,10 +181,10 @@ class TensorLink(ArrayChecksums):
         pair, message = self._pair(mail), mail.message
         match message:
             case RendezvousKey():
-                self._meet(mail.sender, pair, message)
+                self._handle_rendezvous(mail.sender, pair, message)
                 return
             case LinkClosed():
-                self._direct.over(mail.sender, not message.outgoing, message.reason)
+                self._direct.handle_close(mail.sender, not message.outgoing, message.reason)
                 return
         if mail.ticket is not None and not self._expect(mail, mail.ticket, pair):
             return
@@ -201,12 +201,12 @@ class TensorLink(ArrayChecksums):
             pair = self._pairs[mail.sender] = _Pair(mail.incarnation)
         return pair
 
-    def _meet(self, peer: str, pair: _Pair, message: RendezvousKey) -> None:
+    def _handle_rendezvous(self, peer: str, pair: _Pair, message: RendezvousKey) -> None:
         if pair.rail is None:
             if len(pair.early) < _EARLY:
                 pair.early.append(message)
         elif self._linkable(pair):
-            self._direct.met(peer, not message.outgoing, message.key, message.value)
+            self._direct.handle_rendezvous(peer, not message.outgoing, message.key, message.value)
         else:
             self._post.send(peer, LinkClosed(not message.outgoing, "there can be no link"))
 
@@ -230,7 +230,7 @@ class TensorLink(ArrayChecksums):
 
     def _arrive(self) -> None:
         """What has come, or will not: whatever waited for it, and no longer does, is through."""
-        for came in self._direct.came():
+        for came in self._direct.drain_arrivals():
             pair = self._pairs.get(came.peer)
             if pair is None:
                 continue
@@ -261,7 +261,7 @@ class TensorLink(ArrayChecksums):
 
     def _let_go(self, name: str) -> None:
         if self._pairs.pop(name, None) is not None:
-            self._direct.forget(name)
+            self._direct.remove_peer(name)
 
 
 def _message_of(said: PeerNotice) -> Message:

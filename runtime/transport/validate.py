@@ -148,14 +148,14 @@ def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
 
 
 def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
-    return not arrays and sum(message.counts) == len(message.tokens) and len(message.turns) == len(message.ahead)
+    return not arrays and sum(message.counts) == len(message.tokens) and len(message.attempts) == len(message.speculate)
 
 
 def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
     """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the
     first.
     """
-    ahead = zip(message.ahead, message.paths, strict=False)
+    ahead = zip(message.speculative_hops, message.paths, strict=False)
     offers = zip(message.offers, message.paths, strict=False)
     return (
         not arrays
@@ -168,7 +168,7 @@ def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
     """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent
     bytes for.
     """
-    if len(message.turns) != len(message.ahead) or 0 in message.counts:
+    if len(message.attempts) != len(message.speculate) or 0 in message.counts:
         return False
     if any(len(each.shape) != 2 or 0 in each.shape for each in arrays):
         return False
@@ -194,11 +194,11 @@ def _pages(message: PageData, arrays: Sequence[Array]) -> bool:
 
 
 def _ready(message: AgentHello, arrays: Sequence[Array]) -> bool:
-    return not arrays and len(message.rail) <= _MAX_RAIL
+    return not arrays and len(message.tensor_transport) <= _MAX_RAIL
 
 
 def _peers(message: PeerList, arrays: Sequence[Array]) -> bool:
-    return not arrays and len(message.rails) in (0, len(message.agents))
+    return not arrays and len(message.tensor_transports) in (0, len(message.agents))
 
 
 def _meet(message: RendezvousKey, arrays: Sequence[Array]) -> bool:

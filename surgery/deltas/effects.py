@@ -34,7 +34,7 @@ class Effects:
         self._lens = Lens(self._head)
 
     @torch.inference_mode()
-    def of(self, at: int, before: Tensor, module: nn.Module, weight: Tensor) -> float:
+    def measure_effect(self, at: int, before: Tensor, module: nn.Module, weight: Tensor) -> float:
         """KL divergence in nats, mean over tokens, when a module of component `at` has another weight.
 
         Args:

@@ -198,7 +198,7 @@ def opened(
         sizes = sizes_of(exact, parent, plan)
         curve = Curve(exact, plan, studied, trial, windows.held, sizes, options.allocation, task)
         yield DeltaWork(exact, parent, plan, studied, trial, curve, sizes.exact)
-        task.forget()
+        task.remove_folder()
 
 
 def _described(

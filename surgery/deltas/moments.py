@@ -38,7 +38,7 @@ class Moment:
             raise RuntimeError("the layer saw no tokens")
         return self._sum / self._tokens
 
-    def see(self, x: Tensor) -> None:
+    def add_inputs(self, x: Tensor) -> None:
         """Inputs [..., in], or ids of any shape for a table."""
         if not x.is_floating_point():
             added, count = torch.bincount(x.flatten(), minlength=self._features).double(), x.numel()
@@ -55,7 +55,7 @@ def watched(modules: Mapping[str, nn.Module], moments: Mapping[str, Moment]) -> 
     """Let each module's moment see what goes into it. Modules that read the same tensor are measured each."""
 
     def hook(moment: Moment) -> Any:
-        return lambda _, args: moment.see(args[0])
+        return lambda _, args: moment.add_inputs(args[0])
 
     handles = [module.register_forward_pre_hook(hook(moments[path])) for path, module in modules.items()]
     try:

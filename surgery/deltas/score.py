@@ -41,7 +41,7 @@ class DeltaScores:
         self._rows = 0
         self._targets = 0
 
-    def see(self, found: Alike, targets: Tensor) -> None:
+    def add_pair(self, found: Alike, targets: Tensor) -> None:
         """One pair's comparison, with targets [rows], negative where there is no next token."""
         known = (targets >= 0).to(found.cosine.device)
         zero = torch.zeros((), device=found.cosine.device)
@@ -69,4 +69,4 @@ def compare_heads(a: Tensor, lens_a: Lens, b: Tensor, lens_b: Lens, ids: Tensor,
     """Score two models' last hidden states [rows, tokens, width] of the same windows of ids [rows, tokens]."""
     targets = F.pad(ids[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     hidden = a.flatten(0, 1)[None], b.flatten(0, 1)[None]
-    scores.see(alike(lens_a, lens_b, *hidden, [(0, 0)], lens_a.vocabulary(a), targets=targets), targets)
+    scores.add_pair(alike(lens_a, lens_b, *hidden, [(0, 0)], lens_a.vocabulary(a), targets=targets), targets)

@@ -95,7 +95,7 @@ def study(
     stack = stack_of(model, exact.components)
     effects = Effects(stack, train[:_BATCH].to(stack.device)) if how.effects else None
     splitter = _Splitter(store, plan, task, how, effects, progress)
-    seen, kept = _Passes.over(train, stack), _Passes.over(held, stack)
+    seen, kept = _Passes.from_tokens(train, stack), _Passes.from_tokens(held, stack)
     ends = sorted({*layer_ends(exact), stack.end - 1})
     for at in range(stack.end):
         with splitter.watching(at, model, seen.states[0]):
@@ -142,7 +142,7 @@ class _Passes:
     states: list[Tensor]
 
     @classmethod
-    def over(cls, ids: Tensor, stack: Stack) -> _Passes:
+    def from_tokens(cls, ids: Tensor, stack: Stack) -> _Passes:
         batches = list(torch.split(ids.to(stack.device), _BATCH))
         return cls(stack, [stack.course(each) for each in batches], batches)
 
@@ -188,7 +188,7 @@ class _Splitter:
             effects,
             progress,
         )
-        self._done = {index for index in range(len(plan.matrices)) if self._kept(index) is not None}
+        self._done = {index for index in range(len(plan.matrices)) if self._load_saved(index) is not None}
 
     def load(self, index: int) -> tuple[Sides, Gains]:
         """A matrix's factors, mapped, and what each rank is worth."""
@@ -221,7 +221,7 @@ class _Splitter:
         """Keep one matrix's factors, in the dtype that they will be stored in, and the worth of its ranks."""
         delta = self._delta(self._plan.matrices[index])
         factors = self._split(delta, moment)
-        effect = 1.0 if self._effects is None else self._effects.of(at, before, module, delta.undone)
+        effect = 1.0 if self._effects is None else self._effects.measure_effect(at, before, module, delta.undone)
         self._task.save(
             _part(index), Saved(index, {"a": factors.a, "b": factors.b, "gains": factors.gains.double() * effect})
         )
@@ -255,7 +255,7 @@ class _Splitter:
             tuned.dtype,
         )
 
-    def _kept(self, index: int) -> Saved | None:
+    def _load_saved(self, index: int) -> Saved | None:
         """What an earlier run made of a matrix, if it is whole."""
         saved = self._task.load(_part(index))
         return saved if saved is not None and saved.tensors.keys() == {"a", "b", "gains"} else None

@@ -27,11 +27,11 @@ class Answers:
         self._path = root / "work" / f"eval-{digest_of(described)[:16]}.jsonl"
         self._known = _read(self._path)
 
-    def of(self, asked: str) -> list[Any] | None:
+    def load_answers(self, asked: str) -> list[Any] | None:
         """The answers to a lot of questions (its digest), or None."""
         return self._known.get(asked)
 
-    def keep(self, asked: str, answers: list[Any]) -> None:
+    def append_answers(self, asked: str, answers: list[Any]) -> None:
         """Add the answers to a lot. Raises StoreError when the store cannot be written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class Answers:
             raise StoreError(f"cannot write to {self._path.parent}: {error.strerror or error}") from error
         self._known[asked] = answers
 
-    def forget(self) -> None:
+    def remove_file(self) -> None:
         """The run is done: remove the file."""
         self._path.unlink(missing_ok=True)
 

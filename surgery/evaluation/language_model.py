@@ -50,11 +50,11 @@ class ZooLM(HFLM):  # type: ignore[misc]
         for lo in range(0, len(requests), max(1, size)):
             lot = requests[lo : lo + size]
             asked = digest_of([how, [repr(request.args) for request in lot]])
-            known = None if self._answers is None else self._answers.of(asked)
+            known = None if self._answers is None else self._answers.load_answers(asked)
             if known is None or len(known) != len(lot):
                 known = ask(lot, disable_tqdm=silent)
                 if self._answers is not None:
-                    self._answers.keep(asked, known)
+                    self._answers.append_answers(asked, known)
             answers += known
         return answers
 

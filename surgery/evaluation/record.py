@@ -72,5 +72,5 @@ def evaluate_stored(
     if keep:
         with zoo.store.catalog.writing() as writer:
             writer.put_document(Document(EVAL, handle.name, digest_of([run, done.texts]), document))
-    answers.forget()
+    answers.remove_file()
     return document

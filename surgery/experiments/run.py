@@ -195,7 +195,7 @@ def _document(
         "key": key,
         "tasks": list(request.tasks),
         "versions": versions(),
-        "baselines": {letter: score.of(whole(bench.layers, letter)) for letter in (FIRST, SECOND)},
+        "baselines": {letter: score.score_mixture(whole(bench.layers, letter)) for letter in (FIRST, SECOND)},
         "points": [_entry(point, score) for point in points],
     }
 
@@ -206,7 +206,7 @@ def _entry(point: MixturePoint, score: _Scores) -> dict[str, Any]:
         "size": point.size,
         "at": point.at,
         "mixture": point.mixture.layers,
-        **score.of(point.mixture),
+        **score.score_mixture(point.mixture),
     }
 
 
@@ -219,7 +219,7 @@ class _Scores:
     ledger: MeasurementLedger
     tasks: str | None
 
-    def of(self, mixture: Mixture) -> dict[str, Any]:
+    def score_mixture(self, mixture: Mixture) -> dict[str, Any]:
         """Accuracy of the next token, loss in nats, accuracy of lines; each with its difference to b."""
         base = whole(self.bench.layers, SECOND)
         found = {

@@ -35,7 +35,7 @@ class Alibi:
         self._slopes = slopes.bfloat16() if rounded else slopes
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def of(self, where: Where) -> Tensor:
+    def make_bias(self, where: Where) -> Tensor:
         """[rows, heads, 1, keys]; what stands at placeholders is hidden by the mask."""
         keys = _given(where.keys)
         if self._last is None or self._last[0] is not keys:
@@ -55,7 +55,7 @@ class BloomAttention(nn.Module):
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         normed = self.norm(hidden)
-        bias = self.alibi.of(where).to(hidden.dtype).flatten(0, 1)
+        bias = self.alibi.make_bias(where).to(hidden.dtype).flatten(0, 1)
         residual = normed if self.after_norm else hidden
         out: Tensor = self.body(normed, residual, alibi=bias, attention_mask=where.mask, layer_past=where.cache)[0]
         return out
@@ -85,7 +85,7 @@ class FalconLayer(nn.Module):
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         mask, bias = _given(where.mask), None
         if self.alibi is not None:
-            bias = self.alibi.of(where).to(hidden.dtype)
+            bias = self.alibi.make_bias(where).to(hidden.dtype)
             mask = bias / self.root + mask
         out: Tensor = self.layer(
             hidden,
@@ -150,7 +150,9 @@ class MptAttention(nn.Module):
         )
         if where.cache is not None:
             key, value = where.cache.update(key, value, 0)
-        scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale + self.alibi.of(where) + _given(where.mask)
+        scores = (
+            torch.matmul(query, key.transpose(-1, -2)) * self.scale + self.alibi.make_bias(where) + _given(where.mask)
+        )
         weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
         context = torch.matmul(weights, value).permute(0, 2, 1, 3).reshape(rows, count, -1)
         return hidden + self.out(context)  # type: ignore[no-any-return]

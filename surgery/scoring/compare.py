@@ -192,14 +192,14 @@ class _Session:
         phases = 2 if self._settings.control else 1
 
         def kept(sums: Sums) -> None:
-            self._partials.keep(name, sums)
-            self._tell(before + sums.done, phases * total)
+            self._partials.save_sums(name, sums)
+            self._report_progress(before + sums.done, phases * total)
 
         sums = self._partials.sums(name)
-        self._tell(before + sums.done, phases * total)
+        self._report_progress(before + sums.done, phases * total)
         return measure(a, b, self._probe.windows, at, self._vocabulary, self._settings.matrix, sums, kept)
 
-    def _tell(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         if self._progress is not None:
             self._progress(done, total)
 

@@ -180,7 +180,7 @@ class _Side:
         return None if self._targets is None else (self.best == self._targets).float()
 
     @property
-    def told(self) -> Tensor | None:
+    def target_logprobs(self) -> Tensor | None:
         """Log-probability of the targets; nan where there is none."""
         return None if self._targets is None else self._aimed - self.normaliser
 
@@ -227,7 +227,7 @@ class _Sums:
             agreement=(a.best[i] == b.best[j]).float(),
             matrix=self._matrix(),
             right=None if b.right is None else b.right[j],
-            told=None if b.told is None else b.told[j],
+            told=None if b.target_logprobs is None else b.target_logprobs[j],
         )
 
     def _matrix(self) -> Tensor | None:

@@ -53,7 +53,7 @@ class Partials:
         except (KeyError, TypeError, ValueError, AttributeError):
             return Sums(0, {})
 
-    def keep(self, phase: str, sums: Sums) -> None:
+    def save_sums(self, phase: str, sums: Sums) -> None:
         """Write a phase's sums, whole or not at all. Raises StoreError when the store cannot be written."""
         self._phases[phase] = {"done": sums.done, "sums": {name: value.tolist() for name, value in sums.values.items()}}
         staged = self._path.with_name(f"{uuid.uuid4().hex}.new")

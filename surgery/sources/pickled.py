@@ -37,7 +37,7 @@ class TorchTensor:
     tensor: torch.Tensor
 
     @classmethod
-    def of(cls, key: str, tensor: torch.Tensor) -> TorchTensor:
+    def from_tensor(cls, key: str, tensor: torch.Tensor) -> TorchTensor:
         """Raises MalformedCheckpoint for layouts and dtypes that safetensors does not have."""
         name = _dtype_name(tensor)
         if name is None:
@@ -117,7 +117,7 @@ def _files(here: Folder, adapter: bool) -> dict[str, str]:
 
 def _weights(here: Folder, old: str, new: str) -> SourceWeights:
     loaded = load_tensors(here.locate(old))
-    tensors = tuple(TorchTensor.of(key, tensor) for key, tensor in sorted(loaded.items()))
+    tensors = tuple(TorchTensor.from_tensor(key, tensor) for key, tensor in sorted(loaded.items()))
     header = make_header([(one.key, one.dtype, one.shape) for one in tensors], _METADATA)
     return SourceWeights(new, header, tensors)
 

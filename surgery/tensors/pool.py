@@ -130,7 +130,7 @@ class Counted:
         """Hold a tensor that nobody uses yet."""
         self._held[name] = _Held(tensor, 0)
 
-    def take(self, name: str) -> torch.Tensor:
+    def acquire(self, name: str) -> torch.Tensor:
         """A held tensor, counted once more."""
         held = self._held[name]
         held.users += 1
@@ -184,7 +184,7 @@ class TensorPool:
         read = self._placed(stored_tensors(self._store, new))
         for digest, tensor in zip(new, read, strict=True):
             self._counted.put(digest, tensor)
-        return [self._counted.take(digest) for digest in digests]
+        return [self._counted.acquire(digest) for digest in digests]
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a tensor without users is dropped."""

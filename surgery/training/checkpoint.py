@@ -101,7 +101,7 @@ class TaskFolder:
         for path in self.folder.glob("*.safetensors"):
             path.unlink(missing_ok=True)
 
-    def forget(self) -> None:
+    def remove_folder(self) -> None:
         """The work is done: remove its folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -99,7 +99,7 @@ def recover_(
     kept = math.isfinite(after) and after < before
     if not kept:
         _restore_(block, start)
-    task.forget()
+    task.remove_folder()
     return Recovery(trainer.step, before, after if kept else before, kept, stopped)
 
 
@@ -149,7 +149,7 @@ class _Trainer:
         """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not
         finite.
         """
-        batch = self.states.take(self._rows(), self.subject.device)
+        batch = self.states.select_windows(self._rows(), self.subject.device)
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         self.accelerator.backward(loss)

@@ -31,6 +31,6 @@ class RecoveryTask:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_state(self.path, self.digest, saved)
 
-    def forget(self) -> None:
+    def remove_folder(self) -> None:
         """Remove what was saved: the task is done."""
         self.path.unlink(missing_ok=True)

@@ -18,11 +18,11 @@ def test_only_functions_of_this_projects_packages_are_noted():
     with Entered().watching() as entered:
         record_of(event)
         Path("a").joinpath("b")
-        taken = entered.take()
-        assert entered.take() == {}
+        taken = entered.drain_calls()
+        assert entered.drain_calls() == {}
     assert taken == {("MainThread", "runtime/tracing/sink.py"): 1}
     record_of(TraceEvent(1, "token"))
-    assert entered.take() == {}, "it goes on after its end"
+    assert entered.drain_calls() == {}, "it goes on after its end"
 
 
 def test_threads_that_begin_meanwhile_are_noted_too():
@@ -30,7 +30,7 @@ def test_threads_that_begin_meanwhile_are_noted_too():
         thread = threading.Thread(target=record_of, args=(TraceEvent(1, "token"),), name="other")
         thread.start()
         thread.join()
-        assert entered.take()["other", "runtime/tracing/sink.py"] == 1
+        assert entered.drain_calls()["other", "runtime/tracing/sink.py"] == 1
 
 
 def test_a_summary_is_of_the_median_token():

@@ -300,7 +300,7 @@ def test_batches_are_of_one_model_and_the_longest_wait_first() -> None:
 
     async def act() -> list[TokenTimes]:
         client = Batches(runner, 2)
-        jobs = [asyncio.ensure_future(client.ask(ask)) for ask in asks("abacaab")]
+        jobs = [asyncio.ensure_future(client.send_request(ask)) for ask in asks("abacaab")]
         await asyncio.sleep(0)  # all wait before the thread starts
         with client:
             return await asyncio.gather(*jobs)
@@ -310,7 +310,7 @@ def test_batches_are_of_one_model_and_the_longest_wait_first() -> None:
     assert [one.tokens for one in heard] == [1, 2, 3, 0, 5, 6, 7]
     assert (heard[3].error, heard[3].detail) == ("engine", "no such luck")
     with pytest.raises(InputError, match="tokenizer"):
-        asyncio.run(Batches(runner, 1).ask(WorkloadRequest(0, 0.0, "a", "text", 1)))
+        asyncio.run(Batches(runner, 1).send_request(WorkloadRequest(0, 0.0, "a", "text", 1)))
 
 
 def test_the_baseline_holds_so_many_models_and_stamps_every_token(store: Path) -> None:

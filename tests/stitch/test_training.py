@@ -76,7 +76,7 @@ def test_a_position_that_matters_is_used_and_missed_without_it():
 
 
 def test_folding_gives_the_served_stitch():
-    learner = Learner(Folded(torch.randn(6, 5), torch.randn(6)), Ruler.of([1.0, 13.0]))
+    learner = Learner(Folded(torch.randn(6, 5), torch.randn(6)), Ruler.from_positions([1.0, 13.0]))
     hidden, where = torch.randn(2, 3, 4), Where(torch.zeros(2, 3))
     for position in (1.0, 7.0, 30.0):
         folded = learner.folded()

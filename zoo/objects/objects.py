@@ -133,7 +133,7 @@ class ObjectStore:
     def check(self, digest: str) -> bool:
         """Whether the object is there and undamaged: reads all of it, on every call."""
         self._verified.pop(digest, None)
-        self.packed.forget(digest)
+        self.packed.clear_verified(digest)
         return self._intact(digest)
 
     def digests(self) -> Iterator[str]:

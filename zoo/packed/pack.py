@@ -59,7 +59,7 @@ class _Tally:
         self._changed = self._left = self._before = self._after = 0
         self._damaged: list[str] = []
 
-    def leave(self, digest: str) -> None:
+    def count_unchanged(self, digest: str) -> None:
         """Count an object that stays as it is."""
         size = self._store.objects.size(digest)
         self._count(size, size)
@@ -73,7 +73,7 @@ class _Tally:
         except DamagedObject as error:
             if not isinstance(error, MissingObject):  # what is missing was removed meanwhile, or its base was
                 self._damaged.append(digest)
-            self.leave(digest)
+            self.count_unchanged(digest)
         else:
             self._count(before, after)
 
@@ -119,7 +119,7 @@ def pack(
             _settle_twins(store)
         planned = _planned(store, names, alone)
         for tensor in planned.left:
-            tally.leave(tensor.digest)
+            tally.count_unchanged(tensor.digest)
         total, done = sum(candidate.tensor.nbytes for candidate in planned.candidates), 0
         for candidate in planned.candidates:
             tally.attempt(candidate.tensor.digest, partial(work, store, candidate, way))
@@ -152,7 +152,7 @@ def _settle_twins(store: Store) -> None:
     for digest in [digest for digest in objects.packed.shelf.digests() if objects.shelf.size(digest)]:
         with store.keeping():
             try:
-                objects.packed.forget(digest)
+                objects.packed.clear_verified(digest)
                 objects.packed.verify(digest)
             except DamagedObject:
                 if objects.check(digest):
@@ -240,7 +240,7 @@ def _replace_plain(store: Store, digest: str) -> None:
     """Remove a plain object that a packed file stands for, after reading that one back."""
     objects = store.objects
     try:
-        objects.packed.forget(digest)
+        objects.packed.clear_verified(digest)
         objects.packed.verify(digest)
     except DamagedObject as error:
         objects.packed.shelf.remove(digest)

@@ -145,7 +145,7 @@ class PackedStore:
                     pass
                 self._verified[digest] = stamps
 
-    def forget(self, digest: str) -> None:
+    def clear_verified(self, digest: str) -> None:
         """Let the next `verify` read it whatever was seen before."""
         self._verified.pop(digest, None)
 

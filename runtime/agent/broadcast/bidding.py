@@ -76,7 +76,7 @@ class HopBidding:
             self._new.setdefault(device, []).append(row)
         return True
 
-    def told(self) -> list[Send]:
+    def drain_messages(self) -> list[Send]:
         """What is to be said since the last time: one Offer for each candidate, and what nobody is left for."""
         out = [Send(device, _offer_of(self._device, rows)) for device, rows in self._new.items()]
         if self._lost:
@@ -115,19 +115,19 @@ class HopBidding:
             Send(SCHEDULER, self._won(rows, bid.device)),
         ]
 
-    def gone(self, device: str, guests: Iterable[AgentSequence]) -> list[Send]:
+    def remove_device(self, device: str, guests: Iterable[AgentSequence]) -> list[Send]:
         """A device is gone: it takes nothing any more, and has nothing to offer."""
         self._asked = [each for each in self._asked if each.by != device]
         for guest in guests:
             for hop, devices in guest.offers.items():
                 if device in devices:
                     guest.offers[hop] = tuple(each for each in devices if each != device)
-        self._lost += [self._held.pop(name)[0] for name in self._book.lost(device)]
-        return self.told()
+        self._lost += [self._held.pop(name)[0] for name in self._book.remove_device(device)]
+        return self.drain_messages()
 
     # -- who is asked --------------------------------------------------------------------------------------------------
 
-    def asked(self, offer: Offer) -> None:
+    def add_offer(self, offer: Offer) -> None:
         columns = zip(offer.seqs, offer.epochs, offer.hops, offer.counts, strict=True)
         self._asked += [_Asked(offer.device, seq, epoch, hop, count) for seq, epoch, hop, count in columns]
 

@@ -50,11 +50,11 @@ class ActivationCache:
     def __contains__(self, seq: str) -> bool:
         return seq in self._kept
 
-    def keep(self, seq: str, before: int, start: int, array: Array) -> None:
+    def store_span(self, seq: str, before: int, start: int, array: Array) -> None:
         """What came before component `before` for tokens from `start` on, [tokens, width]."""
         pieces = self._kept.setdefault(seq, {}).setdefault(before, deque())
         while pieces and pieces[-1].start >= start:
-            self._forget(pieces.pop())
+            self._evict_span(pieces.pop())
         if pieces and pieces[-1].stop > start:
             pieces[-1].stop = start
         nbytes = size_of(array) + _AROUND
@@ -91,11 +91,11 @@ class ActivationCache:
     def retain(self, seq: str, before: Collection[int]) -> None:
         """A sequence goes on here, with these stages: by their first components."""
         for each in [each for each in self._kept.get(seq, ()) if each not in before]:
-            self.drop(seq, each)
+            self.discard_spans(seq, each)
 
-    def drop(self, seq: str, before: int) -> None:
+    def discard_spans(self, seq: str, before: int) -> None:
         for piece in self._kept.get(seq, {}).get(before, ()):
-            self._forget(piece)
+            self._evict_span(piece)
         self._kept.get(seq, {}).pop(before, None)
         if not self._kept.get(seq, True):
             del self._kept[seq]
@@ -132,10 +132,10 @@ class ActivationCache:
     def _evict(self) -> None:
         """The oldest piece goes: of its stage's pieces it is the first."""
         seq, before = self._ages[next(iter(self._ages))]
-        self._forget(self._kept[seq][before].popleft())
+        self._evict_span(self._kept[seq][before].popleft())
         self._tidy(seq, before)
 
-    def _forget(self, piece: _CachedSpan) -> None:
+    def _evict_span(self, piece: _CachedSpan) -> None:
         del self._ages[piece.number]
         self.nbytes -= piece.nbytes
 

@@ -54,12 +54,12 @@ class ActivationFetch:
         self._running: range | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether nothing more can come."""
         return self._failures <= 0
 
     @property
-    def given(self) -> int:
+    def claimed_count(self) -> int:
         """Spans that are the front's, the one that runs among them."""
         return len(self._portions) + (self._running is not None)
 
@@ -83,7 +83,7 @@ class ActivationFetch:
         """Whether inputs are on their way."""
         return any(each.array is None for each in self._portions)
 
-    def ask(self, span: range, start: int) -> None:
+    def request_span(self, span: range, start: int) -> None:
         self._portions.append(Portion(span, start))
 
     def awaits(self, lo: int, hi: int) -> bool:
@@ -105,7 +105,7 @@ class ActivationFetch:
             found.checked = True
             self.nbytes += size_of(found.array)
 
-    def lost(self, lo: int, hi: int, reason: str) -> range | None:
+    def mark_lost(self, lo: int, hi: int, reason: str) -> range | None:
         """They have not come, or are not what was sent: the span, which is nobody's now."""
         found = self._find(lo, hi)
         if found is None:
@@ -127,7 +127,7 @@ class ActivationFetch:
         waiting, self._portions = [each.span for each in self._portions], []
         return waiting
 
-    def take(self, reached: int) -> FetchedSpan | None:
+    def next_span(self, reached: int) -> FetchedSpan | None:
         """What is to run now that all before `reached` is here; None while something runs, or its inputs are not
         here.
         """
@@ -138,7 +138,7 @@ class ActivationFetch:
         self._running = found.span
         return FetchedSpan(found.span, found.start, found.array)
 
-    def ran(self) -> None:
+    def finish_span(self) -> None:
         self._running = None
 
     def _find(self, lo: int, hi: int) -> Portion | None:

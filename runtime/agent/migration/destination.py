@@ -76,7 +76,7 @@ class IncomingMigrations:
         known = self._incoming.get(order.move)
         if known is not None:
             return self._grow(known, order, now)
-        if spec is None and (order.tokens or order.inputs):
+        if spec is None and (order.tokens or order.from_activations):
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
         first, last = order.layers
         if spec is None or spec.kv_layers != last - first:
@@ -89,8 +89,10 @@ class IncomingMigrations:
         guest = AgentSequence(request, order.epoch, (), ())
         # Where nothing attends there are no pages, and nothing to bring.
         tokens = order.upto if spec.kv_layers else 0
-        ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens) or order.inputs, copy=order.copy)
-        feed = ActivationFetch(order.stage.lo) if order.inputs else None
+        ends = TwoEnded(
+            tokens, spec.page_tokens, recompute=bool(order.tokens) or order.from_activations, copy=order.copy
+        )
+        feed = ActivationFetch(order.stage.lo) if order.from_activations else None
         self._incoming[order.move] = IncomingMigration(
             self._device, self._tables, self._config, order, key, spec, ends, guest, feed
         )
@@ -121,7 +123,7 @@ class IncomingMigrations:
         else:
             move.ends.copied(span)
             move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
-            move.shared.came("pages", span.start, span.stop, move.groups(len(span)), now)
+            move.shared.record_arrival("pages", span.start, span.stop, move.groups(len(span)), now)
         move.pace.back_since = now
         return self._go_on(move, now)
 
@@ -134,10 +136,10 @@ class IncomingMigrations:
             move.unfed(event.lo, event.hi, event.error)
         else:
             move.feed.checked(event.lo, event.hi)
-            move.shared.came("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
+            move.shared.record_arrival("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
         return self._go_on(move, now)
 
-    def ran(self, row: QueuedRow, now: int) -> list[AgentCommand]:
+    def finish_row(self, row: QueuedRow, now: int) -> list[AgentCommand]:
         """A row that recomputes is through."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
@@ -148,10 +150,10 @@ class IncomingMigrations:
         move.ends.recomputed(range(row.start // width * width, stop))
         move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
         if move.feed is not None:
-            move.feed.ran()
-            move.shared.ran(move.groups(row.tokens), now)
+            move.feed.finish_span()
+            move.shared.record_row(move.groups(row.tokens), now)
             if row.array is not None and self._kept:
-                self._kept.keep(row.guest.seq, move.feed.before, row.start, own(row.array))
+                self._kept.store_span(row.guest.seq, move.feed.before, row.start, own(row.array))
         return self._go_on(move, now)
 
     def failed(self, row: QueuedRow, reason: str, now: int) -> list[AgentCommand]:
@@ -161,12 +163,12 @@ class IncomingMigrations:
             return []
         move.ends.stop_recompute()
         if move.feed is not None:
-            move.feed.ran()
+            move.feed.finish_span()
             move.feed.cut(reason)
             move.feed.give_up()
         if not move.ends.stuck:
             return self._go_on(move, now)
-        self._drop(move)
+        self._discard_move(move)
         return self._stuck(row.move, row.guest.seq, reason)
 
     def settle(self, order: FinishMigration) -> list[AgentCommand]:
@@ -174,8 +176,8 @@ class IncomingMigrations:
         move = self._incoming.get(order.move)
         if move is None:
             return []
-        if not order.commit or not move.ends.done:
-            self._drop(move)
+        if not order.commit or not move.ends.is_complete:
+            self._discard_move(move)
             return []
         del self._incoming[order.move]
         self._tables.fill(move.key, move.order.upto - self._tables.book.tokens_of(move.key))
@@ -196,7 +198,7 @@ class IncomingMigrations:
         if not self._incoming and not self._adopted:
             return
         for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
-            self._drop(move)
+            self._discard_move(move)
         for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:
             for _, key in self._adopted.pop(name):
                 self._tables.release(key)
@@ -206,13 +208,13 @@ class IncomingMigrations:
 
     def _grow(self, move: IncomingMigration, order: StartMigration, now: int) -> list[AgentCommand]:
         more = order.upto - move.order.upto
-        if more < 0 or not move.ends.done or not self._room(move, order.upto):
-            self._drop(move)
+        if more < 0 or not move.ends.is_complete or not self._room(move, order.upto):
+            self._discard_move(move)
             return self._stuck(order.move, order.seq, "no room for what has grown")
         move.order = order
         if move.spec.kv_layers:
             move.ends.extend(order.upto)
-        if move.feed is not None and move.feed.ended:
+        if move.feed is not None and move.feed.is_exhausted:
             move.ends.inputs(())
         return self._go_on(move, now)
 
@@ -221,11 +223,11 @@ class IncomingMigrations:
 
     def _go_on(self, move: IncomingMigration, now: int) -> list[AgentCommand]:
         """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
-        if move.ends.done:
-            return self._tell(move)
+        if move.ends.is_complete:
+            return self._report_progress(move)
         out: list[AgentCommand] = [*move.advance(self._rows, now)]
-        if move.over:
-            self._drop(move)
+        if move.is_exhausted:
+            self._discard_move(move)
             out += self._stuck(move.order.move, move.order.seq, "its pages cannot be had any more")
         return out
 
@@ -240,7 +242,7 @@ class IncomingMigrations:
             return self._go_on(move, now)
         return [VerifyActivations(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
-    def _tell(self, move: IncomingMigration) -> list[AgentCommand]:
+    def _report_progress(self, move: IncomingMigration) -> list[AgentCommand]:
         order, ends = move.order, move.ends
         if move.told == order.upto:
             return []
@@ -254,11 +256,11 @@ class IncomingMigrations:
             )
         ]
 
-    def _drop(self, move: IncomingMigration) -> None:
+    def _discard_move(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]
         self._tables.release(move.key)
         if move.feed is not None:
-            self._kept.drop(move.order.seq, move.feed.before)
+            self._kept.discard_spans(move.order.seq, move.feed.before)
 
     def _stuck(self, move: int, seq: str, reason: str) -> list[AgentCommand]:
         return [Send(SCHEDULER, MigrationFailed(self._device, move, seq, reason))]

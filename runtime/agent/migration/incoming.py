@@ -48,7 +48,7 @@ class IncomingMigration:
     shared: SharedPace = field(default_factory=SharedPace)
 
     @property
-    def over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether nothing more can come, though not all is here. (A step that writes its pages comes back first.)"""
         return self.ends.stuck and not self.ends.recomputing and not self.ends.copying
 
@@ -76,10 +76,10 @@ class IncomingMigration:
         """Inputs have not come, or are not what was sent."""
         if self.feed is None:
             return
-        span = self.feed.lost(lo, hi, reason)
+        span = self.feed.mark_lost(lo, hi, reason)
         if span is not None:
             self.ends.recompute_failed(span)
-        if self.feed.ended:
+        if self.feed.is_exhausted:
             self.ends.inputs(())
 
     def cut_off(self) -> None:
@@ -102,16 +102,16 @@ class IncomingMigration:
 
     def _fed_front(self, feed: ActivationFetch, rows: list[QueuedRow], now: int) -> list[Send]:
         ends, shared = self.ends, self.shared
-        if (fed := feed.take(ends.gap[0])) is not None:
+        if (fed := feed.next_span(ends.gap[0])) is not None:
             shared.row_since = now
             rows.append(self._row(fed.start, fed.span.stop, None, fed.array, now))
         out: list[Send] = []
-        while not feed.ended and self._looks_ahead(feed, now):
+        while not feed.is_exhausted and self._looks_ahead(feed, now):
             span = ends.next_front(self._portion(feed), ahead=True)
             if span is None:
                 break
             start = self._start(span)
-            feed.ask(span, start)
+            feed.request_span(span, start)
             shared.asks("inputs", start, span.stop, now)
             out.append(self._want(start, span.stop, feed.before))
         return out
@@ -122,11 +122,11 @@ class IncomingMigration:
             return True
         if (
             self.shared.row is None
-            or feed.given > _MOST_AHEAD
+            or feed.claimed_count > _MOST_AHEAD
             or (self.order.copy and self._portion(feed) < self.spec.page_tokens)
         ):
             return False
-        return feed.given < 2 or not self.shared.supplied(
+        return feed.claimed_count < 2 or not self.shared.supplied(
             self.groups(feed.behind) - self.groups(feed.running), self._most, now
         )
 
@@ -151,7 +151,7 @@ class IncomingMigration:
     def _ahead(self, now: int) -> int:
         """Page groups that the back may have under way."""
         most = self._most
-        if self.ends.front_rests or (self.feed is not None and self.feed.ended):
+        if self.ends.front_rests or (self.feed is not None and self.feed.is_exhausted):
             return most
         lo, hi = self.ends.gap
         if self.feed is None:

@@ -122,7 +122,7 @@ class SequencePageTables:
         self.told[key] = 0
         return True
 
-    def tell(self, key: str, tokens: int) -> tuple[Group, ...]:
+    def announce_pages(self, key: str, tokens: int) -> tuple[Group, ...]:
         """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its
         way here.
         """
@@ -164,7 +164,7 @@ class SequencePageTables:
             self._free(key)
         self._leaving.difference_update(over)
 
-    def forget(self, keys: Sequence[str], released: Sequence[str]) -> None:
+    def queue_releases(self, keys: Sequence[str], released: Sequence[str]) -> None:
         """After a failed step: the engine is to forget these, and once more what it had been told to forget."""
         self.released.extend((*released, *keys))
         for key in keys:

@@ -75,7 +75,7 @@ class Credit:
     told: list[Sampled] = field(default_factory=list)
     over: bool = False
 
-    def take(self, sampled: Sampled, made: int) -> bool:
+    def add_token(self, sampled: Sampled, made: int) -> bool:
         """A token, with which `made` are produced. Whether more are to come."""
         self.told.append(sampled)
         self.over = made >= self.until or (made >= self.least and sampled.token in self.ends)

@@ -57,7 +57,11 @@ class SequenceTable:
         if known is not None and known.epoch >= epoch:
             return None
         guest = AgentSequence(
-            request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None
+            request,
+            epoch,
+            order.paths[at],
+            order.outputs[at],
+            ahead=order.speculative_hops[at] if order.speculative_hops else None,
         )
         guest.offers.update(order.offers[at] if order.offers else ())
         self.guests[guest.seq] = guest
@@ -74,14 +78,14 @@ class SequenceTable:
         if seated:
             self._ahead.opened(guest, self._shelf.specs)
         else:
-            self._forget(guest)
+            self._remove_sequence(guest)
         return seated
 
     def close(self, seq: str, epoch: int) -> None:
         """The end of a sequence, and of what moves of it, unless a newer epoch of it is here."""
         guest = self.guests.get(seq)
         if guest is not None and guest.epoch <= epoch:
-            self._forget(guest)
+            self._remove_sequence(guest)
         self._moves.closed(seq, epoch)
 
     def keys(self) -> set[str]:
@@ -180,7 +184,7 @@ class SequenceTable:
     def _here(self, guest: AgentSequence) -> tuple[Hop, ...]:
         return tuple(hop for hop in guest.path if hop.device == self._device)
 
-    def _forget(self, guest: AgentSequence) -> None:
+    def _remove_sequence(self, guest: AgentSequence) -> None:
         del self.guests[guest.seq]
         guest.here = False
         self._let_go(guest)

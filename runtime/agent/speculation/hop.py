@@ -99,7 +99,7 @@ class SpeculativeHop:
                 first.setdefault(id(each.guest), each.turn)
         return [each for each in self.queue if first.get(id(each.guest), each.turn) >= each.turn]
 
-    def taken(self, rows: Sequence[QueuedRow]) -> None:
+    def mark_running(self, rows: Sequence[QueuedRow]) -> None:
         """They are in a step."""
         gone = set(map(id, rows))
         self.queue = [each for each in self.queue if id(each) not in gone]
@@ -150,7 +150,7 @@ class SpeculationResults:
         self._rows.append((guest.seq, row.epoch, row.turn, good, found.cosine))
         return good
 
-    def told(self) -> list[Send]:
+    def drain_messages(self) -> list[Send]:
         if not self._rows:
             return []
         seqs, epochs, turns, good, cosines = zip(*self._rows, strict=True)

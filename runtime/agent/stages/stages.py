@@ -57,7 +57,7 @@ class StageTable:
                     self._blocks.pop(stage.id, None)
                 there = {block for blocks in self._blocks.values() for block in blocks}
                 self._limits = {block: limit for block, limit in self._limits.items() if block in there}
-                self._parting.drop(event.stages)
+                self._parting.schedule_unload(event.stages)
                 return []
             case StageLoaded():
                 if (why := self._too_small(event.spec)) is not None:
@@ -86,5 +86,5 @@ class StageTable:
             for block in blocks:
                 self._limits.setdefault(block, self._max_rows)
         self._limits.update(order.limits)
-        self._parting.keep(order.stages)
+        self._parting.cancel_unload(order.stages)
         return [LoadStage(stage) for stage in order.stages]

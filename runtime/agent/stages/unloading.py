@@ -19,10 +19,10 @@ class UnloadingStages:
         self._tables = tables
         self._stages: list[Stage] = []
 
-    def drop(self, stages: Iterable[Stage]) -> None:
+    def schedule_unload(self, stages: Iterable[Stage]) -> None:
         self._stages.extend(stages)
 
-    def keep(self, stages: Iterable[Stage]) -> None:
+    def cancel_unload(self, stages: Iterable[Stage]) -> None:
         """They are wanted again before they went."""
         wanted = set(stages)
         self._stages = [stage for stage in self._stages if stage not in wanted]
@@ -37,5 +37,5 @@ class UnloadingStages:
         if not self._stages or self._tables.released:
             return []
         able = [stage for stage in self._stages if not self._tables.on(stage.id)]
-        self.keep(able)
+        self.cancel_unload(able)
         return [DropStage(stage) for stage in able]

@@ -33,7 +33,7 @@ class EarlyRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def keep(self, rows: ForwardRows, at: int, array: Array, now: int) -> None:
+    def store_row(self, rows: ForwardRows, at: int, array: Array, now: int) -> None:
         """Row `at` of a message, unless a newer one is there."""
         seq, epoch = rows.seqs[at], rows.epochs[at]
         known = self._rows.get(seq)
@@ -47,12 +47,12 @@ class EarlyRows:
                 rows.counts[one],
                 rows.sample[one],
                 rows.generated[one],
-                rows.turns[one],
-                rows.ahead[one],
+                rows.attempts[one],
+                rows.speculate[one],
             )
             self._rows[seq] = EarlyRow(row, array, now)
 
-    def take(self, seq: str, epoch: int) -> EarlyRow | None:
+    def pop_row(self, seq: str, epoch: int) -> EarlyRow | None:
         """The row of a sequence that has just been opened; older ones are let go."""
         known = self._rows.get(seq)
         if known is None or known.rows.epochs[0] > epoch:

@@ -38,7 +38,7 @@ class ExpectedReturns:
             took = now - left[0]
             self._round = took if not self._round else (1 - _WEIGHT) * self._round + _WEIGHT * took
 
-    def gone(self, name: str) -> None:
+    def remove_device(self, name: str) -> None:
         self._left.pop(name, None)
 
     def expected(self) -> Sequence[Return]:

@@ -22,7 +22,7 @@ def rows_of_go(
     """Rows of tokens, at the first hops of their paths. `strides`: one row decodes all the tokens that it may."""
     rows: list[QueuedRow] = []
     at, all_tokens, count = 0, go.tokens, len(go.seqs)
-    turns, ahead = go.turns or repeat(0, count), go.ahead or repeat(False, count)
+    turns, ahead = go.attempts or repeat(0, count), go.speculate or repeat(False, count)
     for seq, epoch, start, count, sample, generated, steps, turn, predicted in zip(
         go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, turns, ahead, strict=True
     ):
@@ -72,7 +72,7 @@ def rows_of_pass(
     is whose.
     """
     came: list[QueuedRow] = []
-    parts, turns = parts_of(rows.counts, arrays), rows.turns or repeat(0)
+    parts, turns = parts_of(rows.counts, arrays), rows.attempts or repeat(0)
     if parts is None:
         return came
     columns = zip(
@@ -83,7 +83,7 @@ def rows_of_pass(
     ):
         guest = guests.get(seq)
         if guest is None or guest.epoch < epoch:
-            early.keep(rows, at, own(part), now)
+            early.store_row(rows, at, own(part), now)
             continue
         if guest.epoch != epoch or not 0 < index < len(guest.path):
             continue
@@ -108,7 +108,7 @@ def rows_of_pass(
             start > 0,
         )
         if turn:
-            row.turn, row.ahead = turn, rows.ahead[at]
+            row.turn, row.ahead = turn, rows.speculate[at]
         came.append(row)
     return came
 

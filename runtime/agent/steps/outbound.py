@@ -59,7 +59,7 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | No
     if (
         not rows
         or not isinstance(outputs, Stacked)
-        or not outputs.of([each.name for each in rows], [each.tokens for each in rows])
+        or not outputs.matches_rows([each.name for each in rows], [each.tokens for each in rows])
     ):
         return None
     device = next_device(rows)
@@ -116,7 +116,7 @@ def done_of(
         (each.guest.seq, each.epoch, _count(each), _own(sampled.get(each.name), each.guest.seq)) for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
-    return RowsDone(device, seqs, epochs, counts, own, scores, turns=_turns(rows), earlier=_earlier(rows))
+    return RowsDone(device, seqs, epochs, counts, own, scores, attempts=_turns(rows), earlier=_earlier(rows))
 
 
 def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:

@@ -61,13 +61,13 @@ class StepPrefetcher:
         #: Steps that were made ahead and run.
         self.taken = 0
 
-    def forget(self) -> None:
+    def discard_prepared(self) -> None:
         """Something is not as it was."""
         self._ran.clear()
         self._made.clear()
         self._came = self._runs = self._gone = None
 
-    def ran(self, rows: Sequence[QueuedRow]) -> None:
+    def step_done(self, rows: Sequence[QueuedRow]) -> None:
         """These rows, all that a step had, are through."""
         first = rows[0]
         if first.tokens == 1:
@@ -80,7 +80,9 @@ class StepPrefetcher:
             if (made := self._next(rows, blocks)) is not None:
                 _latest(self._made, key, made)
 
-    def came(self, message: ForwardRows | RunRows, arrays: Sequence[Array], now: int) -> list[QueuedRow] | None:
+    def match_message(
+        self, message: ForwardRows | RunRows, arrays: Sequence[Array], now: int
+    ) -> list[QueuedRow] | None:
         """The rows of a message, if they are those that were expected; they are the caller's from now on."""
         key = (
             None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, ForwardRows) else 0)
@@ -122,13 +124,13 @@ class StepPrefetcher:
         made, self._runs = self._runs, None
         if made is None or made.rows is not rows or made.onward is None:
             return None
-        if not isinstance(outputs, Stacked) or not outputs.of(made.names):
+        if not isinstance(outputs, Stacked) or not outputs.matches_rows(made.names):
             return None
         device, message = made.onward
         self._gone = rows
         return Send(device, message, (outputs.whole,))
 
-    def gone(self, rows: Sequence[QueuedRow]) -> bool:
+    def already_sent(self, rows: Sequence[QueuedRow]) -> bool:
         """Whether `goes` has told of these."""
         gone, self._gone = self._gone, None
         return gone is rows
@@ -148,7 +150,7 @@ class StepPrefetcher:
                 row.model,
                 row.tokens,
                 row.start,
-                self._tables.tell(row.seq, row.start + 1),
+                self._tables.announce_pages(row.seq, row.start + 1),
                 row.sample,
                 row.generated,
             )
@@ -224,7 +226,7 @@ def _as_expected(message: ForwardRows | RunRows, arrays: Sequence[Array], expect
         return message == expected and [array.shape[0] for array in arrays] == [len(message.seqs)]
     return (
         isinstance(expected, RunRows)
-        and not (message.turns or message.ahead)
+        and not (message.attempts or message.speculate)
         and _but_tokens(message) == _but_tokens(expected)
     )
 

@@ -58,7 +58,7 @@ class RowQueue:
         self.rows: list[QueuedRow] = []
         self.lingers: int | None = None
 
-    def come(self, rows: list[QueuedRow], turns: bool, now: int) -> None:
+    def add_rows(self, rows: list[QueuedRow], turns: bool, now: int) -> None:
         """Rows of sequences join; the list is the queue's from now on. `turns`: some of them have one."""
         if turns or self._returns.listens:
             for row in rows:
@@ -90,11 +90,11 @@ class RowQueue:
         self._tables.write([each.name for each in chosen])
         return chosen
 
-    def take(self, now: int, lane: Lane, running: Sequence[QueuedRow]) -> list[QueuedRow]:
+    def next_step_rows(self, now: int, lane: Lane, running: Sequence[QueuedRow]) -> list[QueuedRow]:
         """The rows of the next step. What predicts comes first. `running`: rows of steps that are under way."""
         if self._ahead.queue and lane != "real":
             chosen = self._pick(self._ahead.due([*running, *self.rows], self._stands), now)
-            self._ahead.taken(chosen)
+            self._ahead.mark_running(chosen)
             if chosen:
                 return chosen
         if lane == "ahead":

@@ -48,14 +48,14 @@ class RoundTrips:
             if left is not None:
                 self._learn(min(now - left, self.limit))
 
-    def gone(self, name: str) -> None:
+    def remove_device(self, name: str) -> None:
         self._left.pop(name, None)
 
     def begins(self, now: int) -> None:
         """A step."""
         self._began = now
 
-    def ran(self, now: int) -> None:
+    def end_step(self, now: int) -> None:
         """It is over."""
         took = now - self._began
         self.step = float(took) if not self.step else (1 - _WEIGHT) * self.step + _WEIGHT * took

@@ -57,13 +57,13 @@ class StepPlanner:
         """Rows that run now, in their order."""
         return [each for steps in self.under_way.values() for _, rows in steps for each in rows if not each.shadow]
 
-    def of(self, lane: Lane) -> tuple[StepPlan, list[QueuedRow]]:
+    def oldest_step(self, lane: Lane) -> tuple[StepPlan, list[QueuedRow]]:
         """The oldest step that is under way in a lane. Raises RuntimeError if there is none."""
         if lane not in self.under_way:
             raise RuntimeError("no step is under way")
         return self.under_way[lane][0]
 
-    def over(self, lane: Lane) -> None:
+    def pop_step(self, lane: Lane) -> None:
         """The oldest step of a lane is over."""
         del self.under_way[lane][0]
         if not self.under_way[lane]:
@@ -91,7 +91,7 @@ class StepPlanner:
             return None
         if lane == "all" and not self.under_way and (step := self._expected(now)) is not None:
             return step
-        chosen = self._queue.take(now, lane, self.running())
+        chosen = self._queue.next_step_rows(now, lane, self.running())
         if not chosen and (lane == "ahead" or self.under_way or not self._tables.released):
             return None
         opened: list[Opened] = []
@@ -141,7 +141,7 @@ class StepPlanner:
         if end > tables.told.get(name, -1):
             if tables.introduce(name):
                 opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
-            groups = tables.tell(name, end)
+            groups = tables.announce_pages(name, end)
         sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
         return Row(
             name,

@@ -101,7 +101,7 @@ class OneLane:
         if step is None:
             return None
         try:
-            return self._took(self._runner.run(step.plan, step.inputs))
+            return self._handle_result(self._runner.run(step.plan, step.inputs))
         except EngineLost:
             raise
         except Exception as error:
@@ -130,14 +130,14 @@ class OneLane:
             raise
         except Exception as error:  # as soon as those before it are over it has failed
             _log.exception("a step could not be launched")
-            before = self._take() if self._launched else []
+            before = self._collect_result() if self._launched else []
             return [*before, *self._outcomes.failed(error)]
-        return self._take()
+        return self._collect_result()
 
-    def _take(self) -> list[AgentCommand]:
+    def _collect_result(self) -> list[AgentCommand]:
         """What came of the oldest. Those behind one that failed have failed with it."""
         try:
-            return self._took(self._launched.popleft().result())
+            return self._handle_result(self._launched.popleft().result())
         except EngineLost:
             raise
         except Exception as error:
@@ -148,7 +148,7 @@ class OneLane:
                 commands += self._relay.fail_step("the step before it failed", self._clock(), retry=True)
             return commands
 
-    def _took(self, result: StageResult) -> list[AgentCommand]:
+    def _handle_result(self, result: StageResult) -> list[AgentCommand]:
         first = self._relay.first(result)
         if first is not None:
             self._send(first)
@@ -191,9 +191,9 @@ class _Thread:
 
     def _run(self) -> None:
         while (step := self._todo.get()) is not None:
-            self._over(_Over(self._lane, step.plan.step, self._ran(step)))
+            self._over(_Over(self._lane, step.plan.step, self._run_step(step)))
 
-    def _ran(self, step: StageStep) -> StageResult | Exception:
+    def _run_step(self, step: StageStep) -> StageResult | Exception:
         try:
             return self._runner.run(step.plan, step.inputs)
         except Exception as error:
@@ -214,7 +214,7 @@ class TwoLanes:
         self._relay, self._clock, self._wake = relay, clock, wake
         self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
         self._outcomes = {lane: _Outcomes(relay, clock, lane) for lane in runners}
-        self._threads = {lane: _Thread(lane, runner, self._over) for lane, runner in runners.items()}
+        self._threads = {lane: _Thread(lane, runner, self._queue_result) for lane, runner in runners.items()}
 
     def turn(self) -> list[AgentCommand] | None:
         """What has come back comes first: its commands are to be carried out before any lane goes on."""
@@ -222,7 +222,7 @@ class TwoLanes:
         while not self._back.empty():
             back.append(self._back.get())
         if back:
-            return [command for over in back for command in self._take(over)]
+            return [command for over in back for command in self._handle_result(over)]
         begun = [lane for lane, thread in self._threads.items() if thread.since is None and self._begin(lane, thread)]
         return [] if begun else None
 
@@ -235,7 +235,7 @@ class TwoLanes:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _over(self, over: _Over) -> None:
+    def _queue_result(self, over: _Over) -> None:
         self._back.put(over)
         self._wake()
 
@@ -246,7 +246,7 @@ class TwoLanes:
             thread.begin(step, now)
         return step is not None
 
-    def _take(self, over: _Over) -> list[AgentCommand]:
+    def _handle_result(self, over: _Over) -> list[AgentCommand]:
         self._threads[over.lane].since = None
         if isinstance(over.outcome, EngineLost):
             raise over.outcome

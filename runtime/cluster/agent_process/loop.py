@@ -219,8 +219,8 @@ class AgentLoop:
                 self._post.address,
                 settings.server or platform.node(),
                 pid=os.getpid(),
-                inputs=self._relay.inputs,
-                rail="" if self._directed is None else self._directed.rail,
+                activation_cache_bytes=self._relay.inputs,
+                tensor_transport="" if self._directed is None else self._directed.rail,
                 lacks=tuple(sorted(engine.lacks)),
             ),
         )
@@ -245,7 +245,7 @@ class AgentLoop:
             if isinstance(item, PeerCut):
                 self._cut(item)
             else:
-                self._take(item)
+                self._handle_envelope(item)
 
     def _look(self) -> None:
         """What is due by time."""
@@ -270,11 +270,11 @@ class AgentLoop:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _take(self, mail: Envelope) -> None:
+    def _handle_envelope(self, mail: Envelope) -> None:
         message = mail.message
         if mail.sender != SCHEDULER:
             if isinstance(message, _OF_AGENTS):
-                self._tell(message, mail.arrays)
+                self._handle_event(message, mail.arrays)
             else:
                 self._post.deny(mail.sender, f"a {type(message).__name__} is the scheduler's to send")
         elif isinstance(message, PeerList):
@@ -282,7 +282,7 @@ class AgentLoop:
         elif isinstance(message, Shutdown):
             self._stopping = True
         elif isinstance(message, ToAgent):
-            self._tell(message, mail.arrays)
+            self._handle_event(message, mail.arrays)
         else:
             raise _Severed(f"the scheduler sent a {type(message).__name__}")
 
@@ -291,8 +291,10 @@ class AgentLoop:
         now = {name: incarnation for name, incarnation, _ in peers.agents}
         for name, incarnation in self._agents.items():
             if now.get(name) != incarnation:
-                self._post.forget(name)
-        for (name, incarnation, address), rail in zip(peers.agents, peers.rails or repeat(""), strict=False):
+                self._post.remove_peer(name)
+        for (name, incarnation, address), rail in zip(
+            peers.agents, peers.tensor_transports or repeat(""), strict=False
+        ):
             if name != self._relay.device:
                 self._post.learn(name, incarnation, address)
                 if self._directed is not None:
@@ -303,9 +305,9 @@ class AgentLoop:
         if cut.peer == SCHEDULER or cut.denied:
             raise _Severed(f"{cut.peer}: {cut.reason}")
         self._post.send(SCHEDULER, PeerDisconnected(cut.peer, cut.incarnation, cut.reason))
-        self._tell(PeerDown(cut.peer))
+        self._handle_event(PeerDown(cut.peer))
 
-    def _tell(self, event: Message | AgentEvent, arrays: Sequence[Array] = ()) -> None:
+    def _handle_event(self, event: Message | AgentEvent, arrays: Sequence[Array] = ()) -> None:
         self._carry_out(self._relay.handle(event, arrays, self._clock()))
 
     # -- commands ----------------------------------------------------------------------------------------------------

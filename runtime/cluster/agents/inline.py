@@ -84,7 +84,7 @@ class InlineAgent:
             time.sleep(min(timeout, 0.001))
             return []
         ended = self._loop.turn(timeout)
-        told: list[Told] = [*map(self._heard, self._link.told())]
+        told: list[Told] = [*map(self._handle_message, self._link.drain_messages())]
         return told if ended is None else [*told, *self._end(ended.reason)]
 
     def look(self) -> list[Told]:
@@ -93,7 +93,7 @@ class InlineAgent:
 
     def send(self, device: str, message: Message) -> None:
         if self._loop is not None and device == self.device:
-            self._link.tell(message)
+            self._link.deliver(message)
 
     def restart(self, device: str) -> None:
         """Have another engine made in the place of this one, behind the step under way."""
@@ -118,18 +118,24 @@ class InlineAgent:
             return self._end(f"the engine cannot be made: {public(error)}")
         ahead = looks_ahead(engine)
         relay = Agent(
-            self.device, engine.page_capacity, self._relay, engine.alike, self._ran, engine.lacks, looks_ahead=ahead
+            self.device,
+            engine.page_capacity,
+            self._relay,
+            engine.alike,
+            self._record_step,
+            engine.lacks,
+            looks_ahead=ahead,
         )
         self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
-        self._link.tell(PeerList(((self.device, incarnation, self._link.address),)))
+        self._link.deliver(PeerList(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
 
-    def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
+    def _record_step(self, plan: StepPlan, result: StepResult, now: int) -> None:
         self._tally.step(plan, result)
         if result.segments:
             self._narrator.segments(now, plan.step, tuple(map(by_models, result.segments)))
 
-    def _heard(self, message: Message) -> Message:
+    def _handle_message(self, message: Message) -> Message:
         if isinstance(message, AgentHello):
             self.page_bytes = message.page_bytes
             self.lives.ready(self.device, self._incarnation, self._clock())

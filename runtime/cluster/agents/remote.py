@@ -89,7 +89,7 @@ class RemoteAgents:
             if isinstance(item, PeerCut):
                 told += self._lose(item.peer, item.incarnation, item.reason, kill=True)
             else:
-                told += self._hear(item)
+                told += self._handle_envelope(item)
         while not self._deaths.empty():
             died = self._deaths.get()
             told += self._lose(died.device, died.incarnation, died.reason, final=died.final)
@@ -139,7 +139,7 @@ class RemoteAgents:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _hear(self, mail: Envelope) -> list[Told]:
+    def _handle_envelope(self, mail: Envelope) -> list[Told]:
         message, device, incarnation = mail.message, mail.sender, mail.incarnation
         if isinstance(message, AgentHello):
             return self._welcome(device, incarnation, message)
@@ -166,7 +166,7 @@ class RemoteAgents:
             return self._refuse(device, incarnation, "nobody waits for an agent of that name")
         self._page_bytes = ready.page_bytes
         self._addresses[device] = incarnation, ready.address
-        self._rails[device] = ready.rail
+        self._rails[device] = ready.tensor_transport
         self._introduce()
         return [ready]
 
@@ -211,7 +211,7 @@ class RemoteAgents:
         last = self.reports.pop(device, None)
         if last is not None:
             self._past = AgentWork(self._past.steps + last.steps, self._past.busy + last.busy)
-        self._post.forget(device)
+        self._post.remove_peer(device)
         self._introduce()
         return [AgentDown(device, reason, planned=planned)] if was_up else []
 

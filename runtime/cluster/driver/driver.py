@@ -228,7 +228,7 @@ class ClusterDriver(BaseDriver):
         the new one, false if that takes over `timeout` seconds."""
         with self._changed:
             before = self._company.lives.incarnation(device)
-        self._conductor.ask(lambda now: self._company.restart(device))
+        self._conductor.run_soon(lambda now: self._company.restart(device))
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._death is not None or self._follows(device, before), timeout)

@@ -16,7 +16,7 @@ class PendingUpdates:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Future[ModelUpdated]]] = {}
 
-    def asked(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated]) -> None:
+    def add_update(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated]) -> None:
         """An event is about to be told to the scheduler."""
         model = event.chain.model if isinstance(event, ServeModel) else event.model
         self._waiting.setdefault(model, deque()).append(answer)

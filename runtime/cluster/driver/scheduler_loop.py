@@ -103,7 +103,7 @@ class SchedulerLoop:
         """Whether nothing runs and nothing was asked. The lock is held."""
         return not (self._asked or self._scheduler.busy)
 
-    def ask(self, act: Callable[[int], None]) -> None:
+    def run_soon(self, act: Callable[[int], None]) -> None:
         """Have its thread do something, behind what was asked before."""
         self._asked.append(act)
         self._company.wake()
@@ -111,29 +111,29 @@ class SchedulerLoop:
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         """Those that come while its thread is at something else are taken in together."""
         self._arrivals.extend(requests)
-        self.ask(self._arrive)
+        self.run_soon(self._arrive)
 
     def abort(self, seqs: Sequence[str]) -> None:
-        self.ask(lambda now: self._tell([AbortSequence(seq) for seq in seqs], now))
+        self.run_soon(lambda now: self._handle_events([AbortSequence(seq) for seq in seqs], now))
 
     def change(self, event: ServeModel | WithdrawModel) -> Future[ModelUpdated]:
         """Of the models that are served. What comes of it."""
         answer: Future[ModelUpdated] = Future()
-        self.ask(lambda now: self._begin(event, answer, now))
+        self.run_soon(lambda now: self._begin(event, answer, now))
         return answer
 
     def move(self, seq: str, blocks: range, target: str) -> Future[str | None]:
         """Begin to move blocks of a running sequence. Why that cannot be, or None."""
         answer: Future[str | None] = Future()
-        self.ask(lambda now: self._move(seq, blocks, target, answer, now))
+        self.run_soon(lambda now: self._move(seq, blocks, target, answer, now))
         return answer
 
     def pause(self, request: str, expected: int | None) -> Future[int]:
         """A request's sequences get no rows until they go on. How many those are."""
-        return self._of(request, lambda seq: PauseSequence(seq, expected))
+        return self._run_for_request(request, lambda seq: PauseSequence(seq, expected))
 
     def resume(self, request: str) -> Future[int]:
-        return self._of(request, ResumeSequence)
+        return self._run_for_request(request, ResumeSequence)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -155,16 +155,16 @@ class SchedulerLoop:
         with self._changed:
             now = self._clock()
             told += self._company.look()
-            self._tell(told, now)
+            self._handle_events(told, now)
             while self._asked:
                 self._asked.popleft()(now)
             if now >= self._next_tick:
                 self._next_tick = now + int(TICK * 1e9)
-                self._tell([Tick()], now)
+                self._handle_events([Tick()], now)
                 self._strand(now)
             self._changed.notify_all()
 
-    def _tell(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
+    def _handle_events(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
         for event in events:
             self._carry_out(self._handle(event, now), now)
 
@@ -176,7 +176,7 @@ class SchedulerLoop:
             if isinstance(command, Send):
                 self._company.send(command.to, command.message)
             elif isinstance(command, EmitTokens):
-                self._tell([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
+                self._handle_events([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
             elif isinstance(command, ModelUpdated):
                 self._changes.answered(command)
 
@@ -199,26 +199,26 @@ class SchedulerLoop:
             self._take_in(taken, now)
 
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
-        self._tell([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)
+        self._handle_events([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)
 
     def _begin(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated], now: int) -> None:
-        self._changes.asked(event, answer)
-        self._tell([event], now)
+        self._changes.add_update(event, answer)
+        self._handle_events([event], now)
 
     def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
         commands = self._handle(MoveSequence(seq, blocks.start, blocks.stop, target), now)
         self._carry_out(commands, now)
         answer.set_result(next((each.error for each in commands if isinstance(each, MoveAnswered)), "") or None)
 
-    def _of(self, request: str, event: Callable[[str], PauseSequence | ResumeSequence]) -> Future[int]:
+    def _run_for_request(self, request: str, event: Callable[[str], PauseSequence | ResumeSequence]) -> Future[int]:
         answer: Future[int] = Future()
 
         def tell(now: int) -> None:
             seqs = [seq for seq, member in self._scheduler.members.items() if member.request.request == request]
-            self._tell([event(seq) for seq in seqs], now)
+            self._handle_events([event(seq) for seq in seqs], now)
             answer.set_result(len(seqs))
 
-        self.ask(tell)
+        self.run_soon(tell)
         return answer
 
     # -- what cannot go on ---------------------------------------------------------------------------------------------
@@ -231,7 +231,9 @@ class SchedulerLoop:
         if not failed:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
-        self._tell([AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
+        self._handle_events(
+            [AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now
+        )
         chains, instances = self._scheduler.chains(), self._scheduler.block_map.instances
         self.strandings.look(chains, instances, failed, reasons)
         # Each by the chain that it keeps to, which new sequences may not get any more. Whoever runs, runs elsewhere.

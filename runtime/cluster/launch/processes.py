@@ -78,7 +78,7 @@ class _Child:
             self.process.wait()
             raise
 
-    def tell(self, line: msgspec.Struct) -> None:
+    def write_line(self, line: msgspec.Struct) -> None:
         """A line of its standard input. If it has died meanwhile, its thread tells of that."""
         pipe = self.process.stdin
         with suppress(OSError, ValueError):
@@ -192,7 +192,7 @@ class ProcessLauncher:
         if ended:
             self._listener(AgentDied(device, incarnation, child.process.returncode, "it ended while it stood by"))
             return
-        child.tell(self._identity(device, incarnation))
+        child.write_line(self._identity(device, incarnation))
 
     def _stand_by(self) -> None:
         """Have one more process than is needed, once none is waited for."""
@@ -210,7 +210,7 @@ class ProcessLauncher:
 
     def _spawn(self) -> _Child:
         """Raises OSError, and RuntimeError where there can be no thread for it."""
-        child = _Child(self._config.program, self._warmed, self._ended)
+        child = _Child(self._config.program, self._warmed, self._child_exited)
         with self._lock:
             self._all.add(child)
         try:
@@ -219,7 +219,7 @@ class ProcessLauncher:
             with self._lock:
                 self._all.discard(child)
             raise
-        child.tell(self._config.preparation)
+        child.write_line(self._config.preparation)
         with self._lock:
             if self._closing:  # whoever shut down may not have seen it
                 child.process.terminate()
@@ -239,7 +239,7 @@ class ProcessLauncher:
 
     # -- inside: a child's thread ------------------------------------------------------------------------------------
 
-    def _ended(self, child: _Child, code: int, reason: str) -> None:
+    def _child_exited(self, child: _Child, code: int, reason: str) -> None:
         with self._lock:
             self._all.discard(child)
             who = child.who

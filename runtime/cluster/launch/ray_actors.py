@@ -210,9 +210,9 @@ class RayLauncher:
                 continue
             deaf = False
             for run in ended:
-                self._tell(run)
+                self._report_exit(run)
 
-    def _tell(self, run: Any) -> None:
+    def _report_exit(self, run: Any) -> None:
         code: int | None = None
         try:
             code, reason = self._ray.get(run)

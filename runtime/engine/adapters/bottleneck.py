@@ -34,7 +34,7 @@ class _Group:
     up_bias: Tensor
     scaling: Tensor
 
-    def of(self, output: Tensor, residual: Tensor, frame: ForwardContext) -> Tensor:
+    def compute_delta(self, output: Tensor, residual: Tensor, frame: ForwardContext) -> Tensor:
         """What is added to the sub-layer's output: zero for rows of none of these adapters."""
         low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
         low = low.masked_fill(frame.foreign(self.ranks), 0)
@@ -66,11 +66,11 @@ class BottleneckRows:
 
     def attach(self, adapter: str, part: BottleneckModule) -> None:
         self._parts[adapter] = part
-        self._active.forget()
+        self._active.clear()
 
     def detach(self, adapter: str) -> None:
         self._parts.pop(adapter, None)
-        self._active.forget()
+        self._active.clear()
 
     def __bool__(self) -> bool:
         """Whether there is any adapter."""
@@ -86,10 +86,10 @@ class BottleneckRows:
             return output
         if len(names) == 1 and frame.covered_by_one:
             return self._parts[names[0]](output, residual)  # type: ignore[no-any-return]
-        active = self._active.of(names, frame, self._sorted)
+        active = self._active.get_or_make(names, frame, self._sorted)
         out = output if active.groups else output.clone()
         for group in active.groups:
-            out = out + group.of(output, residual, frame)
+            out = out + group.compute_delta(output, residual, frame)
         for span in frame.adapters:
             if span.adapter in active.alone:
                 mine = slice(span.lo, span.hi)

@@ -30,13 +30,13 @@ class Scales:
     def attach(self, adapter: str, vector: Tensor) -> None:
         """`vector`: [width], float32."""
         self._vectors[adapter] = vector
-        self._tables.forget()
+        self._tables.clear()
 
     def detach(self, adapter: str) -> None:
         self._vectors.pop(adapter, None)
-        self._tables.forget()
+        self._tables.clear()
 
-    def of(self, x: Tensor, frame: ForwardContext) -> Tensor:
+    def scale_tokens(self, x: Tensor, frame: ForwardContext) -> Tensor:
         """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be
         rounded once.
         """
@@ -45,7 +45,7 @@ class Scales:
             return x
         if len(active) == 1 and frame.covered_by_one:
             return x * self._vectors[active[0]]
-        return x * self._tables.of(active, frame, self._stacked)[frame.adapter_index(active)]
+        return x * self._tables.get_or_make(active, frame, self._stacked)[frame.adapter_index(active)]
 
     def _stacked(self, active: tuple[str, ...]) -> Tensor:
         """[adapters + 1, width]: their vectors, and ones for everybody else."""

@@ -23,7 +23,7 @@ class StackCache(Generic[T]):
     def __init__(self) -> None:
         self._last: dict[int, tuple[tuple[str, ...], T]] = {}
 
-    def of(self, names: tuple[str, ...], frame: ForwardContext, make: Callable[[tuple[str, ...]], T]) -> T:
+    def get_or_make(self, names: tuple[str, ...], frame: ForwardContext, make: Callable[[tuple[str, ...]], T]) -> T:
         """What `make` makes of these adapters, for a frame."""
         if frame.kept is not None:
             if (self, names) not in frame.kept:
@@ -35,6 +35,6 @@ class StackCache(Generic[T]):
             last = self._last[me] = names, make(names)
         return last[1]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """An adapter came or went."""
         self._last.clear()

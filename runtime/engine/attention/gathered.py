@@ -56,8 +56,8 @@ class GatheredAttention:
         self.paging = paging
         self._groups = tuple(_groups(paging))
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.paging.keep(layer, key, value)
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.paging.write_kv(layer, key, value)
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
         for group in self._groups:

@@ -95,7 +95,7 @@ def attend(frame: ForwardContext, query: Tensor, key: Tensor, value: Tensor, how
         raise RuntimeError("this segment was given no pages")
     layer = frame.layer
     for pages in frame.paging:
-        pages.keep(layer, key, value)
+        pages.write_kv(layer, key, value)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for pages in frame.paging:
         pages.decode(layer, now, out)

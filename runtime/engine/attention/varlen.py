@@ -101,8 +101,8 @@ class VarlenAttention:
     def _gathered(self) -> GatheredAttention:
         return GatheredAttention(self.paging)
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self.paging.keep(layer, key, value)
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.paging.write_kv(layer, key, value)
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
         if not self._kernel.takes(now, self.paging.page_tokens):

@@ -73,15 +73,15 @@ class DenseBatch:
             if stays:
                 self.seats[at] = None
             else:
-                self._leave(at)
+                self._free_seat(at)
         if not any(self.seats):
             self.clear()
 
     def save(self, seq: str) -> None:
         """Take a sequence out of its row, its K and V with it (BA-14)."""
         at = self.seats.index(seq)
-        self._kept[seq] = self.slab.take(at)
-        self._leave(at)
+        self._kept[seq] = self.slab.copy_row(at)
+        self._free_seat(at)
 
     def cost(self, tokens: int) -> int:
         """Pages that so many tokens of one sequence take beside the batch."""
@@ -92,7 +92,7 @@ class DenseBatch:
         which is kept beside the batch, is left with nothing. Raises ValueError if it has fewer."""
         held = self._kept.get(source)
         if held is None and source in self.seats:
-            held, moves = self.slab.take(self.seats.index(source)), True
+            held, moves = self.slab.copy_row(self.seats.index(source)), True
         if held is None or held.tokens < tokens:
             raise ValueError(f"{source} has no {tokens} tokens to begin with")
         made = SavedKV(tokens, [], [])
@@ -108,7 +108,7 @@ class DenseBatch:
     def clear(self) -> None:
         """Drop the rows whose sequences have ended."""
         while None in self.seats:
-            self._leave(self.seats.index(None))
+            self._free_seat(self.seats.index(None))
 
     def park(self) -> None:
         """Everybody out: memory is needed elsewhere."""
@@ -167,7 +167,7 @@ class DenseBatch:
             slab.enter(one)
         return self._opened(slab, rows)
 
-    def keep(self, batch: PaddedBatch) -> None:
+    def save_kv(self, batch: PaddedBatch) -> None:
         """A batch of prompts has run: what its sequences have is kept until they take a seat."""
         for row, kept in zip(batch.rows.rows, batch.slab.drain(), strict=True):
             self._kept[row.seq] = kept
@@ -219,8 +219,8 @@ class DenseBatch:
             ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab
         )
 
-    def _leave(self, at: int) -> None:
-        last = self.slab.leave(at)
+    def _free_seat(self, at: int) -> None:
+        last = self.slab.remove_row(at)
         self.seats[at] = self.seats[last]
         del self.seats[last]
 

@@ -141,7 +141,7 @@ class DenseContexts:
     ) -> tuple[StepProgram, int] | None:
         if len(models) > 1 or self._batches[models[0]].slab.window.width > 1:
             return None
-        found = self._units.programs.of(key, units, at)
+        found = self._units.programs.get_program(key, units, at)
         return None if found is None else (_Ones(found[0]), found[1])
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -151,12 +151,12 @@ class DenseEngine:
         """
         left = [(one.source, one.opened.request.seq) for one in plan.copied]
         involved = {name for names in left for name in names}
-        self._forget([seq for seq in plan.released if seq not in involved])
+        self._release_rows([seq for seq in plan.released if seq not in involved])
         for one in plan.copied:
             names = left.pop(0)
             over = [seq for seq in plan.released if seq in names and not any(seq in later for later in left)]
             self._copy(one, one.source in over)
-            self._forget(over)
+            self._release_rows(over)
 
     def _copy(self, one: Copied, leaves: bool) -> None:
         """Learn a sequence that begins as another one; `leaves`: the other is released in the same plan, so that
@@ -174,7 +174,7 @@ class DenseEngine:
         )
         self.peak_pages = max(self.peak_pages, self.pages_used)
 
-    def _forget(self, released: Sequence[str]) -> None:
+    def _release_rows(self, released: Sequence[str]) -> None:
         """Finished rows stay in their slots until their batch is done in the modes that run batches to completion."""
         stays = self._config.dense.mode in ("run-to-completion", "pd")
         for seq in released:
@@ -226,7 +226,7 @@ class _DenseStep:
             try:
                 made = lane.apart([named[seq] for seq in batch])
                 self._execute({lane.model.spec.name: made})
-                lane.keep(made)
+                lane.save_kv(made)
             finally:
                 lane.close_prompts()
         if decision.window:

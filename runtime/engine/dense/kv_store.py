@@ -99,12 +99,12 @@ class DenseKV:
             at = self._index(self.columns.physical(kept.tokens))
             for layer in range(len(self._k)):
                 for store, given in ((self._k, kept.k), (self._v, kept.v)):
-                    self._of(store, layer, given[layer])[row, at] = given[layer].to(self._device)
+                    self._layer_store(store, layer, given[layer])[row, at] = given[layer].to(self._device)
                     given[layer] = given[layer][:0]
             self._places[row, at] = torch.arange(kept.tokens, device=self._device)
         return row
 
-    def take(self, row: int) -> SavedKV:
+    def copy_row(self, row: int) -> SavedKV:
         """A copy of what a row has, without holes."""
         at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
         at = at[self._places[row, at] >= 0]
@@ -127,11 +127,11 @@ class DenseKV:
             self._k[layer] = self._v[layer] = None
         return kept
 
-    def leave(self, row: int) -> int:
+    def remove_row(self, row: int) -> int:
         """A row goes, and the last takes its number; its cells are placeholders, zero, from now on. Returns the number
         the mover had.
         """
-        last = self.columns.leave(row)
+        last = self.columns.remove_row(row)
         for x in (*self._k, *self._v, self._places):
             if x is not None:
                 if last != row:
@@ -186,7 +186,7 @@ class DenseKV:
         for store, given in ((self._k, key.transpose(1, 2)), (self._v, value.transpose(1, 2))):
             if window.padding is not None:
                 given = given.masked_fill(window.padding[:, :, None, None], 0)
-            kept = self._of(store, layer, given)[:rows]
+            kept = self._layer_store(store, layer, given)[:rows]
             kept[:, window.columns] = given
             out.append(kept.transpose(1, 2))
         return out[0], out[1]
@@ -233,9 +233,9 @@ class DenseKV:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _stores(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        return self._of(self._k, layer, like), self._of(self._v, layer, like)
+        return self._layer_store(self._k, layer, like), self._layer_store(self._v, layer, like)
 
-    def _of(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
+    def _layer_store(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
         """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads,
         head_dim].
         """

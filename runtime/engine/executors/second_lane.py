@@ -37,11 +37,11 @@ class ReleasedTables:
         self._models = models
         self._gone: deque[str] = deque()
 
-    def tell(self, seqs: Iterable[str]) -> None:
+    def add_released(self, seqs: Iterable[str]) -> None:
         """What it does not know is the other lane's: none that is released is just being opened."""
         self._gone.extend(seq for seq in seqs if any(seq in model.sequences for model in tuple(self._models.values())))
 
-    def take(self) -> tuple[str, ...]:
+    def drain_released(self) -> tuple[str, ...]:
         return tuple(self._gone.popleft() for _ in range(len(self._gone)))
 
 
@@ -90,9 +90,9 @@ class SecondLane:
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """As the engine's."""
         with self.turn, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._theirs.tell(plan.released)
-            self.released.tell(plan.released)
-            mine = replace(plan, released=self.released.take())
+            self._theirs.add_released(plan.released)
+            self.released.add_released(plan.released)
+            mine = replace(plan, released=self.released.drain_released())
             result = stepped(
                 self._models, self._units, self._pool, self._trace, mine, inputs, stays=self._stays
             ).result()

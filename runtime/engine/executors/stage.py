@@ -86,16 +86,16 @@ class StagedEngine:
         with self._alone():
             before = len(self._residents.models)
             if self._again is not None:
-                self._again.forget()
+                self._again.clear()
             spec = self._residents.load(stage.model, self._pool, stage).spec
             if len(self._residents.models) > before:
-                self._forget()  # adapters came to units that recordings have in them
+                self._clear_reuse()  # adapters came to units that recordings have in them
             return spec
 
     def unload(self, stage: Stage) -> None:
         """Drop a stage; what no other one uses is freed. Raises NotFound."""
         with self._alone():
-            self._forget()
+            self._clear_reuse()
             self._residents.unload(stage.id)
 
     @property
@@ -117,9 +117,9 @@ class StagedEngine:
         if self._beside is None:
             return self._begin(plan, inputs).result()
         with self._turn:
-            self._beside.released.tell(plan.released)
-            self._released.tell(plan.released)
-            result = self._begin(replace(plan, released=self._released.take()), inputs).result()
+            self._beside.released.add_released(plan.released)
+            self._released.add_released(plan.released)
+            result = self._begin(replace(plan, released=self._released.drain_released()), inputs).result()
             self._finish()
         return result
 
@@ -163,11 +163,11 @@ class StagedEngine:
         self._stays = True
         return links
 
-    def _forget(self) -> None:
+    def _clear_reuse(self) -> None:
         if self._again is not None:
-            self._again.forget()
+            self._again.clear()
         if self._graphs is not None:
-            self._graphs.forget()
+            self._graphs.clear()
 
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Raises ValueError for pages that are not there."""

@@ -79,7 +79,7 @@ def stepped(
     sampling = run.sample(units.operations.largest, before)
     if again is not None:
         sampling.read()
-        again.ran(plan, batches, run)
+        again.remember_step(plan, batches, run)
     return Begun(
         plan.step, begin, sampling, ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
     )
@@ -128,7 +128,7 @@ def _start(model: LoadedModel, inputs: Mapping[str, Array], names: Sequence[str]
 
 def _require(inputs: Mapping[str, Array], names: Sequence[str], counts: Sequence[int] | None) -> None:
     """Raises ValueError unless rows have hidden states for so many tokens each (None: one)."""
-    if isinstance(inputs, Stacked) and inputs.of(names, counts):
+    if isinstance(inputs, Stacked) and inputs.matches_rows(names, counts):
         return
     for name, count in zip(names, counts or (1,) * len(names), strict=True):
         if name not in inputs or inputs[name].shape[:1] != (count,):

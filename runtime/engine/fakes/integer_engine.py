@@ -183,7 +183,7 @@ class IntegerEngine:
         prompts: list[PromptLogprobs] = []
         behind: dict[str, array[int]] = {}
         for row in plan.rows:
-            self._take(row)
+            self._store_row(row)
             values = self._values(row, inputs.get(row.seq))
             held = self._held[row.seq]
             if held.stage.hi < len(self._models[held.stage.model].parts):
@@ -289,7 +289,7 @@ class IntegerEngine:
 
     # -- what a step does ----------------------------------------------------------------------------------------------
 
-    def _take(self, row: Row) -> None:
+    def _store_row(self, row: Row) -> None:
         held = self._held[row.seq]
         self._brought -= _written(row, held)
         held.groups.extend(row.new_pages)

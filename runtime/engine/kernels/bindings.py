@@ -501,7 +501,7 @@ class Kernels:
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
-    def keep(self, pool: Pool, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+    def write_kv(self, pool: Pool, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
         """K and V [tokens, kv_heads, head_dim], heads back to back, to (pages[i], offsets[i])."""
         tokens, heads, width = key.shape
         self._keep(

@@ -63,7 +63,7 @@ class NativeWindow:
         """
         pool = Pool(k.view(-1, 1, *k.shape[2:]), v.view(-1, 1, *v.shape[2:]), self._tables)
         key, value = (x if self._kept is None else x[self._kept] for x in (now.key, now.value))
-        self._kernels.keep(pool, self._cells, self._offsets, key, value)
+        self._kernels.write_kv(pool, self._cells, self._offsets, key, value)
         out = torch.empty(now.query.shape)
         terms = (now.how.factor(now.query.shape[2]), now.how.window or 0, now.how.softcap or 0.0)
         if self._lengths.numel():

@@ -51,12 +51,12 @@ class NativeAttention:
     def _gathered(self) -> GatheredAttention:
         return GatheredAttention(self.paging)
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         paging = self.paging
         if paging.tokens is not None or not (back_to_back(key) and back_to_back(value)):
-            paging.keep(layer, key, value)
+            paging.write_kv(layer, key, value)
             return
-        self._kernels.keep(
+        self._kernels.write_kv(
             self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value
         )
 

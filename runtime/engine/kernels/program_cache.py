@@ -19,7 +19,9 @@ class Programs:
         self._most = most
         self._known: dict[tuple[tuple[str, ...], int], tuple[Program, int] | None] = {}
 
-    def of(self, key: tuple[str, ...], units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
+    def get_program(
+        self, key: tuple[str, ...], units: Sequence[SharedComponent], at: int
+    ) -> tuple[Program, int] | None:
         """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the
         units' digests.
         """
@@ -28,15 +30,15 @@ class Programs:
         if (key, at) not in self._known:
             if len(self._known) >= self._most:
                 self._known.clear()
-            self._known[key, at] = self._made(units, at)
+            self._known[key, at] = self._compile_program(units, at)
         return self._known[key, at]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Units have come or gone."""
         self._known.clear()
 
     @staticmethod
-    def _made(units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
+    def _compile_program(units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
         end = at
         while (
             end < len(units)

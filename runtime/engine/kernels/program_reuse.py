@@ -36,7 +36,7 @@ class Room:
     def __init__(self) -> None:
         self._tensor = torch.empty(0)
 
-    def of(self, count: int) -> Tensor:
+    def reserve(self, count: int) -> Tensor:
         """Room for so many numbers."""
         if self._tensor.numel() < count:
             self._tensor = torch.empty(count)
@@ -98,7 +98,7 @@ class ProgramReuse:
             self._longest += 1
             self._rows.turn(self._attending.rotary.upto(self._like, self._longest))
             self._kernels.onward_(self._rows)
-        room = self._room.of(self._step.rows * sum(self._widths))
+        room = self._room.reserve(self._step.rows * sum(self._widths))
         if room is not self._has:
             self._settle(room)
         self._kernels.layers_(hidden, self._halves, self._step)

@@ -121,15 +121,15 @@ class SharedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:
-            return self.product.of(x)
+            return self.product.multiply(x)
         frame = current()
         if not frame.adapters:
-            return self.product.of(x)
+            return self.product.multiply(x)
         if self.inputs:
-            x = self.inputs.of(x, frame).to(x.dtype)
-        out = self.product.of(x)
+            x = self.inputs.scale_tokens(x, frame).to(x.dtype)
+        out = self.product.multiply(x)
         if self.outputs:
-            out = self.outputs.of(out, frame)
+            out = self.outputs.scale_tokens(out, frame)
         if self.adapters:
             out = self._add(out, x, frame)
         return out.to(x.dtype)
@@ -159,14 +159,14 @@ class SharedLinear(nn.Module):
         return not (self.inputs or self.outputs)
 
     def _changed(self) -> None:
-        self._stacks.forget()
+        self._stacks.clear()
         self._plain = not (self.adapters or self.inputs or self.outputs)
 
     def _add(self, out: Tensor, x: Tensor, frame: ForwardContext) -> Tensor:
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
         if not active:
             return out
-        stack = self._stacks.of(active, frame, self._stacked)
+        stack = self._stacks.get_or_make(active, frame, self._stacked)
         low = x.to(stack.a.dtype) @ stack.a
         if len(active) > 1 or not frame.covered_by_one:
             low = low.masked_fill(frame.foreign(stack.ranks), 0)

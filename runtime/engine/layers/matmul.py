@@ -34,7 +34,7 @@ class Product(Protocol):
         """[out, in]; unpacked anew where it is packed."""
         ...
 
-    def of(self, x: Tensor) -> Tensor: ...
+    def multiply(self, x: Tensor) -> Tensor: ...
 
 
 class WeightLayout(Protocol):
@@ -86,7 +86,7 @@ class PlainProduct:
     def outputs(self) -> int:
         return self.weight.shape[0]
 
-    def of(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
             return F.linear(x, self.weight, self.bias)
         out = torch.mm(self.weight, x[0].t()).t()[None]
@@ -119,7 +119,7 @@ class OneDnnProduct:
     def weight(self) -> Tensor:
         return self.packed.to_dense()
 
-    def of(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
@@ -159,7 +159,7 @@ class NativeProduct:
     def weight(self) -> Tensor:
         return self._kernels.unpack(self.packed, self.outputs)
 
-    def of(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._parts)
 
 
@@ -189,9 +189,9 @@ class StoredProduct:
     def outputs(self) -> int:
         return self.plain.outputs
 
-    def of(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         few = x.dtype == torch.float32 and x.numel() <= STORED_ROWS * x.shape[-1]
-        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.of(x)
+        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.multiply(x)
 
 
 def takes_stored(product: Product) -> bool:

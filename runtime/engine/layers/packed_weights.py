@@ -67,8 +67,8 @@ def _measured(layout: WeightLayout, dtype: torch.dtype) -> float:
     for rows in _ROWS:
         x = torch.randn(1, rows, _WIDTH, generator=chance).to(dtype)
         sides: tuple[Callable[[], object], ...] = (
-            lambda x=x: [product.of(x) for product in packed],  # type: ignore[misc]
-            lambda x=x: [product.of(x) for product in plain],  # type: ignore[misc]
+            lambda x=x: [product.multiply(x) for product in packed],  # type: ignore[misc]
+            lambda x=x: [product.multiply(x) for product in plain],  # type: ignore[misc]
         )
         fastest = [math.inf, math.inf]
         for _ in range(_ROUNDS):
@@ -104,7 +104,7 @@ class PackedWeights:
                 return None
             self._counted.put(digest, made.data)
             self._layout_of[digest] = made.layout
-        return Packed(self._layout_of[digest], self._counted.take(digest))
+        return Packed(self._layout_of[digest], self._counted.acquire(digest))
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a weight without users is dropped."""

@@ -111,7 +111,7 @@ class ComponentPool:
         unit = self.units.get(component.base_digest)
         if unit is None:
             unit = self.units[component.base_digest] = self._load(component, link, skeletons)
-            self.programs.forget()
+            self.programs.clear()
         unit.users += 1
         return unit
 
@@ -120,7 +120,7 @@ class ComponentPool:
         unit.users -= 1
         if unit.users == 0:
             del self.units[unit.digest]
-            self.programs.forget()
+            self.programs.clear()
             self.pool.release(unit.tensors)
             self.packs.release(unit.packs)
 

@@ -66,7 +66,7 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop everything: models came or went, and adapters with them."""
         self._recordings.clear()
         self._met.clear()
@@ -79,10 +79,12 @@ class Graphs:
         if tuple(batches) in self._unfit or not batches or not all(_decodes(batch) for batch in batches.values()):
             return None
         filled = {name: _filled(batch) for name, batch in batches.items()}
-        made = self._made(filled, lay_out(filled, self._units.device, self._filling))
+        made = self._find_or_record(filled, lay_out(filled, self._units.device, self._filling))
         return None if made is None else {name: _own(batch, made[name]) for name, batch in batches.items()}
 
-    def _made(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> Mapping[str, Tensor] | None:
+    def _find_or_record(
+        self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]
+    ) -> Mapping[str, Tensor] | None:
         shape = _shape(filled, layouts)
         known = self._recordings.get(shape)
         if known is not None:
@@ -96,7 +98,7 @@ class Graphs:
             known = self._record(filled, layouts)
             if known is None:
                 return None
-            self._keep(shape, known)
+            self._store_recording(shape, known)
         else:
             if len(self._met) >= MOST_MET:
                 self._met.clear()
@@ -119,7 +121,7 @@ class Graphs:
         self.recorded += 1
         return _Recorded(layouts, _hidden(filled), replay, kept, self._pool.scratches)
 
-    def _keep(self, shape: _Shape, recorded: _Recorded) -> None:
+    def _store_recording(self, shape: _Shape, recorded: _Recorded) -> None:
         """Keep a recording; the one that was not used for longest makes room."""
         self._recordings[shape] = recorded
         if len(self._recordings) > self._most:

@@ -96,7 +96,7 @@ class PagedMetadata:
         _, heads, width = like.shape
         return self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Put K and V of its tokens, among the frame's [tokens, kv_heads, head_dim], into a layer's pages."""
         if self.tokens is not None:
             key, value = key[self.tokens], value[self.tokens]
@@ -109,7 +109,7 @@ class AttentionBackend(Protocol):
     @property
     def paging(self) -> PagedMetadata: ...
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep K and V of the paging's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
         ...
 

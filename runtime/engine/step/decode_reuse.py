@@ -87,15 +87,15 @@ class DecodeReuse:
         #: Steps that went on from one before.
         self.followed = 0
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """No step follows any before."""
         self._kept.clear()
 
-    def ran(self, plan: StepPlan, batches: Mapping[str, ModelBatch], run: StepRun) -> None:
+    def remember_step(self, plan: StepPlan, batches: Mapping[str, ModelBatch], run: StepRun) -> None:
         """A step that was run as ever: perhaps the next one of these rows follows it."""
         segments = segments_of(batches)
         if plan.rows and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
-            self._keep(_Kept(plan.rows, (batches, run.calls[0])))
+            self._store_step(_Kept(plan.rows, (batches, run.calls[0])))
 
     def follow(self, plan: StepPlan, start: Start) -> ReusedStep | None:
         """Run a step that goes on from one before. Raises what `start` raises."""
@@ -109,11 +109,11 @@ class DecodeReuse:
             if course is None:
                 return None
         made = course.run(rows, start, self._units)
-        self._keep(_Kept(rows, None, course))
+        self._store_step(_Kept(rows, None, course))
         self.followed += 1
         return made
 
-    def _keep(self, kept: _Kept) -> None:
+    def _store_step(self, kept: _Kept) -> None:
         self._kept[kept.rows[0].seq] = kept
         if len(self._kept) > _MOST:
             self._kept.popitem(last=False)

@@ -201,7 +201,7 @@ class ContextBuilder:
     def program(
         self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
     ) -> tuple[StepProgram, int] | None:
-        return self._units.programs.of(key, units, at)
+        return self._units.programs.get_program(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""

@@ -68,7 +68,7 @@ class _End:
         self._tell(_TOKEN, self._token)
         self._thread.start()
 
-    def met(self, key: str, value: bytes) -> None:
+    def handle_rendezvous(self, key: str, value: bytes) -> None:
         """The other end has told this."""
         if key == _TOKEN or key.startswith(_STORE):
             self._store.learn(key.removeprefix(_STORE) if key != _TOKEN else "/" + _TOKEN, value)

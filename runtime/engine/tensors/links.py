@@ -66,26 +66,26 @@ class DirectLinks:
         end = OutgoingTensors(
             self._rail,
             self._config,
-            lambda *told: self._tell(end, peer, True, *told),
-            lambda why: self._ended(end, peer, why),
+            lambda *told: self._queue_notice(end, peer, True, *told),
+            lambda why: self._report_closed(end, peer, why),
             peer,
         )
         self._outgoing[peer] = end
         end.begin()
 
-    def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+    def handle_rendezvous(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
         if not outgoing and peer not in self._incoming:
             self._accept(peer)
         end = (self._outgoing if outgoing else self._incoming).get(peer)
         if end is not None:
-            end.met(key, value)
+            end.handle_rendezvous(key, value)
 
-    def over(self, peer: str, outgoing: bool, reason: str) -> None:
+    def handle_close(self, peer: str, outgoing: bool, reason: str) -> None:
         end = (self._outgoing if outgoing else self._incoming).get(peer)
         if end is not None:
             end.end(f"the other end: {reason}")
 
-    def said(self) -> list[PeerNotice]:
+    def drain_notices(self) -> list[PeerNotice]:
         out: list[PeerNotice] = []
         while not self._said.empty():
             end, said = self._said.get()
@@ -96,7 +96,7 @@ class DirectLinks:
     def state(self) -> Mapping[str, str]:
         return {peer: end.state for peer, end in self._outgoing.items()}
 
-    def forget(self, peer: str) -> None:
+    def remove_peer(self, peer: str) -> None:
         for end in (self._outgoing.pop(peer, None), self._incoming.pop(peer, None)):
             if end is not None:
                 end.end("that life of it is over")
@@ -137,7 +137,7 @@ class DirectLinks:
         self._announced[peer, ticket] = tuple(arrays)
         self._incoming[peer].expect(ticket, sum(map(_nbytes, arrays)))
 
-    def came(self) -> list[ArrivedTensor]:
+    def drain_arrivals(self) -> list[ArrivedTensor]:
         out: list[ArrivedTensor] = []
         while not self._came.empty():
             end, peer, ticket, whole, error = self._came.get()
@@ -171,19 +171,19 @@ class DirectLinks:
         end = IncomingTensors(
             self._rail,
             self._config,
-            lambda *told: self._tell(end, peer, False, *told),
-            lambda why: self._ended(end, peer, why, False),
+            lambda *told: self._queue_notice(end, peer, False, *told),
+            lambda why: self._report_closed(end, peer, why, False),
             lambda *what: self._arrived(end, peer, *what),
             peer,
         )
         self._incoming[peer] = end
         end.begin()
 
-    def _tell(self, end: object, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+    def _queue_notice(self, end: object, peer: str, outgoing: bool, key: str, value: bytes) -> None:
         self._said.put((end, PeerNotice(peer, outgoing, key, value)))
         self._wake()
 
-    def _ended(self, end: object, peer: str, reason: str, outgoing: bool = True) -> None:
+    def _report_closed(self, end: object, peer: str, reason: str, outgoing: bool = True) -> None:
         if self._is_now(end, peer, outgoing):
             way = "to" if outgoing else "from"
             _log.warning("the direct link %s %s is over, tensors go by the host's memory: %s", way, peer, reason)

@@ -127,12 +127,12 @@ def decide(
         overdue = now - limits.patience
         first, parts = _divided(waiting, first, overdue)
         others, more = _divided(waiting, others, overdue)
-    step.take(first)
+    step.choose_rows(first)
     if others or more:
-        step.keep(returning, now)
-    step.take(others, spare=True)
-    step.take(parts)
-    step.take(more, spare=True)
+        step.reserve_slots(returning, now)
+    step.choose_rows(others, spare=True)
+    step.choose_rows(parts)
+    step.choose_rows(more, spare=True)
     return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget, step.parts)
 
 
@@ -190,7 +190,7 @@ class _StepBuilder:
         self.parts: dict[int, int] = {}
         self.full = self.kept = self.budget = 0
 
-    def take(self, places: Sequence[int], spare: bool = False) -> None:
+    def choose_rows(self, places: Sequence[int], spare: bool = False) -> None:
         """Choose rows in this order while they fit; `spare`: in slots that are not kept."""
         waiting, passes, room, chosen = self._waiting, self._passes, self._room, self.chosen
         tokens, rows, kept = self._tokens, self._rows, self._kept if spare else {}
@@ -215,7 +215,7 @@ class _StepBuilder:
                     self.parts[place] = count
         self._tokens, self._rows = tokens, rows
 
-    def keep(self, returning: Sequence[Return], now: int) -> None:
+    def reserve_slots(self, returning: Sequence[Return], now: int) -> None:
         """Set slots aside for sequences that are still expected, on blocks that have rows already."""
         expected: dict[str, int] = {}
         for each in returning:

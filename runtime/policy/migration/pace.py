@@ -62,7 +62,7 @@ class SharedPace:
     def asks(self, what: Literal["inputs", "pages"], lo: int, hi: int, now: int) -> None:
         self._asked[what, lo, hi] = now
 
-    def came(self, what: Literal["inputs", "pages"], lo: int, hi: int, groups: int, now: int) -> None:
+    def record_arrival(self, what: Literal["inputs", "pages"], lo: int, hi: int, groups: int, now: int) -> None:
         """It has come: the link was at it since it was asked for, or since what came before it."""
         took = (now - max(self._asked.pop((what, lo, hi), now), self._came)) / groups
         self._came = now
@@ -71,7 +71,7 @@ class SharedPace:
         else:
             self.pages = took
 
-    def ran(self, groups: int, now: int) -> None:
+    def record_row(self, groups: int, now: int) -> None:
         self.row = (now - self.row_since) / groups
 
     def chunk(self, tokens: int, behind: int, most: int) -> int:

@@ -65,7 +65,7 @@ class TwoEnded:
     # -- what is the case ----------------------------------------------------------------------------------------------
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all of it is here."""
         return self._counts[_State.RECOMPUTED] + self._counts[_State.COPIED] == len(self._groups)
 
@@ -142,7 +142,7 @@ class TwoEnded:
         last = first
         while last < end and self._groups[last] == _State.WANTED and not self._blind[last]:
             last += 1
-        return self._give(first, last, _State.RECOMPUTING)
+        return self._assign_range(first, last, _State.RECOMPUTING)
 
     def inputs(self, spans: Spans) -> None:
         """The front has inputs for these tokens, in order, and for no others. Without this it has them for all."""
@@ -178,7 +178,7 @@ class TwoEnded:
         self._close_in()
         gap = self._gap_before_front()
         if gap is not None:
-            return self._give(gap, self._end_of_gap(gap, max(1, window_groups)), _State.COPYING)
+            return self._assign_range(gap, self._end_of_gap(gap, max(1, window_groups)), _State.COPYING)
         first = self._high
         while (
             first > self._low
@@ -186,7 +186,7 @@ class TwoEnded:
             and self._groups[first - 1] == _State.WANTED
         ):
             first -= 1
-        return self._give(first, self._high, _State.COPYING)
+        return self._assign_range(first, self._high, _State.COPYING)
 
     def awaits(self, span: range) -> bool:
         """Whether these are groups that the back was given: else what has come of them must not be written."""
@@ -220,7 +220,7 @@ class TwoEnded:
         """The sequence has `tokens` tokens by now. What is new is copied, with all of the last group if that was
         partial; without copies it is recomputed. Raises ValueError for fewer tokens than before, or unless it is
         `done`."""
-        if not self.done or tokens < self.tokens:
+        if not self.is_complete or tokens < self.tokens:
             raise ValueError(f"a move of {self.tokens} tokens cannot go on to {tokens} now")
         first = self.tokens // self._width if tokens > self.tokens else len(self._groups)
         for group in range(first, len(self._groups)):
@@ -265,7 +265,7 @@ class TwoEnded:
             last += 1
         return last
 
-    def _give(self, first: int, last: int, to: _State) -> range | None:
+    def _assign_range(self, first: int, last: int, to: _State) -> range | None:
         if first >= last:
             return None
         for group in range(first, last):

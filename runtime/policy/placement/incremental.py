@@ -35,12 +35,12 @@ def renew(needs: Sequence[Need], room: Room) -> tuple[tuple[str, str], ...] | No
         return None
     left = _Free(room)
     for need in needs:
-        left.take(first[need.block], need.nbytes)
+        left.use_bytes(first[need.block], need.nbytes)
     pairs = list(first.items())
     for need in needs:
         for device in need.wished:
             if device != first[need.block] and left.fits(device, need.nbytes):
-                left.take(device, need.nbytes)
+                left.use_bytes(device, need.nbytes)
                 pairs.append((need.block, device))
     return tuple(pairs)
 
@@ -55,7 +55,7 @@ class _Free:
         left = self._left[device]
         return left is None or nbytes <= left
 
-    def take(self, device: str, nbytes: int) -> None:
+    def use_bytes(self, device: str, nbytes: int) -> None:
         left = self._left[device]
         if left is not None:
             self._left[device] = left - nbytes
@@ -76,7 +76,7 @@ def _wished(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
         device = next((each for each in options if free.fits(each, need.nbytes)), None)
         if device is None:
             return None
-        free.take(device, need.nbytes)
+        free.use_bytes(device, need.nbytes)
         found[need.block] = before = device
     return found
 
@@ -87,6 +87,6 @@ def _packed(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
     for need in sorted(needs, key=lambda each: -each.nbytes):
         if not len(free) or not free.fits(device := free.most(), need.nbytes):
             return None
-        free.take(device, need.nbytes)
+        free.use_bytes(device, need.nbytes)
         found[need.block] = device
     return {need.block: found[need.block] for need in needs}

@@ -74,7 +74,7 @@ class Bids:
             del self._offers[hop]
         return BidRefused("it declined", exhausted)
 
-    def lost(self, device: str) -> tuple[str, ...]:
+    def remove_device(self, device: str) -> tuple[str, ...]:
         """A device is gone: hops that must be offered anew, because it had them or was the last one asked."""
         asked = [hop for hop, offer in self._offers.items() if device in offer.asked]
         return tuple(hop for hop in asked if self.decline(hop, device).exhausted)

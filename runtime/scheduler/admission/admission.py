@@ -72,7 +72,7 @@ class Admission:
         state = self._state
         if not state.placed:
             return
-        told = partial(self._tell, now)
+        told = partial(self._trace_choice, now)
         full: set[str] = set()
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
@@ -146,7 +146,7 @@ class Admission:
         share = match.groups * member.chain.spec.page_tokens / member.tokens
         return there <= best + config.owner_margin * share
 
-    def _tell(
+    def _trace_choice(
         self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None
     ) -> None:
         """All terms of each candidate, and the choice (BL-21)."""
@@ -175,7 +175,12 @@ class Admission:
             self._warm(member.chain, route, now)
             # Meanwhile it may run where all is loaded already.
             other = router.route(
-                member.chain, self._state.devices.loads, True, member.tokens, member.longest, partial(self._tell, now)
+                member.chain,
+                self._state.devices.loads,
+                True,
+                member.tokens,
+                member.longest,
+                partial(self._trace_choice, now),
             )
             if other is None or router.lacking(other) or not full.isdisjoint(other.devices):
                 return False

@@ -37,7 +37,7 @@ class Candidates:
         self._state = state
         self._most = state.config.broadcast_fanout if state.config.dispatch == "broadcast" else 1
 
-    def of(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
+    def hop_candidates(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
         """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones
         first.
         """
@@ -125,7 +125,7 @@ class BroadcastDispatch:
                 tell.hop(now, request, start, count, at, member.path[at])
             tell.control(now, "dispatch.choose", "BL-23", device, seq=seq, rule="broadcast", hop=at, offered=candidates)
 
-    def gone(self, device: str) -> None:
+    def remove_device(self, device: str) -> None:
         """A device has died: where it was one of several, the others are left."""
         for member in self._state.running.values():
             if device in member.offered.devices:

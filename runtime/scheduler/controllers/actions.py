@@ -176,7 +176,7 @@ class Actions:
         """One look at an instance that is to go; whether it is still there."""
         state, device = self._state, self._state.devices[drain.source]
         if not all(state.block_map.spare(block, drain.source) for block in drain.blocks):
-            return self._keep(drain, LAST, now)
+            return self._cancel_drain(drain, LAST, now)
         if device.alive:
             here = (
                 (member, next(runs(member, drain.source, drain.blocks), None))
@@ -184,14 +184,14 @@ class Actions:
             )
             staying = [(member, part) for member, part in here if part]
             if staying and now > drain.until:
-                return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
+                return self._cancel_drain(drain, f"{len(staying)} sequences could not leave in time", now)
             for member, part in staying:
                 self._send_on(member, part, drain, now)
             if staying or self._awaited(device, drain.blocks):
                 return True
         if (why := self._needed(drain)) is not None:
-            return self._keep(drain, why, now)
-        self._drop(device, drain.blocks)
+            return self._cancel_drain(drain, why, now)
+        self._unload_blocks(device, drain.blocks)
         for block in sorted(block for block in drain.blocks if block in device.plan.blocks):
             state.block_map.remove(block, drain.source)
             self.counts.dropped += 1
@@ -240,20 +240,20 @@ class Actions:
         """Some of the instances that a drain is about stay after all; the others go on their way."""
         at = self._drains.index(drain)
         self._drains[at : at + 1] = [replace(drain, blocks=drain.blocks - blocks)] if drain.blocks - blocks else []
-        self._keep(replace(drain, blocks=blocks), "it is asked for again", now)
+        self._cancel_drain(replace(drain, blocks=blocks), "it is asked for again", now)
 
-    def _keep(self, drain: Drain, why: str, now: int) -> bool:
+    def _cancel_drain(self, drain: Drain, why: str, now: int) -> bool:
         self._state.block_map.leaving.difference_update((block, drain.source) for block in drain.blocks)
         self.counts.kept += 1
         self._state.tell.control(now, "instance.keep", drain.cause, drain.source, min(drain.blocks), error=why)
         return False
 
-    def _drop(self, device: Device, blocks: frozenset[str]) -> None:
+    def _unload_blocks(self, device: Device, blocks: frozenset[str]) -> None:
         """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""
-        self._donors.gone(device.name)
-        gone = device.stages.lost(blocks)
+        self._donors.remove_device(device.name)
+        gone = device.stages.remove_blocks(blocks)
         if gone and device.alive:
-            self._state.out.drop(device.name, gone)
+            self._state.out.unload_stages(device.name, gone)
 
 
 def runs(member: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:

@@ -66,7 +66,9 @@ class Autoscaler:
     def _full(self, device: Device, queues: Hotspots) -> float:
         """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
         running = (device.passing.count + queues.sequences.get(device.name, 0.0)) / self._state.config.max_num_seqs
-        return max((device.pages.taken + queues.pages.get(device.name, 0.0)) / max(device.pages.capacity, 1), running)
+        return max(
+            (device.pages.used_pages + queues.pages.get(device.name, 0.0)) / max(device.pages.capacity, 1), running
+        )
 
     def _saturated(self, device: Device, queues: Hotspots, full: Mapping[str, float], now: int) -> None:
         """The part that fills most of a device goes to an instance that is not busy, or gets another."""
@@ -86,7 +88,10 @@ class Autoscaler:
         loads = [load, *(BlockDemand(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
         # With so many pages more they are as full as this one then is.
         room |= {
-            each.name: min(each.pages.capacity - each.pages.taken, max(device.pages.taken - each.pages.taken, 0) // 2)
+            each.name: min(
+                each.pages.capacity - each.pages.used_pages,
+                max(device.pages.used_pages - each.pages.used_pages, 0) // 2,
+            )
             for each in calm
         }
         policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
@@ -122,7 +127,7 @@ class Autoscaler:
     def _load(self, device: Device, part: ChainPart, queues: Hotspots) -> BlockDemand:
         """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
         here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
-        others = max(device.pages.taken - part.pages, 0)
+        others = max(device.pages.used_pages - part.pages, 0)
         places = self._state.config.max_num_seqs - (device.passing.count - here)
         longest = max(min(int((device.pages.capacity - others) / own), places), 1)
         waiting = sum(
@@ -164,7 +169,7 @@ class Autoscaler:
                     there += [Instance(other, name) for name in instances.get(other, ())[:_SPOTS]]
         free = {each.device: 0 for each in there} | {each.name: each.plan.room for each in offered}
         places = tuple(Place(name, state.devices[name].facts.server or name, room) for name, room in free.items())
-        room = {each.name: each.pages.capacity - each.pages.taken for each in offered}
+        room = {each.name: each.pages.capacity - each.pages.used_pages for each in offered}
         return ClusterLayout(places, tuple(there), nbytes, pairs), room
 
     def _copy(self, queues: Hotspots, now: int) -> None:
@@ -197,7 +202,7 @@ class Autoscaler:
         state, used_paths = self._state, self._state.used_paths
         alive = {each.name: each for each in state.devices if each.alive}
         loads = {name: each.passing.count + queues.sequences.get(name, 0.0) for name, each in alive.items()}
-        reads = {name: used_paths.reads.of(each) for name, each in alive.items()}
+        reads = {name: used_paths.reads.step_bytes(each) for name, each in alive.items()}
         idle = heapq.nsmallest(_SPOTS, alive, key=lambda name: (loads[name] * reads[name], name))
         taken: set[str] = set()
         for name in heapq.nlargest(_HOT, alive, key=lambda name: loads[name] * reads[name]):

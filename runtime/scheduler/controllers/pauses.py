@@ -42,7 +42,7 @@ class Pauses:
     def resume(self, seq: str, now: int) -> None:
         """It goes on."""
         member = self._state.members.get(seq)
-        self._forget(seq)
+        self._remove_sequence(seq)
         if member is not None and member.waits.paused is not None:
             self._set(member, None)
             self._state.tell.control(now, "resume", "BL-17", "", seq=seq)
@@ -54,7 +54,7 @@ class Pauses:
         for seq, waiting in tuple(self._paused.items()):
             member = self._state.members.get(seq)
             if member is None:
-                self._forget(seq)
+                self._remove_sequence(seq)
             elif self._proactive and member.path and now >= self._again.get(seq, 0) and not self._orders.wished(seq):
                 self._foresee(member, waiting, now)
 
@@ -83,10 +83,10 @@ class Pauses:
         others = [
             each
             for each in holders(self._state, blocks)
-            if each is not source and each.pages.capacity - each.pages.taken >= pages
+            if each is not source and each.pages.capacity - each.pages.used_pages >= pages
         ]
         found = min(others, key=lambda each: (each.pages.share, each.passing.count), default=None)
-        if found is None or (found.pages.taken + pages) / max(found.pages.capacity, 1) >= source.pages.share:
+        if found is None or (found.pages.used_pages + pages) / max(found.pages.capacity, 1) >= source.pages.share:
             return None
         return found
 
@@ -100,6 +100,6 @@ class Pauses:
             state.waiting.add(member)
             state.changed = True
 
-    def _forget(self, seq: str) -> None:
+    def _remove_sequence(self, seq: str) -> None:
         self._paused.pop(seq, None)
         self._again.pop(seq, None)

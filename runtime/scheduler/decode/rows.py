@@ -37,7 +37,7 @@ class DecodeLoop:
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
-    def done(self, done: RowsDone, now: int) -> None:
+    def rows_done(self, done: RowsDone, now: int) -> None:
         """Rows that are through: tokens for whoever asked. Those that go on are `ready`."""
         scores: dict[str, tuple[PromptLogprobs, ...]] = {}
         for part in done.prompts:
@@ -50,7 +50,9 @@ class DecodeLoop:
             if member is None or member.epoch != epoch or not member.flying:
                 continue
             if member.predicted is not None:
-                member.predicted.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
+                member.predicted.tries.back(
+                    done.attempts[at] if done.attempts else 0, Result(sampled, scores.get(seq, ()))
+                )
                 self._advance_predicted(member, now)
                 continue
             earlier = done.earlier[at] if done.earlier else ()
@@ -77,7 +79,7 @@ class DecodeLoop:
 
     def judged(self, verdict: SpeculationResult, now: int) -> None:
         """Predictions have been compared with what they were to be."""
-        for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
+        for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.attempts, strict=True)):
             member = self._state.running.get(seq)
             if member is None or member.epoch != epoch or member.predicted is None:
                 continue
@@ -86,12 +88,12 @@ class DecodeLoop:
                 self._speculation.verified(now, member, one, verdict.cosines[at])
                 self._advance_predicted(member, now)
 
-    def lost(self, lost: RowsLost, now: int) -> None:
+    def rows_lost(self, lost: RowsLost, now: int) -> None:
         """Rows that did not come through: sequences run again, or end with the error of their step."""
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
             member = self._state.running.get(seq)
             if member is None or member.epoch != epoch:
-                self._seating.donors.lost(seq)
+                self._seating.donors.remove_prefix(seq)
                 continue
             if lost.retry:
                 member.shared.alone = True
@@ -210,7 +212,7 @@ class DecodeLoop:
             )
         )
         if reason is not None:
-            self._seating.leave(member, reason, now)
+            self._seating.end_sequence(member, reason, now)
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
@@ -293,7 +295,7 @@ class DecodeLoop:
         else:
             tokens, sample = member.span(count), member.computed + count == member.tokens and member.samples
         if member.predicted is None:
-            state.out.go(member, tokens, steps, sample)
+            state.out.run_row(member, tokens, steps, sample)
         else:
             self._send_predicted(member, member.predicted.tries, tokens, sample, None, now)
         return True
@@ -314,7 +316,7 @@ class DecodeLoop:
         one = InFlightRow(member.turn, len(tokens), started, guess)
         tries.add(one)
         self._speculation.started(now, member, one)
-        self._state.out.go(member, tokens, 1, sample, one)
+        self._state.out.run_row(member, tokens, 1, sample, one)
 
     def _stride(self, member: ScheduledSequence) -> int:
         stride = self._state.config.stride

@@ -51,7 +51,7 @@ class StallDetector:
         else:
             self._still[device] = _Still(now, now)
 
-    def gone(self, device: str) -> None:
+    def remove_device(self, device: str) -> None:
         self._still.pop(device, None)
 
     def look(

@@ -61,14 +61,14 @@ class DevicePages:
         return self.capacity - self.used
 
     @property
-    def taken(self) -> int:
+    def used_pages(self) -> int:
         """Pages of sequences that are alive."""
         return self.used - self.idle
 
     @property
     def share(self) -> float:
         """Of its pages: those that are taken."""
-        return self.taken / self.capacity if self.capacity else 1.0
+        return self.used_pages / self.capacity if self.capacity else 1.0
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class DeviceStages:
         self.refused.pop(stage, None)
         self.refusals.pop(stage, None)
 
-    def lost(self, blocks: Collection[str]) -> list[Stage]:
+    def remove_blocks(self, blocks: Collection[str]) -> list[Stage]:
         """Forget all stages that have any of these blocks; those of them that are loaded."""
         gone = [stage for stage, made in self.wanted.items() if not set(blocks).isdisjoint(made)]
         loaded = [stage for stage in gone if self.loaded.pop(stage, None) is not None]
@@ -242,7 +242,7 @@ class Devices:
     def up(self, ready: AgentHello) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        facts = DeviceFacts(ready.server, ready.pid, ready.inputs, ready.lacks)
+        facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks)
         made = Device(ready.device, facts, DevicePages(ready.page_capacity, ready.page_bytes), Plan(ready.weights))
         if known is not None:
             made.plan = Plan(ready.weights, known.plan.blocks, known.plan.nbytes)

@@ -71,16 +71,16 @@ class DeviceEvents:
             return
         state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
         state.devices.down(down.device)
-        self._overdue.gone(down.device)
-        state.out.forget(down.device)
+        self._overdue.remove_device(down.device)
+        state.out.remove_device(down.device)
         for other in state.devices:
             if other.alive:
-                state.out.say(other.name, PeerDown(down.device))
+                state.out.add_message(other.name, PeerDown(down.device))
         for member in [m for m in state.running.values() if down.device in m.place.devices]:
             self._bereave(member, down, now)
-        self._offers.gone(down.device)
-        self._handovers.gone(down.device, now)
-        self._seating.donors.gone(down.device)
+        self._offers.remove_device(down.device)
+        self._handovers.remove_device(down.device, now)
+        self._seating.donors.remove_device(down.device)
         state.out.replace(down.device)
         state.changed = True
 

@@ -90,7 +90,7 @@ class PageAccounting:
         self._devices = devices
         self._numbers = 0
 
-    def take(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
+    def allocate(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
         """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same
         places.
         """
@@ -119,7 +119,7 @@ class PageAccounting:
             _use(extent, -1, -1 if holding.donor else 0)
         holding.ends, holding.groups = {}, 0
 
-    def keep(self, holding: PageHolding, groups: int) -> PageHolding:
+    def share_groups(self, holding: PageHolding, groups: int) -> PageHolding:
         """A donor's: the first groups of a holding."""
         made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
         for extent in made.extents():
@@ -132,15 +132,15 @@ class PageAccounting:
         """
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
-                self._leave(holding, at)
+                self._release_at(holding, at)
                 holding.ends[at] = self._new(name, pages, holding.groups, None)
         for at in [at for at in holding.ends if at >= len(places)]:  # a stand-in's, which does not come along
-            self._leave(holding, at)
+            self._release_at(holding, at)
 
     def bereft(self, holding: PageHolding, device: str) -> None:
         """A device has died: what it held is gone."""
         for at in [at for at, end in holding.ends.items() if end.device.name == device]:
-            self._leave(holding, at)
+            self._release_at(holding, at)
 
     def mover(self, seq: str, holding: PageHolding, groups: int, device: str, resume: int = 0) -> Mover:
         """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups
@@ -189,7 +189,7 @@ class PageAccounting:
         device.pages.used += pages * groups
         return PageExtent(device, pages, groups, self._numbers, before)
 
-    def _leave(self, holding: PageHolding, at: int) -> None:
+    def _release_at(self, holding: PageHolding, at: int) -> None:
         end = holding.ends.pop(at, None)
         for extent in end.path() if end is not None else ():
             _use(extent, -1, 0)

@@ -58,7 +58,7 @@ class PrefixCache:
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    def keep(self, member: ScheduledSequence, now: int) -> None:
+    def add_sequence(self, member: ScheduledSequence, now: int) -> None:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
         beginning = member.shared.beginning
         if (
@@ -77,18 +77,24 @@ class PrefixCache:
             return
         name = self._name()
         donor = CachedPrefix(
-            name, self._state.ledger.keep(member.pages.holding, groups), beginning.marks[:groups], shelf, used=now
+            name,
+            self._state.ledger.share_groups(member.pages.holding, groups),
+            beginning.marks[:groups],
+            shelf,
+            used=now,
         )
         self._state.prefixes.reaches(donor, groups)
         self._donors[name] = self._ends[shelf, donor.marks[-1]] = donor
         self._kept += 1
         request = SequenceRequest(name, name, member.chain.loaded_as, (), _NOTHING, tenant=member.request.tenant)
         for device in sorted(member.place.devices):
-            self._state.out.stand(device, request, shelf.path, (member.seq, groups * member.chain.spec.page_tokens))
+            self._state.out.hold_sequence(
+                device, request, shelf.path, (member.seq, groups * member.chain.spec.page_tokens)
+            )
         for shorter in [self._ends.get((shelf, mark)) for mark in donor.marks[:-1]]:
             if shorter is not None:
                 self._displaced += 1
-                self._drop(shorter)
+                self._evict_prefix(shorter)
 
     def used(self, beginning: CachedPrefix, now: int) -> None:
         """Somebody has begun as it did."""
@@ -124,30 +130,30 @@ class PrefixCache:
         for donor in self._donors.values():
             if donor is not spared and donor.holding.idle().get(device):
                 self._evicted += 1
-                self._drop(donor)
+                self._evict_prefix(donor)
                 return True
         return False
 
-    def gone(self, device: str) -> None:
+    def remove_device(self, device: str) -> None:
         """A device has died, or gives blocks up."""
         for donor in [each for each in self if any(hop.device == device for hop in each.path)]:
-            self._drop(donor)
+            self._evict_prefix(donor)
 
-    def lost(self, name: str) -> None:
+    def remove_prefix(self, name: str) -> None:
         """An agent does not have it."""
         donor = self._donors.get(name)
         if donor is not None:
-            self._drop(donor)
+            self._evict_prefix(donor)
 
-    def forget(self, version: str) -> None:
+    def remove_version(self, version: str) -> None:
         """A version of a chain is served no more (UN-09)."""
         for donor in [each for each in self if each.shelf.realm[0] == version]:
-            self._drop(donor)
+            self._evict_prefix(donor)
 
     def clear(self) -> None:
         """All of them."""
         for donor in tuple(self):
-            self._drop(donor)
+            self._evict_prefix(donor)
 
     def sweep(self, now: int) -> None:
         """Once a minute: what is there more than once, and was not needed since, goes (BL-27)."""
@@ -165,15 +171,15 @@ class PrefixCache:
             donor = self._donors[copy.seq]
             self._swept += 1
             self._swept_pages += sum(donor.holding.idle().values())
-            self._drop(donor)
+            self._evict_prefix(donor)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _drop(self, donor: CachedPrefix) -> None:
+    def _evict_prefix(self, donor: CachedPrefix) -> None:
         state = self._state
         del self._donors[donor.name]
         del self._ends[donor.shelf, donor.marks[-1]]
-        state.prefixes.leave(donor)
+        state.prefixes.remove_prefix(donor)
         state.ledger.free(donor.holding)
         for device in sorted({hop.device for hop in donor.path}):
             if state.devices.alive(device):

@@ -102,7 +102,7 @@ class PrefixIndex:
             places.setdefault(mark, {})[beginning] = None
         beginning.known = max(beginning.known, groups)
 
-    def leave(self, beginning: CachedPrefix) -> None:
+    def remove_prefix(self, beginning: CachedPrefix) -> None:
         """Its pages are about to go, or to be elsewhere."""
         shelf = beginning.shelf
         for mark in beginning.marks[: beginning.known]:

@@ -85,13 +85,13 @@ class Moves:
     def get(self, number: int) -> Migration | None:
         return self._moves.get(number)
 
-    def of(self, member: ScheduledSequence) -> Migration | None:
+    def get_move(self, member: ScheduledSequence) -> Migration | None:
         """The move that a sequence is in."""
         return self._moves.get(member.waits.move)
 
     def target(self, member: ScheduledSequence) -> str | None:
         """Where the move goes that a sequence is in, if it is in one."""
-        move = self.of(member)
+        move = self.get_move(member)
         return None if move is None else move.target
 
     def totals(self) -> MigrationCounts:
@@ -116,7 +116,7 @@ class Moves:
         move.member.moves(move.number)
         self.counts.started += 1
 
-    def drop(self, move: Migration) -> None:
+    def end_move(self, move: Migration) -> None:
         """A move is over: its pages at the destination are the sequence's, or nobody's."""
         del self._moves[move.number]
         move.member.moves(0)
@@ -127,11 +127,11 @@ class Moves:
 
     def cancel(self, member: ScheduledSequence) -> None:
         """A sequence leaves its devices: its move is over."""
-        move = self.of(member)
+        move = self.get_move(member)
         if move is not None:
-            self.drop(move)
+            self.end_move(move)
             self.counts.aborted += 1
-            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
+            self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:

@@ -103,11 +103,11 @@ class Migrations:
             return lacking
         self._number += 1
         move = Migration(self._number, member, chain, part, target, path, copy, front)
-        if not self._take(move, member.computed):
+        if not self._allocate_pages(move, member.computed):
             return f"no room for its pages on {target}"
         self.moves.begin(move)
-        self._tell(now, "kv.move.start", move)
-        self._ask(move, member.computed)
+        self._trace_move(now, "kv.move.start", move)
+        self._request_upto(move, member.computed)
         if hold:
             member.hold(True)
             self._state.starved.pop(member.seq, None)
@@ -151,7 +151,7 @@ class Migrations:
         """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be
         under way.
         """
-        move = self.moves.of(member)
+        move = self.moves.get_move(member)
         if move is not None and member.waits.held and not move.asked and not member.flying:
             self._finish(move, now)
 
@@ -159,18 +159,18 @@ class Migrations:
 
     def give_up(self, member: ScheduledSequence, now: int, why: str) -> None:
         """A sequence's move is not waited for any longer: it goes on where it is."""
-        move = self.moves.of(member)
+        move = self.moves.get_move(member)
         if move is not None:
             self._abort(move, now, why)
 
     def survives(self, member: ScheduledSequence, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""
-        move = self.moves.of(member)
+        move = self.moves.get_move(member)
         if move is None or not move.recompute or move.source != device:
             return False
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
 
-    def gone(self, device: str, now: int) -> None:
+    def remove_device(self, device: str, now: int) -> None:
         """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held
         meanwhile.
         """
@@ -217,11 +217,11 @@ class Migrations:
             self._state.ask_for(chain, name, stage)
         return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
 
-    def _ask(self, move: Migration, upto: int) -> None:
+    def _request_upto(self, move: Migration, upto: int) -> None:
         member = move.member
         tokens = member.first(upto) if move.front.origin == "tokens" else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
-        self._state.out.say(
+        self._state.out.add_message(
             move.target,
             StartMigration(
                 move.number,
@@ -234,14 +234,14 @@ class Migrations:
                 upto,
                 tokens,
                 move.copy,
-                member.told,
+                member.device_request,
                 move.front.origin == "inputs",
             ),
         )
 
     def _ask_more(self, move: Migration, now: int) -> None:
-        if self._take(move, move.member.computed):
-            self._ask(move, move.member.computed)
+        if self._allocate_pages(move, move.member.computed):
+            self._request_upto(move, move.member.computed)
         else:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
@@ -251,7 +251,7 @@ class Migrations:
         """
         if move.member.computed > move.upto:
             self._ask_more(move, now)
-        elif self._take(move, move.upto):  # of a row that was lost with its device it may hold a group more
+        elif self._allocate_pages(move, move.upto):  # of a row that was lost with its device it may hold a group more
             self._commit(move, now)
         else:
             self._abort(move, now, f"no room for what it holds on {move.target}")
@@ -259,39 +259,39 @@ class Migrations:
     def _commit(self, move: Migration, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
         member, last = move.member, move.last
-        self.moves.drop(move)
-        self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch + 1, True))
+        self.moves.end_move(move)
+        self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch + 1, True))
         self._seating.reseat(member, move.path)
         self.moves.counts.committed += 1
         if last is not None:
             self.moves.counts.copied += sum(hi - lo for lo, hi in last.copied)
             self.moves.counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
             self.moves.counts.nbytes += last.nbytes
-            self.moves.counts.inputs += last.inputs
-        self._tell(now, "kv.meet", move)
+            self.moves.counts.inputs += last.activation_bytes
+        self._trace_move(now, "kv.meet", move)
         self._state.ready.append(member)
 
     def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
         """The sequence stays where it is; if that is dead, it runs again."""
         member = move.member
-        self.moves.drop(move)
+        self.moves.end_move(move)
         self.moves.counts.aborted += 1
-        self._tell(now, "kv.move.abort", move, why=why)
+        self._trace_move(now, "kv.move.abort", move, why=why)
         if settle:
-            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
+            self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
         if move.orphan:
             self._seating.preempt(member, now)
         elif not member.flying:
             self._state.ready.append(member)
 
-    def _tell(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
+    def _trace_move(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
         last = move.last if event == "kv.meet" else None
         told = MoveDetails(
             move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream
         )
         self._state.tell.move(now, event, move.member.request, told, last, why)
 
-    def _take(self, move: Migration, upto: int) -> bool:
+    def _allocate_pages(self, move: Migration, upto: int) -> bool:
         """Take pages at the destination for that many tokens."""
         device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.

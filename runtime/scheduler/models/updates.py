@@ -222,7 +222,7 @@ class ModelUpdates:
         if any(other.loaded_as == name for other in state.in_use()):
             del state.leaving[name]  # it is wanted again, or still
             return
-        self._donors.forget(chain.version)
+        self._donors.remove_version(chain.version)
         waits = False
         for device in state.devices:
             stages = device.stages
@@ -236,14 +236,17 @@ class ModelUpdates:
                 stages.pardon(refused)
             if loaded:
                 stages.cool()
-                state.out.drop(device.name, loaded)
+                state.out.unload_stages(device.name, loaded)
         if waits:
             return
         del state.leaving[name]
         state.users.pop(name, None)
         kept = [*state.in_use(), *state.leaving.values()]
-        forgotten, served = state.block_map.forget(chain, kept), any(other.version == chain.version for other in kept)
-        state.router.forget(forgotten, "" if served else chain.version)
+        forgotten, served = (
+            state.block_map.remove_chain(chain, kept),
+            any(other.version == chain.version for other in kept),
+        )
+        state.router.remove_blocks(forgotten, "" if served else chain.version)
         if not served:
-            state.used_paths.forget(chain.version)
+            state.used_paths.remove_version(chain.version)
         state.tell.version(now, "model.drop", chain)

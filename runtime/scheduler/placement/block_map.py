@@ -86,7 +86,7 @@ class BlockMap:
         if self.instances.get(block) == [device]:
             raise ValueError(f"{device} has the only instance of block {block[:12]}")
         self.instances[block].remove(device)
-        self._leave(block, device)
+        self._remove_instance(block, device)
 
     def shun(self, device: str, blocks: Iterable[str]) -> bool:
         """Run these blocks where else they are to be, for a device cannot load a stage with them. Whether any of them
@@ -98,13 +98,13 @@ class BlockMap:
             self.remove(block, device)
         return bool(gone)
 
-    def forget(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
+    def remove_chain(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
         """Drop the blocks of a chain that none of those kept have, wherever they are. Those blocks."""
         still = {use.block for other in kept for use in other.uses}
         gone = tuple(dict.fromkeys(use.block for use in chain.uses if use.block not in still))
         for block in gone:
             for device in self.instances.pop(block, ()):
-                self._leave(block, device)
+                self._remove_instance(block, device)
             self._blocks.pop(block, None)
         if all(other.version != chain.version for other in kept):
             self._why.pop(chain.version, None)
@@ -125,7 +125,7 @@ class BlockMap:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _leave(self, block: str, device: str) -> None:
+    def _remove_instance(self, block: str, device: str) -> None:
         self._devices[device].plan.remove(block, self._blocks[block].nbytes)
         self.leaving.discard((block, device))
 

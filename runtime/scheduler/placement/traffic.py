@@ -73,7 +73,7 @@ class TrafficCounter:
             for sender, receiver in pairwise(passes.chain.uses):
                 self._pairs[sender.block, receiver.block] += tokens
         for passes in idle:
-            self._used_paths.drop(passes)
+            self._used_paths.remove_path(passes)
 
     def turn(self) -> None:
         """Begin another period."""

@@ -44,6 +44,6 @@ class BlockUsage:
         """Bytes of the blocks that are in use there."""
         return self._nbytes.get(device, 0)
 
-    def of(self, device: Device) -> int:
+    def step_bytes(self, device: Device) -> int:
         """Bytes that a step there reads, K and V of all sequences included."""
-        return self.weights(device.name) + device.pages.taken * device.pages.page_bytes
+        return self.weights(device.name) + device.pages.used_pages * device.pages.page_bytes

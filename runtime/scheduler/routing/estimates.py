@@ -40,7 +40,7 @@ class LatencyEstimates:
         for each in profiles:
             self._profiles.setdefault(each.block, each)
 
-    def forget(self, blocks: Collection[str], version: str) -> None:
+    def remove_blocks(self, blocks: Collection[str], version: str) -> None:
         """Of blocks, and of a version of a chain, that are gone."""
         for block in blocks:
             self._profiles.pop(block, None)
@@ -61,7 +61,7 @@ class LatencyEstimates:
             found = self._whole[chain.version] = chain_of(tables, chain.loaded_as, blocks)
         return found
 
-    def of(self, block: str, device: Device, context: int) -> Latency:
+    def estimate_block(self, block: str, device: Device, context: int) -> Latency:
         """The terms of one candidate for a row at `context` tokens."""
         key = block, _up(device.work.queued), _up(device.passing.count), _up(context), block in device.stages.warm
         known = self._known.get(key)
@@ -82,7 +82,7 @@ class LatencyEstimates:
     def table(self, chain: Chain, candidates: Sequence[Sequence[Device]], context: int) -> list[dict[str, Latency]]:
         """For each block of a chain the terms of each candidate."""
         return [
-            {device.name: self.of(use.block, device, context) for device in some}
+            {device.name: self.estimate_block(use.block, device, context) for device in some}
             for use, some in zip(chain.uses, candidates, strict=True)
         ]  # fmt: skip
 

@@ -35,7 +35,7 @@ class RouteCache:
         self._by_devices: dict[tuple[str, tuple[str, ...]], Route] = {}
         self._by_path: dict[tuple[str, Path], Route] = {}
 
-    def over(self, chain: Chain, devices: tuple[str, ...]) -> Route:
+    def get_route(self, chain: Chain, devices: tuple[str, ...]) -> Route:
         """A device for each block."""
         found = self._by_devices.get((chain.version, devices))
         if found is None:
@@ -51,7 +51,7 @@ class RouteCache:
             found = self._by_path[chain.version, path] = _route(chain, path)
         return found
 
-    def forget(self, version: str) -> None:
+    def remove_version(self, version: str) -> None:
         self._by_devices = {key: route for key, route in self._by_devices.items() if key[0] != version}
         self._by_path = {key: route for key, route in self._by_path.items() if key[0] != version}
 

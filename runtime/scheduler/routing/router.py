@@ -58,12 +58,12 @@ class Router:
         if self.estimates is not None:
             self.estimates.learn(profiles)
 
-    def forget(self, blocks: Collection[str], version: str) -> None:
+    def remove_blocks(self, blocks: Collection[str], version: str) -> None:
         """Drop what is known of blocks, and of a version of a chain, that are gone; an empty version for none."""
         if self.estimates is not None:
-            self.estimates.forget(blocks, version)
+            self.estimates.remove_blocks(blocks, version)
         if version:
-            self._routes.forget(version)
+            self._routes.remove_version(version)
 
     def measured(self, chain: Chain) -> bool:
         """Whether paths of a chain are chosen by profiles."""
@@ -105,7 +105,7 @@ class Router:
             chosen = cheapest(by_load(candidates, loads, self._config.hop_cost))
         if chosen is None:
             return None
-        route = self._routes.over(chain, chosen)
+        route = self._routes.get_route(chain, chosen)
         return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
 
     def holds(self, route: Route) -> float:
@@ -145,7 +145,7 @@ class Router:
     ) -> tuple[dict[str, float], list[dict[str, float]]]:
         """What steps read on each device now, and what each block there adds, everybody counted."""
         devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
-        enters = {name: float(self._reads.of(device)) for name, device in devices.items()}
+        enters = {name: float(self._reads.step_bytes(device)) for name, device in devices.items()}
         groups = groups_for(chain.spec, context)
         adds: list[dict[str, float]] = []
         for use, some in zip(chain.uses, candidates, strict=True):
@@ -171,7 +171,7 @@ class Router:
 
     def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
         """Devices of a chain's blocks as a path, mostly made once."""
-        return self._routes.over(chain, devices).path
+        return self._routes.get_route(chain, devices).path
 
     def along(self, chain: Chain, path: Path) -> Route:
         """What is asked of a path, mostly made once."""
@@ -231,11 +231,13 @@ class Router:
         capacity = {name: self._devices[name].pages.capacity for some in soon for name in some}
         layers = [use.kv_layers for use in chain.uses]
         found = (choose_roomy(soon, layers, capacity, most) for most in (groups, max(groups // 2, 1), 1))
-        return max((self.holds(self._routes.over(chain, chosen)) for chosen in found if chosen is not None), default=0)
+        return max(
+            (self.holds(self._routes.get_route(chain, chosen)) for chosen in found if chosen is not None), default=0
+        )
 
     def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
         """A route that holds longer sequences than this one, if one is found."""
         capacity = {name: self._devices[name].pages.capacity for some in candidates for name in some}
         chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
-        other = route if chosen is None else self._routes.over(chain, chosen)
+        other = route if chosen is None else self._routes.get_route(chain, chosen)
         return other if self.holds(other) > self.holds(route) else route

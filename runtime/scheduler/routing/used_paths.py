@@ -47,16 +47,16 @@ class UsedPaths:
         if passes.users == 1:
             self.reads.begins(passes)
 
-    def leave(self, passes: Passes) -> None:
+    def remove_sequence(self, passes: Passes) -> None:
         """Count one sequence less on a path."""
         passes.users -= 1
         if not passes.users:
             self.reads.ends(passes)
 
-    def drop(self, passes: Passes) -> None:
+    def remove_path(self, passes: Passes) -> None:
         """Forget a path that no sequence is on any more."""
         self._passes.pop((passes.chain.version, passes.path), None)
 
-    def forget(self, version: str) -> None:
+    def remove_version(self, version: str) -> None:
         """Forget all paths of a version of a chain."""
         self._passes = {key: passes for key, passes in self._passes.items() if key[0] != version}

@@ -56,7 +56,7 @@ class SequenceLifecycle:
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         self._state.tally.finished["error"] += 1
-        self._state.tell.ended(now, request, "error", 0)
+        self._state.tell.sequence_ended(now, request, "error", 0)
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:
@@ -80,7 +80,7 @@ class SequenceLifecycle:
         member.holds(groups_for(member.spec, member.tokens))
         if self._shares:
             self._state.tally.prefix_queries += member.tokens
-        shared = self._take(member, match, planned, now)
+        shared = self._allocate_pages(member, match, planned, now)
         for name in sorted(member.place.devices):
             state.devices.enter(name, member)
             state.out.open(name, member, shared=shared)
@@ -114,7 +114,7 @@ class SequenceLifecycle:
         for name in candidates:
             state.devices[name].passing.asked.discard(member.seq)
         route = state.router.along(member.chain, path)
-        state.used_paths.leave(member.place.passes)
+        state.used_paths.remove_sequence(member.place.passes)
         member.place.passes = state.used_paths.along(member.chain, path)
         state.used_paths.enter(member.place.passes)
         member.path, member.place.devices = path, frozenset(route.devices)
@@ -151,7 +151,7 @@ class SequenceLifecycle:
     def hide(self, member: ScheduledSequence) -> None:
         """It may not be found any more."""
         if member.shared.beginning is not None:
-            self._state.prefixes.leave(member.shared.beginning)
+            self._state.prefixes.remove_prefix(member.shared.beginning)
             member.shared.beginning = None
 
     def shortens(self, member: ScheduledSequence, path: Path) -> bool:
@@ -176,9 +176,9 @@ class SequenceLifecycle:
     def end(self, member: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
         """End a sequence without a token."""
         self._state.out.events.append(end_event(member, reason, error, member.served))
-        self.leave(member, reason, now)
+        self.end_sequence(member, reason, now)
 
-    def leave(self, member: ScheduledSequence, reason: FinishReason, now: int) -> None:
+    def end_sequence(self, member: ScheduledSequence, reason: FinishReason, now: int) -> None:
         """Its last event has been told."""
         state = self._state
         state.tally.finished[reason] += 1
@@ -188,11 +188,11 @@ class SequenceLifecycle:
         if member.seq in state.running:
             if reason in ("stop", "length"):
                 self.show(member)
-                self.donors.keep(member, now)
+                self.donors.add_sequence(member, now)
             self._unseat(member)
         else:
             state.waiting.remove(member)
-        state.tell.ended(now, member.request, reason, len(member.output))
+        state.tell.sequence_ended(now, member.request, reason, len(member.output))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -209,25 +209,25 @@ class SequenceLifecycle:
             state.devices[name].passing.asked.discard(member.seq)
             if state.devices.alive(name):
                 state.out.close(name, member.seq, member.epoch)
-        self._state.used_paths.leave(member.place.passes)
+        self._state.used_paths.remove_sequence(member.place.passes)
         member.unseated()
         state.changed = True
 
-    def _take(
+    def _allocate_pages(
         self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
     ) -> tuple[str, int] | None:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
         ledger, places = self._state.ledger, member.place.passes.places
         if match is None:
             stand_in = member.spare if planned is None else ((planned.device, planned.pages),)
-            member.pages.holding = ledger.take((*places, *stand_in), member.pages.groups)
+            member.pages.holding = ledger.allocate((*places, *stand_in), member.pages.groups)
             return None
         other, tokens = match.beginning, match.groups * member.spec.page_tokens
         copies = any(self._state.devices[name].copies for name in member.place.devices)
         member.pages.holding = (
-            ledger.take(places, member.pages.groups)
+            ledger.allocate(places, member.pages.groups)
             if copies
-            else ledger.take(places, member.pages.groups, other.holding, match.groups)
+            else ledger.allocate(places, member.pages.groups, other.holding, match.groups)
         )
         member.computed = tokens
         self._state.tally.shared += 1
@@ -246,7 +246,7 @@ class SequenceLifecycle:
 
     def _put(self, member: ScheduledSequence, route: Route) -> None:
         if member.path:
-            self._state.used_paths.leave(member.place.passes)
+            self._state.used_paths.remove_sequence(member.place.passes)
         passes = self._state.used_paths.along(member.chain, route.path)
         member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
         self._state.used_paths.enter(member.place.passes)

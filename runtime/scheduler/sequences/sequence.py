@@ -64,7 +64,7 @@ class ScheduledSequence(LiveSequence):
         return None if self.variant is None else self.variant.name
 
     @property
-    def told(self) -> SequenceRequest:
+    def device_request(self) -> SequenceRequest:
         """Its request as devices are told of it: for the version that it keeps to."""
         name = self.chain.loaded_as
         return self.request if name == self.request.model else replace(self.request, model=name)

@@ -28,7 +28,7 @@ class SpeculationHistory:
         self._outcomes: dict[Instance, deque[bool]] = {}
         self._resting: dict[Instance, int] = {}
 
-    def ended(self, block: str, device: str) -> bool:
+    def is_resting(self, block: str, device: str) -> bool:
         return (block, device) in self._resting
 
     def review(self) -> None:

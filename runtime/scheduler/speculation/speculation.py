@@ -110,7 +110,7 @@ class Speculation:
             SlowHop(block, name, self._drain(block, name))
             for block, where in state.block_map.instances.items()
             for name in where
-            if state.devices.alive(name) and not self.trials.ended(block, name)
+            if state.devices.alive(name) and not self.trials.is_resting(block, name)
         ]
         chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
         choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
@@ -239,7 +239,7 @@ class Speculation:
                 continue
             del self._loaded[name, stage]
             if device.stages.loaded.pop(stage, None) is not None:
-                state.out.drop(name, [stage])
+                state.out.unload_stages(name, [stage])
 
     def _room(self, member: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
         """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone
@@ -258,7 +258,7 @@ class Speculation:
     def goes_on(self, member: ScheduledSequence) -> bool:
         """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
         instance = self._instance(member)
-        return self._pinned or instance is None or not self.trials.ended(*instance)
+        return self._pinned or instance is None or not self.trials.is_resting(*instance)
 
     def _instance(self, member: ScheduledSequence) -> tuple[str, str] | None:
         """(block, device) that a sequence has predicted."""
@@ -273,10 +273,10 @@ class Speculation:
         self._guesses += one.guess is not None
         if one.started:
             self._state.tally.speculations += 1
-            self._tell(now, "spec.start", member, one)
+            self._trace_row(now, "spec.start", member, one)
 
     def verified(self, now: int, member: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
-        self._tell(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
+        self._trace_row(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
 
     def decided(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
         """A row counts."""
@@ -284,7 +284,7 @@ class Speculation:
         if one.started and hit is not None:
             self._state.tally.speculation_hits += hit
             self._state.tally.speculation_misses += not hit
-            self._tell(now, "spec.hit" if hit else "spec.miss", member, one)
+            self._trace_row(now, "spec.hit" if hit else "spec.miss", member, one)
             instance = self._instance(member)
             if instance is not None and not self._pinned and self.trials.add(now, member, instance, hit):
                 self._state.tally.speculations_ended += 1
@@ -294,7 +294,7 @@ class Speculation:
         """A row that went on from a guess is sent again."""
         self._redone += 1
 
-    def _tell(self, now: int, event: str, member: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
+    def _trace_row(self, now: int, event: str, member: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
         if member.ahead is not None:
             hop = member.path[member.ahead.hop]
             where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}

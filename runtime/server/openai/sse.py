@@ -55,7 +55,7 @@ class ChunkWriter:
         documents = map(self._wording.opening, choices)
         return b"".join(event(document) for document in documents if document is not None)
 
-    def of(self, pieces: Iterable[TextPiece]) -> bytes:
+    def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
         """One event per piece that says something; tokens whose text is held back say nothing yet."""
         return b"".join(map(self._event, pieces))
 
@@ -71,10 +71,10 @@ class ChunkWriter:
 
     def _mould(self, choice: int) -> _Mould | None:
         if choice not in self._moulds:
-            self._moulds[choice] = self._made(choice)
+            self._moulds[choice] = self._make_template(choice)
         return self._moulds[choice]
 
-    def _made(self, choice: int) -> _Mould | None:
+    def _make_template(self, choice: int) -> _Mould | None:
         """None where a name has in it what marks the places: then every chunk is worded as a whole."""
         worded = event(self._wording.chunk(TextPiece(choice, _TEXT, (_TOKEN,)))).decode()
         head, *rest = worded.split(_quote(_TEXT))

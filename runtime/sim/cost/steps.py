@@ -71,7 +71,7 @@ class Pricing:
         """Each block of a stage, with the adapters that its model has there. Raises NotFound."""
         known = self._pieces.get(stage.id)
         if known is None:
-            known = tuple(self._made(stage))
+            known = tuple(self._make_pieces(stage))
             self._pieces[stage.id] = known
             self._bits[stage.id] = 1 << len(self._bits)
         return known
@@ -145,7 +145,7 @@ class Pricing:
         found = self._mixes[key] = _Mix(costs, round(sum(cost.fixed for cost, _ in costs)) + self._gpu.part_ns)
         return found
 
-    def _made(self, stage: Stage) -> Iterable[StepPiece]:
+    def _make_pieces(self, stage: Stage) -> Iterable[StepPiece]:
         for use in self._family.uses(stage):
             part = self._family.parts[use.block]
             if use.block not in self._costs:

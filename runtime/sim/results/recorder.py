@@ -56,7 +56,7 @@ class RunRecorder:
     def alive(self) -> int:
         return len(self._alive)
 
-    def ask(self, request: SequenceRequest, now: int) -> None:
+    def add_request(self, request: SequenceRequest, now: int) -> None:
         self._alive[request.seq] = len(self.model)
         self.model.append(request.model)
         self.arrived.append(now)
@@ -64,7 +64,7 @@ class RunRecorder:
         self.ended.append(0)
         self.tokens.append(0)
 
-    def hear(self, events: Iterable[TokenEvent], now: int) -> None:
+    def add_events(self, events: Iterable[TokenEvent], now: int) -> None:
         """Tokens and ends. Raises KeyError for a sequence that has ended or was never asked for."""
         for event in events:
             number = self._alive[event.seq]

@@ -133,11 +133,11 @@ class Simulation:
             self.clock.at(self._next.arrival, EventClass.REQUEST, (self._arrive, self._next))
 
     def _arrive(self, request: SequenceRequest) -> None:
-        self.ledger.ask(request, self.clock.now)
+        self.ledger.add_request(request, self.clock.now)
         self._ask_next()
-        self._tell(AddRequest(request))
+        self._handle_at_scheduler(AddRequest(request))
 
-    def _tell(self, event: Message | SchedulerEvent) -> None:
+    def _handle_at_scheduler(self, event: Message | SchedulerEvent) -> None:
         """Tell the scheduler, and carry out what it says."""
         now = self.clock.now
         if not self._timed:
@@ -151,7 +151,7 @@ class Simulation:
             if type(command) is Send:
                 said.setdefault(command.to, []).append(command)
             elif type(command) is EmitTokens:
-                self.ledger.hear(command.events, now)
+                self.ledger.add_events(command.events, now)
             elif type(command) is ReplaceAgent:
                 self._replace(command.device)
         for device, sends in said.items():
@@ -171,14 +171,14 @@ class Simulation:
         kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
         self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv, self.ledger.made))
         self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
-        self._tell(Tick())
+        self._handle_at_scheduler(Tick())
 
     # -- devices -------------------------------------------------------------------------------------------------------
 
     def _join(self, name: str) -> None:
         node = self.nodes[name]
         server = f"server-{self.network.server_of(name)}"
-        self._tell(
+        self._handle_at_scheduler(
             AgentHello(
                 name,
                 PROTOCOL,
@@ -222,7 +222,7 @@ class Simulation:
             elif type(command) is WritePages:
                 node.engine.write_pages(command.pages, command.data)
                 written = PagesWritten(command.move, command.lo, command.hi)
-                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, written))
+                self.clock.at(now, EventClass.LOADED, (self._handle_at_device, name, node.life, written))
             elif type(command) is SendActivations:
                 rows = hollow_rows(command.pieces)
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
@@ -230,19 +230,24 @@ class Simulation:
                 self.clock.at(
                     now,
                     EventClass.LOADED,
-                    (self._hear, name, node.life, ActivationsVerified(command.move, command.lo, command.hi)),
+                    (
+                        self._handle_at_device,
+                        name,
+                        node.life,
+                        ActivationsVerified(command.move, command.lo, command.hi),
+                    ),
                 )
         self._wake(name, node)
 
     def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
         now = self.clock.now
         if to == SCHEDULER:
-            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._tell, message))
+            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._handle_at_scheduler, message))
             return
         there = self.network.arrival(source, to, sum(len(array.data) for array in arrays), now)
         self.clock.at(there, EventClass.ARRIVED, (self._deliver, to, message, arrays))
 
-    def _hear(self, name: str, life: int, event: Any) -> None:
+    def _handle_at_device(self, name: str, life: int, event: Any) -> None:
         """Something that happened on the device itself, unless it has died since."""
         node = self.nodes[name]
         if node.alive and node.life == life:
@@ -256,12 +261,16 @@ class Simulation:
             end = node.engine.loaded(stage, begin)
             spec = node.engine.load(stage)
         except ZooError as error:
-            self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, StageFailed(stage, str(error))))
+            self.clock.at(
+                now, EventClass.LOADED, (self._handle_at_device, name, node.life, StageFailed(stage, str(error)))
+            )
             return
         weights = node.engine.memory().weights
         self.ledger.loaded(weights - before, end - begin)
         node.loader_free = end
-        self.clock.at(end, EventClass.LOADED, (self._hear, name, node.life, StageLoaded(stage, spec, weights)))
+        self.clock.at(
+            end, EventClass.LOADED, (self._handle_at_device, name, node.life, StageLoaded(stage, spec, weights))
+        )
 
     def _report(self, name: str) -> None:
         node = self.nodes[name]
@@ -332,7 +341,9 @@ class Simulation:
         """
         self.nodes[name].alive = False
         self.clock.at(
-            self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, AgentDown(name, "it died"))
+            self.clock.now + self.network.control_ns,
+            EventClass.ARRIVED,
+            (self._handle_at_scheduler, AgentDown(name, "it died")),
         )
 
     def _replace(self, name: str) -> None:

@@ -52,7 +52,7 @@ class Channel(Protocol):
         """False where there is no room. Raises zmq.ZMQError if whom it is for is not there."""
         ...
 
-    def take(self) -> Iterator[Came]:
+    def receive(self) -> Iterator[Came]:
         """What is there. Not to be gone on with once it is closed."""
         ...
 
@@ -87,7 +87,7 @@ class ZmqChannel:
             return False
         return True
 
-    def take(self) -> Iterator[Came]:
+    def receive(self) -> Iterator[Came]:
         for _ in range(_BURST):
             # asking whether there is one costs less than an exception that says no
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -108,7 +108,7 @@ class ReorderBuffer:
     ahead: dict[int, list[memoryview]] = field(default_factory=dict)
     since: float = 0.0
 
-    def came(self, number: int | None, frames: list[memoryview], now: float) -> list[list[memoryview]]:
+    def put_in_order(self, number: int | None, frames: list[memoryview], now: float) -> list[list[memoryview]]:
         """What may be heard now. What has no number, or an old one, is for whoever hears it to judge."""
         if number is None or number < self.due:
             return [frames]
@@ -160,9 +160,9 @@ class DualChannel:
     def put(self, frames: list[Frame], to: bytes = b"") -> bool:
         return self._quick.put(to, frames) or self._road.put(frames, to)
 
-    def take(self) -> Iterator[Came]:
+    def receive(self) -> Iterator[Came]:
         yield from self._short()
-        for who, frames in self._road.take():
+        for who, frames in self._road.receive():
             yield from self._short()  # what was sent before it has come, as far as it went that way
             yield from self._in_order(who, frames)
         for who, order in list(self._orders.items()):
@@ -178,7 +178,7 @@ class DualChannel:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _short(self) -> Iterator[Came]:
-        for who, frames in self._quick.take(_BURST):
+        for who, frames in self._quick.receive(_BURST):
             if who not in self._orders:
                 self._orders[who] = ReorderBuffer()
             yield from self._in_order(who, frames)
@@ -190,4 +190,4 @@ class DualChannel:
         if order is None:
             yield who, frames
         else:
-            yield from ((who, each) for each in order.came(number_of(frames), frames, self._clock()))
+            yield from ((who, each) for each in order.put_in_order(number_of(frames), frames, self._clock()))

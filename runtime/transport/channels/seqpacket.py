@@ -95,7 +95,7 @@ class SeqpacketSocket:
             return False
         return True
 
-    def take(self, most: int) -> list[tuple[bytes, list[memoryview]]]:
+    def receive(self, most: int) -> list[tuple[bytes, list[memoryview]]]:
         """What has come, about `most` messages at most, in order for each end."""
         out: list[tuple[bytes, list[memoryview]]] = []
         again = True
@@ -152,26 +152,26 @@ class SeqpacketSocket:
         except OSError:
             who = b""
         if who:
-            self._drop(who)
+            self._remove_end(who)
             self._ends[who] = end
             self._files[end.fileno()] = who, end
         else:
-            self._forget(end)
+            self._close_end(end)
         return bool(who)
 
     def _add(self, who: bytes | None, end: socket.socket) -> None:
         self._files[end.fileno()] = who, end
         self._epoll.register(end, select.EPOLLIN)
 
-    def _forget(self, end: socket.socket) -> None:
+    def _close_end(self, end: socket.socket) -> None:
         del self._files[end.fileno()]
         self._epoll.unregister(end)
         end.close()
 
-    def _drop(self, who: bytes) -> None:
+    def _remove_end(self, who: bytes) -> None:
         end = self._ends.pop(who, None)
         if end is not None:
-            self._forget(end)
+            self._close_end(end)
 
     def _read(self, who: bytes, end: socket.socket, most: int) -> list[tuple[bytes, list[memoryview]]]:
         out: list[tuple[bytes, list[memoryview]]] = []
@@ -185,7 +185,7 @@ class SeqpacketSocket:
                 packet = b""
             frames = _frames(packet)
             if frames is None:  # it has gone, or speaks otherwise
-                self._drop(who)
+                self._remove_end(who)
                 break
             out.append((who, frames))
         return out

@@ -69,7 +69,9 @@ class End:
         """Wait for agents, and tell them all of each other."""
         self.until(lambda: set(names) <= self.ready.keys())
         agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
-        rails = tuple(message.rail for name in names if isinstance(message := self.ready[name].message, AgentHello))
+        rails = tuple(
+            message.tensor_transport for name in names if isinstance(message := self.ready[name].message, AgentHello)
+        )
         for name in names:
             self.post.send(name, PeerList(agents, rails))
 

@@ -161,11 +161,11 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
     def run(now: int) -> None:
         try:
             answer.set_result(act(driver._scheduler, now))
-            driver._conductor._tell([Tick()], now)  # what it has to say goes out with an event's commands
+            driver._conductor._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
         except BaseException as error:
             answer.set_exception(error)
 
-    driver._conductor.ask(run)
+    driver._conductor.run_soon(run)
     return answer.result(LIMIT)
 
 

@@ -38,7 +38,7 @@ class Wire:
 
     def pump(self) -> None:
         for name, end in self.ends.items():
-            for said in end.said():
+            for said in end.drain_notices():
                 if not said.key:
                     self.over.append((name, said.outgoing, said.reason))
                 told = self.changes(name, said)
@@ -46,9 +46,9 @@ class Wire:
                     continue
                 other = self.ends[told.peer]
                 if told.key:
-                    other.met(name, not told.outgoing, told.key, told.value)
+                    other.handle_rendezvous(name, not told.outgoing, told.key, told.value)
                 else:
-                    other.over(name, not told.outgoing, told.reason)
+                    other.handle_close(name, not told.outgoing, told.reason)
 
     def until(self, condition: Callable[[], Any], seconds: float = LIMIT) -> None:
         end = time.monotonic() + seconds
@@ -67,7 +67,7 @@ class Wire:
         out: list[ArrivedTensor] = []
 
         def enough() -> bool:
-            out.extend(self.b.came())
+            out.extend(self.b.drain_arrivals())
             return len(out) >= count
 
         self.until(enough, seconds)

@@ -44,7 +44,7 @@ def events_of(tokens: list[int], finish: str = "length", **first: object) -> lis
 def take_all(asked: Generation, events: list[TokenEvent], cuts: list[int]) -> list[TextPiece]:
     choice = AnswerChoice(asked, 0)
     edges = [0, *sorted(cuts), len(events)]
-    return [choice.take(events[a:b]) for a, b in itertools.pairwise(edges) if b > a]
+    return [choice.add_events(events[a:b]) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def text_of(pieces: list[TextPiece]) -> str:
@@ -75,24 +75,24 @@ def test_without_stops_the_text_is_the_decoded_text(byte_tokenizer: Tokenizer, t
 def test_the_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello", add_special=False)
     choice = AnswerChoice(generation(tokenizer, stop_token_ids=[ids[-1]]), 0)
-    piece = choice.take(events_of(ids, "stop"))
+    piece = choice.add_events(events_of(ids, "stop"))
     assert piece.tokens == tuple(ids) and choice.tokens == len(ids)
     assert tokenizer.decode([ids[-1]]).strip() not in piece.text[-1:]
 
 
 def test_a_stop_string_asks_for_an_abort_only_while_the_sequence_runs(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello world", add_special=False)
-    running = AnswerChoice(generation(tokenizer, stop="wor"), 0).take(events_of([*ids, ids[0]])[:-1])
+    running = AnswerChoice(generation(tokenizer, stop="wor"), 0).add_events(events_of([*ids, ids[0]])[:-1])
     assert running.finish == "stop" and running.cut and running.text.endswith("hello ")
     ids = tokenizer.encode("hello", add_special=False)
-    ended = AnswerChoice(generation(tokenizer, stop="lo"), 0).take(events_of(ids))
+    ended = AnswerChoice(generation(tokenizer, stop="lo"), 0).add_events(events_of(ids))
     assert ended.finish == "stop" and not ended.cut
 
 
 def test_nothing_comes_after_the_end(tokenizer: Tokenizer) -> None:
     choice = AnswerChoice(generation(tokenizer), 0)
-    assert choice.take(events_of([7, 8])).finish == "length"
-    assert choice.take(events_of([9])) == TextPiece(0, finish="length")
+    assert choice.add_events(events_of([7, 8])).finish == "length"
+    assert choice.add_events(events_of([9])) == TextPiece(0, finish="length")
 
 
 def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokenizer) -> None:
@@ -102,7 +102,7 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
         PromptLogprobs("r/0", i, (Logprob(prompt[i], -float(i)),), ((Logprob(9, -0.1),),))
         for i in range(1, len(prompt))
     )
-    piece = AnswerChoice(asked, 0).take(events_of([7], prompt_logprobs=parts))
+    piece = AnswerChoice(asked, 0).add_events(events_of([7], prompt_logprobs=parts))
     assert [entry.logprob for entry in piece.entries] == [None, *(-float(i) for i in range(1, len(prompt))), -0.5]
     assert [entry.token for entry in piece.entries] == [*prompt, 7]
     assert piece.entries[len(prompt)].offset == len(tokenizer.decode(prompt))
@@ -110,7 +110,7 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
 
 
 def test_a_failure_carries_its_reason(tokenizer: Tokenizer) -> None:
-    piece = AnswerChoice(generation(tokenizer), 0).take(
+    piece = AnswerChoice(generation(tokenizer), 0).add_events(
         [TokenEvent("r/0", "r", 0, None, finish="error", error="the engine failed")]
     )
     assert (piece.finish, piece.error, piece.tokens) == ("error", "the engine failed", ())

@@ -29,7 +29,7 @@ class Picture:
         self.store.append(dict(zip(self.columns.physical(span), self.rows[-1], strict=True)))
 
     def leave(self, row: int) -> None:
-        last = self.columns.leave(row)
+        last = self.columns.remove_row(row)
         for held in (self.rows, self.store):
             held[row] = held[last]
             del held[last]
@@ -104,7 +104,7 @@ def test_an_endless_stream_keeps_the_cache_as_short_as_its_longest_row(lengths: 
         left = [each - 1 for each in left]
         while 0 in left:
             at = left.index(0)
-            last = columns.leave(at)
+            last = columns.remove_row(at)
             left[at] = left[last]
             del left[last]
 
@@ -118,7 +118,7 @@ def test_a_longer_row_extends_to_the_left_and_a_window_to_the_right() -> None:
     assert columns.advance([1, 4]) == 4 and columns.length == 9 and [columns.span(0), columns.span(1)] == [7, 9]
     with pytest.raises(NoRoom):
         columns.advance([2, 1])
-    columns.leave(1)
+    columns.remove_row(1)
     assert columns.release() == 2 and columns.length == 7
     columns.move(7)
     assert columns.physical(7) == list(range(7))
@@ -130,7 +130,7 @@ def test_empty_rows_hold_nothing_back() -> None:
     """A finished row without a successor must not stop the release for ever (BA-06)."""
     columns = Columns(4)
     columns.enter(4)
-    columns.leave(0)
+    columns.remove_row(0)
     assert columns.release() == 4 and columns.length == 0
     columns.enter(0)
     assert columns.advance([0]) == 0 and columns.span(0) == 0

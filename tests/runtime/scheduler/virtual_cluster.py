@@ -236,7 +236,7 @@ class VirtualCluster:
             limit,
             name,
             self.servers[number] if self.servers else "",
-            inputs=self.relay_config.activation_cache_bytes,
+            activation_cache_bytes=self.relay_config.activation_cache_bytes,
         )
         self.at(self.now + self.latency, lambda: self.tell(ready))
 

@@ -119,7 +119,7 @@ def test_a_client_that_does_not_finish_its_body_is_told_so(
         with socket.create_connection((host, int(port)), timeout=10) as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
             assert raw.recv(65536).startswith(b"HTTP/1.1 408")
-        assert server.gate.taken == 0
+        assert server.gate.places_in_use == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_headers_and_trailers_have_an_end(tokenizer: Tokenizer, endless: bytes) 
             except ConnectionError:  # hung up while we still sent
                 pass
             assert not said or said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 414", b"HTTP/1.1 431"))
-        assert eventually(lambda: server.gate.taken == 0)
+        assert eventually(lambda: server.gate.places_in_use == 0)
 
 
 def test_a_body_far_longer_than_headers_may_be_arrives(tokenizer: Tokenizer) -> None:

@@ -64,7 +64,7 @@ def test_what_is_heard_is_what_was_said(moves: list[tuple[int, int, dict[str, ob
     for kind, at, change in moves:
         message = changed(step(at)[kind], change)
         short = said.short(message)
-        said.went(message)
+        said.mark_sent(message)
         assert heard.full(short) == message
 
 
@@ -72,7 +72,7 @@ def test_a_decode_step_is_short() -> None:
     said = DeltaEncoder()
     for message in step(4):
         assert said.short(message) is message
-        said.went(message)
+        said.mark_sent(message)
     assert [said.short(message) for message in step(5)] == [
         ForwardRowsDelta(),
         RunRowsDelta((10, 10)),

@@ -252,7 +252,7 @@ def test_a_later_life_ends_the_one_before(made: Callable[..., Messenger]) -> Non
     scheduler.send("a", Heartbeat(4))
     assert heard(second, 1) == [4]
     assert taken(scheduler, 1, seconds=0.3) == []
-    scheduler.forget("a")
+    scheduler.remove_peer("a")
     second.send("scheduler", Heartbeat(5))
     assert taken(scheduler, 1, seconds=0.3) == []
     assert not scheduler.send("a", Heartbeat(6))
@@ -273,7 +273,7 @@ def test_a_life_that_nobody_has_told_of_waits_until_somebody_does(made: Callable
     first.send("b", Heartbeat(1))
     assert heard(one, 1) == [1]
     assert one.send("a", Heartbeat(2)) and heard(first, 1) == [2]
-    one.forget("a")
+    one.remove_peer("a")
     next_one.send("b", Heartbeat(23))
     assert taken(one, 1, seconds=0.3) == []
     one.learn("a", 2, next_one.address)
@@ -317,9 +317,12 @@ def test_what_is_known_of_links_goes_with_their_lives() -> None:
         for purpose in ("main", "beat"):
             register.count(link("a", life, purpose), 0)
         register.cut(link("a", life))
-        assert register.heard(link("a", life)) is None and register.heard(link("a", life, "beat")) == ("a", life)
-        register.gone("a", life)
-        assert register.heard(link("a", life, "beat")) is None
+        assert register.identify_link(link("a", life)) is None and register.identify_link(link("a", life, "beat")) == (
+            "a",
+            life,
+        )
+        register.end_incarnation("a", life)
+        assert register.identify_link(link("a", life, "beat")) is None
     assert not register._links["a"]
 
 

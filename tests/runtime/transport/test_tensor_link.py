@@ -200,7 +200,7 @@ def test_ends_of_links_hear_of_each_other_whoever_speaks_first(two: Two) -> None
 
 
 def test_what_is_said_of_links_before_it_is_known_how_a_peer_can_be_reached_waits(two: Two) -> None:
-    two.b.forget("a")
+    two.b.remove_peer("a")
     two.b.learn("a", 2, two.a.address)  # a later life, which is not learnt by a rail yet
     later = Messenger("a", 2)
     try:
@@ -226,7 +226,7 @@ def test_a_peer_that_cannot_be_linked_is_told_so(two: Two) -> None:
 def test_a_life_that_is_over_leaves_nothing(two: Two) -> None:
     two.a.send("b", ROW, (STATE,))
     two.until_expected(1)
-    two.b.forget("a")
+    two.b.remove_peer("a")
     assert two.direct_b.forgotten == ["a"]
     two.direct_b.come("a", 1, [STATE])
     assert two.at_b(1, 0.1) == []

@@ -98,12 +98,16 @@ def test_what_is_drawn_is_asked_in_one_go(monkeypatch):
 
 def test_a_line_that_a_kill_has_cut_counts_as_none(tmp_path):
     first = Answers(tmp_path, {"a": 1})
-    first.keep("q1", [[-1.5, True]])
+    first.append_answers("q1", [[-1.5, True]])
     path = next((tmp_path / "work").iterdir())
     path.write_text(path.read_text() + '\n{"asked": "q2", "ans')
-    first.keep("q3", ["text", "ü"])
+    first.append_answers("q3", ["text", "ü"])
     again = Answers(tmp_path, {"a": 1})
-    assert (again.of("q1"), again.of("q2"), again.of("q3")) == ([[-1.5, True]], None, ["text", "ü"])
-    assert Answers(tmp_path, {"a": 2}).of("q1") is None
-    again.forget()
-    assert Answers(tmp_path, {"a": 1}).of("q1") is None
+    assert (again.load_answers("q1"), again.load_answers("q2"), again.load_answers("q3")) == (
+        [[-1.5, True]],
+        None,
+        ["text", "ü"],
+    )
+    assert Answers(tmp_path, {"a": 2}).load_answers("q1") is None
+    again.remove_file()
+    assert Answers(tmp_path, {"a": 1}).load_answers("q1") is None

@@ -28,9 +28,9 @@ def read(kept: ActivationCache, seq: str, before: int, lo: int, hi: int) -> list
 
 def test_what_came_in_pieces_is_given_in_any_cut() -> None:
     kept = ActivationCache(1 << 20)
-    kept.keep("a", 2, 0, array(0, 1, 2, 3))
-    kept.keep("a", 2, 4, array(4))
-    kept.keep("a", 2, 5, array(5, 6))
+    kept.store_span("a", 2, 0, array(0, 1, 2, 3))
+    kept.store_span("a", 2, 4, array(4))
+    kept.store_span("a", 2, 5, array(5, 6))
     assert kept.spans("a", 2) == ((0, 7),) and read(kept, "a", 2, 0, 7) == list(range(7))
     assert (
         read(kept, "a", 2, 3, 6) == [3, 4, 5] and read(kept, "a", 2, 6, 8) is None and read(kept, "a", 2, 3, 3) is None
@@ -40,9 +40,9 @@ def test_what_came_in_pieces_is_given_in_any_cut() -> None:
 
 def test_a_row_that_runs_again_replaces_what_it_overlaps() -> None:
     kept = ActivationCache(1 << 20)
-    kept.keep("a", 2, 0, array(0, 1, 2, 3))
-    kept.keep("a", 2, 4, array(4, 5))
-    kept.keep("a", 2, 2, array(92, 93))
+    kept.store_span("a", 2, 0, array(0, 1, 2, 3))
+    kept.store_span("a", 2, 4, array(4, 5))
+    kept.store_span("a", 2, 2, array(92, 93))
     assert read(kept, "a", 2, 0, 4) == [0, 1, 92, 93] and kept.spans("a", 2) == ((0, 4),)
     kept.check({"a"})
 
@@ -50,14 +50,14 @@ def test_a_row_that_runs_again_replaces_what_it_overlaps() -> None:
 def test_the_oldest_go_first_whosever_they_are() -> None:
     kept = ActivationCache(3 * (AROUND + 4))
     for seq, start in (("a", 0), ("b", 0), ("a", 4)):
-        kept.keep(seq, 1, start, array(*range(4)))
-    kept.keep("c", 1, 0, array(*range(4)))
+        kept.store_span(seq, 1, start, array(*range(4)))
+    kept.store_span("c", 1, 0, array(*range(4)))
     assert kept.spans("a", 1) == ((4, 8),) and kept.spans("b", 1) == ((0, 4),)
-    kept.keep("c", 1, 4, array(*range(4)))
+    kept.store_span("c", 1, 4, array(*range(4)))
     assert "b" not in kept and kept.nbytes == 3 * (AROUND + 4)
-    kept.keep("a", 1, 8, array(*range(200), *range(200)))  # there is room for it alone
+    kept.store_span("a", 1, 8, array(*range(200), *range(200)))  # there is room for it alone
     assert kept.nbytes == AROUND + 400 and kept.spans("a", 1) == ((8, 408),) and "c" not in kept
-    kept.keep("d", 1, 0, Array("uint8", (1000, 1), bytes(1000)))
+    kept.store_span("d", 1, 0, Array("uint8", (1000, 1), bytes(1000)))
     assert "d" not in kept
     kept.check({"a", "c"})
 
@@ -65,8 +65,8 @@ def test_the_oldest_go_first_whosever_they_are() -> None:
 def test_who_leaves_takes_all_along_and_who_stays_keeps_its_stages() -> None:
     kept = ActivationCache(1 << 20)
     for before in (1, 3, 5):
-        kept.keep("a", before, 0, array(1, 2))
-    kept.keep("b", 1, 0, array(7))
+        kept.store_span("a", before, 0, array(1, 2))
+    kept.store_span("b", 1, 0, array(7))
     kept.retain("a", {3})
     assert kept.spans("a", 3) and not kept.spans("a", 1) and not kept.spans("a", 5)
     kept.close("a")
@@ -80,7 +80,7 @@ def test_who_leaves_takes_all_along_and_who_stays_keeps_its_stages() -> None:
 def test_a_view_of_something_larger_is_copied() -> None:
     whole = bytearray(1 << 16)
     kept = ActivationCache(1 << 20)
-    kept.keep("a", 1, 0, Array("uint8", (2, 1), memoryview(whole)[4:6]))
+    kept.store_span("a", 1, 0, Array("uint8", (2, 1), memoryview(whole)[4:6]))
     whole[4:6] = b"\x09\x09"
     assert read(kept, "a", 1, 0, 2) == [0, 0]
 
@@ -88,7 +88,7 @@ def test_a_view_of_something_larger_is_copied() -> None:
 def test_nothing_is_kept_without_a_limit() -> None:
     kept = ActivationCache(0)
     assert not kept
-    kept.keep("a", 1, 0, array(1))
+    kept.store_span("a", 1, 0, array(1))
     assert "a" not in kept and kept.nbytes == 0
 
 
@@ -106,7 +106,7 @@ def test_any_order_of_rows_and_ends_against_a_picture_of_them(seed: int) -> None
         else:
             start = rng.randrange(max(0, len(tokens) - 3), len(tokens) + 1)
             values = [rng.randrange(256) for _ in range(rng.randrange(1, 5))]
-            kept.keep(seq, before, start, array(*values))
+            kept.store_span(seq, before, start, array(*values))
             picture[seq, before] = {at: value for at, value in tokens.items() if at < start} | dict(
                 enumerate(values, start)
             )

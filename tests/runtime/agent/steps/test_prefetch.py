@@ -177,7 +177,7 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
         if middle is not None and middle.relay._foreseen._runs.onward is None:
             middle = None
     relay = middle.relay
-    plan, rows = relay._steps.of("all")
+    plan, rows = relay._steps.oldest_step("all")
     whole = Array("int64", (len(rows), 1), bytes(8 * len(rows)))
     result = StageResult(StepResult(plan.step, (), (), (), 1), Stacked([row.seq for row in plan.rows], whole))
     assert relay.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"

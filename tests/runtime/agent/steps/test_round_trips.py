@@ -62,7 +62,7 @@ def test_whoever_is_gone_is_not_waited_for() -> None:
     due.leaves(row("a"), "d", 0)
     due.comes("a", 100)
     due.leaves(row("a"), "d", 1_000)
-    due.gone("a")
+    due.remove_device("a")
     assert len(due) == 0 and due.deadline(1_001) == 0
 
 
@@ -75,8 +75,8 @@ def test_switched_off_nothing_is_written_down() -> None:
 def test_steps_are_learnt_by_the_clock() -> None:
     due = RoundTrips(LIMIT, 0.5)
     due.begins(1_000)
-    due.ran(1_100)
+    due.end_step(1_100)
     assert due.step == 100
     due.begins(2_000)
-    due.ran(2_200)
+    due.end_step(2_200)
     assert due.step == 0.8 * 100 + 0.2 * 200

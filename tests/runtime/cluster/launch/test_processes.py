@@ -116,7 +116,7 @@ def test_one_stands_by_once_those_that_are_waited_for_are_warm(
 ) -> None:
     fleet, _ = made(WARMS, warm=True)
     held: list[Callable[[], None]] = []
-    tell = processes._Child.tell
+    tell = processes._Child.write_line
     monkeypatch.setattr(processes._Child, "tell", lambda child, line: held.append(lambda: tell(child, line)))
     for device in ("a", "b"):
         fleet.start(device, 1)

@@ -85,7 +85,7 @@ def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, stran
         outs = []
         for maker in (GatheredAttention, varlen_attention(plain.kernel)):
             made = maker(pages)
-            made.keep(layer, key, value)
+            made.write_kv(layer, key, value)
             outs.append(torch.zeros(tokens, HEADS, head_dim))
             made.decode(layer, Tokens(query, key, value, how), outs[-1])
             made.chunks(layer, Tokens(query, key, value, how), outs[-1])
@@ -109,7 +109,7 @@ def test_what_the_kernel_does_not_take_is_gathered(page_tokens, head_dim, how, m
     outs = []
     for maker in (GatheredAttention, varlen_attention(plain.kernel)):
         made = maker(pages)
-        made.keep(1, key, value)
+        made.write_kv(1, key, value)
         outs.append(torch.zeros(6, HEADS, head_dim))
         made.decode(1, Tokens(query, key, value, how), outs[-1])
         made.chunks(1, Tokens(query, key, value, how), outs[-1])

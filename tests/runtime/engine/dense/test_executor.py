@@ -395,7 +395,7 @@ def test_what_is_no_number_stays_where_it_is():
         assert torch.isfinite(out[:3]).all(), "one row's numbers are no affair of another's"
         assert torch.isfinite(out[5]).all() != left_behind
         while slab.columns.rows:
-            slab.leave(0)
+            slab.remove_row(0)
         slab.columns.release()
 
 

@@ -161,6 +161,6 @@ def test_what_is_released_is_forgotten_by_the_lane_that_knows_it(family):
     beside.run(StepPlan(10, (), ()), {})
     assert not others.sequences
     beside.run(StepPlan(11, (), (), ("c@0",)), {})
-    assert not engine._released.take() and not beside.released.take(), "nothing piles up"
+    assert not engine._released.drain_released() and not beside.released.drain_released(), "nothing piles up"
     engine.unload(stage)
     assert not beside._models

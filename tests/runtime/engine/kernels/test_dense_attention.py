@@ -66,7 +66,7 @@ def test_as_over_the_rectangle(how):
         if len(lengths) > 3 or (lengths and rng.random() < 0.2):
             row = rng.randrange(len(lengths))
             for slab in slabs:
-                slab.leave(row)
+                slab.remove_row(row)
             lengths[row] = lengths[-1]
             lengths.pop()
         if not lengths or rng.random() < 0.4:

@@ -188,7 +188,7 @@ def test_pages_are_written(kernels: Kernels) -> None:
     pool = Pool(k, v, torch.zeros(1, 1, dtype=torch.int64))
     qkv = torch.randn(5, 8, 6)
     pages, offsets = torch.tensor([3, 0, 8, 3, 1]), torch.tensor([0, 3, 1, 2, 0])
-    kernels.keep(pool, pages, offsets, qkv[:, 4:6], qkv[:, 6:8])
+    kernels.write_kv(pool, pages, offsets, qkv[:, 4:6], qkv[:, 6:8])
     wanted_k, wanted_v = torch.zeros_like(k), torch.zeros_like(v)
     wanted_k[pages, offsets], wanted_v[pages, offsets] = qkv[:, 4:6], qkv[:, 6:8]
     assert torch.equal(k, wanted_k) and torch.equal(v, wanted_v)

@@ -186,12 +186,12 @@ def test_a_recording_keeps_the_adapters_that_it_read():
         return ForwardContext(torch.zeros(1, 1), (), (AdapterSpan("a", 0, 1),), kept=kept)
 
     kept: dict = {}
-    first = joined.of(("a", "b"), frame(kept), make)
-    other = joined.of(("c",), frame(None), make)
-    joined.forget()
-    assert joined.of(("a", "b"), frame(kept), make) is first
-    assert joined.of(("a", "b"), frame({}), make) is not first
-    assert joined.of(("c",), frame(None), make) is not other, "it was forgotten"
+    first = joined.get_or_make(("a", "b"), frame(kept), make)
+    other = joined.get_or_make(("c",), frame(None), make)
+    joined.clear()
+    assert joined.get_or_make(("a", "b"), frame(kept), make) is first
+    assert joined.get_or_make(("a", "b"), frame({}), make) is not first
+    assert joined.get_or_make(("c",), frame(None), make) is not other, "it was forgotten"
     assert made == [("a", "b"), ("c",), ("a", "b"), ("c",)]
 
 

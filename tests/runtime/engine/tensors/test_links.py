@@ -115,7 +115,7 @@ def test_both_ways_have_links_of_their_own(made: Callable[..., Wire]) -> None:
     wire.b.send("a", 1, [back])
     assert same(wire.came()[0].arrays[0], there)
     got: list[Any] = []
-    wire.until(lambda: got.extend(wire.a.came()) or got)
+    wire.until(lambda: got.extend(wire.a.drain_arrivals()) or got)
     assert same(got[0].arrays[0], back)
 
 
@@ -187,15 +187,15 @@ def test_a_life_that_is_over_is_forgotten_and_the_next_one_gets_a_link_of_its_ow
     wire.link()
     one = state()
     wire.b.expect("a", 1, kinds(one))  # which nobody sends
-    wire.b.forget("a")
-    wire.a.forget("b")
-    assert wire.b.came() == [] and not wire.b.expects("a") and wire.a.state() == {}
-    wire.a.said(), wire.b.said()
+    wire.b.remove_peer("a")
+    wire.a.remove_peer("b")
+    assert wire.b.drain_arrivals() == [] and not wire.b.expects("a") and wire.a.state() == {}
+    wire.a.drain_notices(), wire.b.drain_notices()
     wire.link()
     go(wire, 1, one)
     assert same(wire.came()[0].arrays[0], one)
     time.sleep(0.7)  # the old life's limit
-    assert wire.b.came() == [] and wire.a.carries("b", 1)
+    assert wire.b.drain_arrivals() == [] and wire.a.carries("b", 1)
 
 
 def test_kept_rows_are_joined_where_they_lie(made: Callable[..., Wire]) -> None:
@@ -257,12 +257,12 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
         def hear() -> None:
             for line in child.stdout or ():
                 outgoing, key, value = json.loads(line)
-                links.met("p", not outgoing, key, bytes.fromhex(value))
+                links.handle_rendezvous("p", not outgoing, key, bytes.fromhex(value))
 
         threading.Thread(target=hear, daemon=True).start()
 
         def tell() -> None:
-            for said in links.said():
+            for said in links.drain_notices():
                 child.stdin.write(json.dumps([not said.outgoing, said.key, said.value.hex()]) + "\n")  # type: ignore[union-attr]
                 child.stdin.flush()  # type: ignore[union-attr]
 
@@ -293,7 +293,7 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
         else:
             got: list[Any] = []
             while not got:
-                got = links.came()
+                got = links.drain_arrivals()
                 assert time.monotonic() < killed + 3.0
                 time.sleep(0.001)
             assert got[0].error and not got[0].arrays

@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_refused_and_likeness_is_the_same():
 
 def test_what_is_kept_of_it_is_a_copy_on_its_device():
     kept, whole_step = ActivationCache(10_000), torch.randn(64, 4)
-    kept.keep("s", 1, 0, cut(staying(whole_step), 0, 2))
-    kept.keep("s", 1, 2, cut(staying(whole_step), 2, 4))
+    kept.store_span("s", 1, 0, cut(staying(whole_step), 0, 2))
+    kept.store_span("s", 1, 2, cut(staying(whole_step), 2, 4))
     ((first, lo, hi), _) = kept.pieces("s", 1, 0, 4)
     assert is_tensor(first) and (lo, hi) == (0, 2)
     assert first.data.untyped_storage().nbytes() == 2 * 4 * 4  # not all of the step

@@ -123,7 +123,7 @@ def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
     move = TwoEnded(tokens, costs.page_tokens, copy=not math.isinf(costs.copy_group))
     busy: dict[str, tuple[float, range]] = {}
     now = 0.0
-    while not move.done:
+    while not move.is_complete:
         if "front" not in busy and (span := _next_front(move, costs)) is not None:
             busy["front"] = (now + costs.chunk(span.start, len(span)), span)
         if "back" not in busy and (span := move.next_back(1)) is not None:

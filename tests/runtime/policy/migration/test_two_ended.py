@@ -54,7 +54,7 @@ def covered(move: TwoEnded) -> bool:
 def test_both_ends_meet(tokens: int, recomputed: Spans, copied: Spans, met: int) -> None:
     move = TwoEnded(tokens, B)
     drain(move)
-    assert move.done and (move.recomputed_spans, move.copied_spans, met_at(move.recomputed_spans)) == (
+    assert move.is_complete and (move.recomputed_spans, move.copied_spans, met_at(move.recomputed_spans)) == (
         recomputed,
         copied,
         met,
@@ -63,7 +63,12 @@ def test_both_ends_meet(tokens: int, recomputed: Spans, copied: Spans, met: int)
 
 def test_nothing_to_move_is_done_at_once() -> None:
     move = TwoEnded(0, B)
-    assert move.done and met_at(move.recomputed_spans) == 0 and move.next_front(9) is None and move.next_back(9) is None
+    assert (
+        move.is_complete
+        and met_at(move.recomputed_spans) == 0
+        and move.next_front(9) is None
+        and move.next_back(9) is None
+    )
 
 
 def test_the_front_takes_whole_groups_and_at_least_one() -> None:
@@ -83,7 +88,7 @@ def test_the_back_may_ask_for_more_before_it_has_what_it_asked_for() -> None:
         range(12),
         None,
     )
-    assert move.copying == 6 and not move.done and not move.stuck
+    assert move.copying == 6 and not move.is_complete and not move.stuck
 
 
 def test_the_last_group_has_one_winner() -> None:
@@ -113,7 +118,7 @@ def test_when_the_source_dies_the_front_goes_on_to_the_end() -> None:
     assert not move.awaits(range(8, 16)) and not move.copied(range(8, 16))  # a late answer changes nothing
     assert move.recomputed(range(8)) and not move.stuck
     drain(move)
-    assert move.done and move.recomputed_spans == ((0, 16),) and move.copied_spans == ((16, 22),)
+    assert move.is_complete and move.recomputed_spans == ((0, 16),) and move.copied_spans == ((16, 22),)
 
 
 def test_a_hole_behind_copied_groups_is_recomputed_once_all_before_it_is_here() -> None:
@@ -124,7 +129,7 @@ def test_a_hole_behind_copied_groups_is_recomputed_once_all_before_it_is_here() 
     move.stop_copy()
     assert move.next_front(B) is None and move.recomputed(range(8))
     assert move.next_front(99) == range(8, 16)
-    assert move.recomputed(range(8, 16)) and move.done
+    assert move.recomputed(range(8, 16)) and move.is_complete
 
 
 def test_a_copy_that_fails_may_be_asked_for_again_but_not_forever() -> None:
@@ -141,7 +146,7 @@ def test_of_several_copies_under_way_the_first_may_fail() -> None:
     assert move.next_back(1) == range(8, 12) and move.next_back(1) == range(4, 8)
     assert move.copy_failed(range(8, 12)) and move.copied(range(4, 8))
     assert move.next_back(1) == range(8, 12) and move.copied(range(8, 12))
-    assert drain(move) == [("back", range(4))] and move.done
+    assert drain(move) == [("back", range(4))] and move.is_complete
 
 
 def test_a_front_that_can_do_no_more_leaves_the_rest_to_the_back() -> None:
@@ -150,18 +155,18 @@ def test_a_front_that_can_do_no_more_leaves_the_rest_to_the_back() -> None:
     move.stop_recompute()
     assert not move.recomputed(range(B))
     drain(move)
-    assert move.done and move.copied_spans == ((0, 8),) and met_at(move.recomputed_spans) == 0
+    assert move.is_complete and move.copied_spans == ((0, 8),) and met_at(move.recomputed_spans) == 0
 
 
 def test_what_has_grown_is_copied_with_all_of_a_partial_group() -> None:
     move = TwoEnded(10, B)
     assert move.next_front(99) == range(10) and move.recomputed(range(10)) and met_at(move.recomputed_spans) == 10
     move.extend(13)
-    assert not move.done and move.next_front(99) is None
+    assert not move.is_complete and move.next_front(99) is None
     assert move.next_back(9) == range(8, 13) and move.copied(range(8, 13))
-    assert move.done and move.recomputed_spans == ((0, 8),) and move.copied_spans == ((8, 13),)
+    assert move.is_complete and move.recomputed_spans == ((0, 8),) and move.copied_spans == ((8, 13),)
     move.extend(13)
-    assert move.done
+    assert move.is_complete
     move.extend(16)
     assert drain(move) == [("back", range(12, 16))] and covered(move)
 
@@ -183,7 +188,7 @@ def test_what_has_grown_is_recomputed_when_nothing_can_be_copied() -> None:
     assert bereft.next_back(1) == range(8, 9)
     bereft.stop_copy()
     drain(bereft)
-    assert bereft.done and covered(bereft)
+    assert bereft.is_complete and covered(bereft)
 
 
 def test_a_move_goes_on_only_from_where_it_is_done() -> None:
@@ -325,8 +330,8 @@ class Moves(RuleBasedStateMachine):
     def finish(self) -> None:
         """Whatever happened, it ends: done, or stuck with a reason."""
         drain(self.move)
-        assert self.move.done or self.move.stuck
-        if self.move.done:
+        assert self.move.is_complete or self.move.stuck
+        if self.move.is_complete:
             assert covered(self.move)
         self.here = dict.fromkeys(tokens_in(self.move.recomputed_spans), "front")
         self.here.update(dict.fromkeys(tokens_in(self.move.copied_spans), "back"))
@@ -341,7 +346,7 @@ class Moves(RuleBasedStateMachine):
         assert tokens_in(self.move.copied_spans) == sorted(token for token, side in self.here.items() if side == "back")
         assert self.move.recomputing == sum(-(-len(span) // B) for span in self.front)
         assert self.move.copying == sum(-(-len(span) // B) for span in self.back)
-        assert self.move.done == (len(self.here) == self.move.tokens)
+        assert self.move.is_complete == (len(self.here) == self.move.tokens)
 
 
 TestMoves = Moves.TestCase
@@ -400,7 +405,7 @@ def test_what_has_grown_may_have_inputs() -> None:
     move.inputs(((0, 8),))
     drain(move)
     move.extend(13)
-    assert not move.stuck and drain(move) and move.done
+    assert not move.stuck and drain(move) and move.is_complete
     move.extend(14)
     move.inputs(())
     assert move.stuck

@@ -34,8 +34,8 @@ def test_when_all_decline_or_are_gone_it_is_offered_anew() -> None:
     bids.offer("g", ["b", "c"])
     assert not bids.decline("h", "a").exhausted and bids.decline("h", "a").reason == "there is no such offer"
     assert isinstance(bids.accept("g", "b"), Accepted)
-    assert bids.lost("b") == ("h", "g")  # the last one asked, and the one that had it
-    assert len(bids) == 0 and bids.lost("b") == ()
+    assert bids.remove_device("b") == ("h", "g")  # the last one asked, and the one that had it
+    assert len(bids) == 0 and bids.remove_device("b") == ()
     bids.offer("h", ["c"])
 
 

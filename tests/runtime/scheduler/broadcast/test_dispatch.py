@@ -48,7 +48,7 @@ class Copies(VirtualCluster):
         self.carry_out(self.scheduler._state.out.flush())
 
     def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
-        for row in node.relay._steps.of(lane)[1]:
+        for row in node.relay._steps.oldest_step(lane)[1]:
             if not row.move:
                 self.runs.append((row.guest.seq, node.name))
                 self.ran[row.guest.seq, row.epoch, row.hop, row.start, row.tokens] += 1

@@ -63,7 +63,7 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
         running = seq and not holdings[seq].donor
         if act == "take" or not seq:
             groups = rng.randrange(1, 6)
-            holdings[name] = ledger.take(PLACES, groups)
+            holdings[name] = ledger.allocate(PLACES, groups)
             pages.tables[name] = {
                 at: pages.groups(device, count, groups) for at, (device, count) in enumerate(PLACES) if count
             }
@@ -73,7 +73,7 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
                 places[at] = part[0][0], len(part[0][1])
             shared = rng.randrange(1, holdings[seq].groups + 1)
             groups = shared + rng.randrange(1, 4)
-            holdings[name] = ledger.take(places, groups, holdings[seq], shared)
+            holdings[name] = ledger.allocate(places, groups, holdings[seq], shared)
             pages.tables[name] = {
                 at: [*part[:shared], *pages.groups(part[0][0], len(part[0][1]), groups - shared)]
                 for at, part in pages.tables[seq].items()
@@ -88,7 +88,7 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
             del pages.tables[seq]
         elif act == "keep" and running:
             kept = rng.randrange(1, holdings[seq].groups + 1)
-            holdings[name] = ledger.keep(holdings[seq], kept)
+            holdings[name] = ledger.share_groups(holdings[seq], kept)
             pages.tables[name] = {at: part[:kept] for at, part in pages.tables[seq].items()}
             pages.donors.add(name)
         elif act == "move" and running:
@@ -113,8 +113,8 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
 def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_empty() -> None:
     devices = devices_of(2)
     ledger = PageAccounting(devices)
-    one = ledger.take(PLACES, 4)
-    two = ledger.take(PLACES, 6, one, 3)
+    one = ledger.allocate(PLACES, 4)
+    two = ledger.allocate(PLACES, 6, one, 3)
     devices.down("d0")
     ledger.bereft(two, "d0")
     devices.up(AgentHello("d0", PROTOCOL, "", 100, 64, 0, ""))
@@ -126,8 +126,8 @@ def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_emp
 
 def test_tentative_groups_are_not_in_the_order_of_moves() -> None:
     ledger = PageAccounting(devices_of())
-    one = ledger.take(PLACES, 4)
-    two = ledger.take(PLACES, 6, one, 3)
+    one = ledger.allocate(PLACES, 4)
+    two = ledger.allocate(PLACES, 6, one, 3)
     views = [ledger.mover("a", one, 2, "d1").pages, ledger.mover("b", two, 5, "d1").pages]
     assert [len(view) for view in views] == [6, 15] and len(views[0] & views[1]) == 6
 
@@ -150,7 +150,7 @@ def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
             prefixes.reaches(made, rng.randrange(len(tokens) // 2 + 1))
             standing.append((made, tokens))
         elif standing:
-            prefixes.leave(standing.pop(rng.randrange(len(standing)))[0])
+            prefixes.remove_prefix(standing.pop(rng.randrange(len(standing)))[0])
         prefixes.check([each for each, _ in standing])
         most = rng.randrange(6)
         found = {match.path: match.groups for match in prefixes.matches(realm, marks_of(tokens, 2), most)}

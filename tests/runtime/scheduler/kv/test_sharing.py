@@ -242,7 +242,7 @@ def test_an_old_version_takes_its_donors_along() -> None:
     cluster = cluster_of("cached")
     cluster.ask(request("a", SYSTEM, "m", max_tokens=1), request("b", SYSTEM, "n", max_tokens=1))
     cluster.run()
-    cluster.scheduler.donors.forget(M.chain(1, 3, 4).version)
+    cluster.scheduler.donors.remove_version(M.chain(1, 3, 4).version)
     cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
     cluster.run()
     assert [donor.shelf.realm[0] for donor in cluster.scheduler.donors] == [N.chain(1, 3, 4).version]

@@ -65,7 +65,7 @@ def test_a_chain_that_goes_takes_only_what_no_other_has() -> None:
     one, other = chain_of("one", "x", "y"), chain_of("other", "y", "z")
     blocks, devices = map_of()
     blocks.place([one, other])
-    assert blocks.forget(one, [other]) == ("x",)
+    assert blocks.remove_chain(one, [other]) == ("x",)
     assert set(blocks.instances) == {"y", "z"} and agree(blocks, devices) and not blocks.knows("x")
 
 

@@ -41,8 +41,8 @@ def up(devices: Devices, name: str) -> None:
 def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: str) -> None:
     chain, devices = chain_of(version, [layers for layers, _ in blocks]), tuple(name for _, name in blocks)
     made = RouteCache()
-    route = made.over(chain, devices)
-    assert route is made.over(chain, devices) is made.along(chain, route.path)
+    route = made.get_route(chain, devices)
+    assert route is made.get_route(chain, devices) is made.along(chain, route.path)
     assert devices_of(chain, route.path) == devices
     assert route.devices == tuple(dict.fromkeys(devices))
     pages = {name: sum(layers for layers, at in blocks if at == name) for name in route.devices}
@@ -55,13 +55,13 @@ def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: s
 def test_routes_go_with_their_version_and_have_a_bound(monkeypatch) -> None:
     monkeypatch.setattr(routes, "_MOST", 3)
     made, one, two = RouteCache(), chain_of("one", [1]), chain_of("two", [1])
-    kept = made.over(two, ("d0",))
-    gone = made.over(one, ("d0",))
-    made.forget("one")
-    assert made.over(two, ("d0",)) is kept
-    assert made.over(one, ("d0",)) is not gone
+    kept = made.get_route(two, ("d0",))
+    gone = made.get_route(one, ("d0",))
+    made.remove_version("one")
+    assert made.get_route(two, ("d0",)) is kept
+    assert made.get_route(one, ("d0",)) is not gone
     for at in range(20):
-        made.over(one, (f"d{at}",))
+        made.get_route(one, (f"d{at}",))
         assert len(made._by_devices) <= 3 and len(made._by_path) <= 3
 
 

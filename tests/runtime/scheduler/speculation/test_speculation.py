@@ -83,7 +83,7 @@ def passed(cluster: VirtualCluster, odd: bool) -> int:
         (turn % 2 == 1) is odd
         for _, _, _, message in cluster.sent
         if isinstance(message, ForwardRows)
-        for turn in message.turns
+        for turn in message.attempts
     )
 
 
@@ -280,7 +280,7 @@ def test_off_is_as_if_there_were_none() -> None:
         assert not [event for event in cluster.trace.events if event.ev.startswith("spec.")]
         sent.append(
             [
-                (now, to, type(message), message if not isinstance(message, ForwardRows) else message.turns)
+                (now, to, type(message), message if not isinstance(message, ForwardRows) else message.attempts)
                 for now, _, to, message in cluster.sent
             ]
         )

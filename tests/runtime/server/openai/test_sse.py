@@ -60,14 +60,16 @@ def test_chunks_are_their_documents(
         tokenizer, name, chat, return_token_ids=token_ids, stream_options=StreamOptions(include_usage=usage)
     )
     wording = wording_for(asked)
-    assert ChunkWriter(wording, token_ids).of(pieces) == b"".join(worded(wording, piece, token_ids) for piece in pieces)
+    assert ChunkWriter(wording, token_ids).write_pieces(pieces) == b"".join(
+        worded(wording, piece, token_ids) for piece in pieces
+    )
 
 
 def test_what_repeats_is_worded_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     wordings = []
     monkeypatch.setattr(events, "dump", lambda document: wordings.append(document) or dump(document))
     chunks = ChunkWriter(wording_for(generation(tokenizer, "m", chat=False)), token_ids=False)
-    stream = b"".join(chunks.of([TextPiece(0, text, (5,))]) for text in "abcdef")
+    stream = b"".join(chunks.write_pieces([TextPiece(0, text, (5,))]) for text in "abcdef")
     assert [json.loads(line[6:])["choices"][0]["text"] for line in stream.split(b"\n\n") if line] == [*"abcdef"]
     assert len(wordings) == 1
 

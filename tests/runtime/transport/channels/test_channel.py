@@ -88,9 +88,9 @@ def test_a_short_message_does_not_take_the_road(pair: tuple[SeqpacketSocket, Seq
     assert sender.put(message(0))
     assert sender.put(message(1, MAX_BYTES // 2))
     assert road.asked == 0
-    assert [who for who, _ in receiver.take()] == [b"a/1/main"] * 2
+    assert [who for who, _ in receiver.receive()] == [b"a/1/main"] * 2
     assert receiver.put(message(0), b"a/1/main")
-    assert [(who, bytes(frames[0])) for who, frames in sender.take()] == [(b"", bytes(message(0)[0]))]
+    assert [(who, bytes(frames[0])) for who, frames in sender.receive()] == [(b"", bytes(message(0)[0]))]
     assert not sender.put(message(2, MAX_BYTES)) and road.asked == 1
 
 
@@ -101,7 +101,7 @@ def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[Seqpac
         sent += 1
         assert sent < 10_000
     assert sent > 1
-    assert [bytes(frames[0]) for _, frames in inbox.take(sent + 1)] == [
+    assert [bytes(frames[0]) for _, frames in inbox.receive(sent + 1)] == [
         bytes(message(number, 1 << 16)[0]) for number in range(sent)
     ]
     assert line.put(b"", message(sent))
@@ -144,7 +144,7 @@ def test_what_goes_two_ways_is_heard_in_order(ways: list[bool], chance: random.R
     while lots[0] or lots[1]:
         lot = chance.choice([lot for lot in lots if lot])
         number = lot.pop(0)
-        heard += order.came(number, [memoryview(bytes([number]))], 0.0)
+        heard += order.put_in_order(number, [memoryview(bytes([number]))], 0.0)
         assert [bytes(frames[0])[0] for frames in heard] == list(range(len(heard)))
     assert len(heard) == len(ways) and not order.ahead
 
@@ -155,7 +155,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[SeqpacketSocket
     receiver = DualChannel(Full(), inbox, lambda: now[0])
     for number in (0, 2, 3):  # 1 would have gone by road
         assert line.put(b"", message(number))
-    assert [bytes(frames[0]) for _, frames in receiver.take()] == [bytes(message(0)[0])]
+    assert [bytes(frames[0]) for _, frames in receiver.receive()] == [bytes(message(0)[0])]
     assert not receiver.late
     now[0] = 11.0
     assert receiver.late
@@ -170,10 +170,10 @@ def test_the_first_message_may_come_by_road(pair: tuple[SeqpacketSocket, Seqpack
     receiver, heard = DualChannel(road, inbox), []
     road.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
     if not together:
-        heard += list(receiver.take())
+        heard += list(receiver.receive())
     for number in (1, 2):
         assert line.put(b"", message(number))
-    heard += list(receiver.take())
+    heard += list(receiver.receive())
     assert [bytes(frames[0]) for _, frames in heard] == [
         bytes(message(number, 0 if number else MAX_BYTES)[0]) for number in range(3)
     ]
@@ -185,9 +185,9 @@ def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[SeqpacketSoc
     receiver = DualChannel(road, inbox)
     assert line.put(b"", message(1))
     line.close()
-    assert list(receiver.take()) == []
+    assert list(receiver.receive()) == []
     road.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
-    assert len(list(receiver.take())) == 2
+    assert len(list(receiver.receive())) == 2
     assert not receiver.put(message(0), b"a/1/main")
 
 
