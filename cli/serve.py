@@ -134,9 +134,9 @@ def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] |
         return None
     from runtime.cluster.driver.log_file import LogFile
 
-    journal = LogFile(Path(path))
-    stack.callback(journal.close)
-    return journal.write
+    log_file = LogFile(Path(path))
+    stack.callback(log_file.close)
+    return log_file.write
 
 
 def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:

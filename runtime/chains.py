@@ -432,7 +432,7 @@ class StageEngine(Protocol):
         """
         ...
 
-    def beside(self) -> StepRunner | None:
+    def second_lane(self) -> StepRunner | None:
         """A lane of its own for steps, on the same stages and pages (BL-25); None where there is none. To be called
         once, before any step.
 

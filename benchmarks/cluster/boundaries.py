@@ -60,25 +60,25 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
     server = ServerSpec(GPUS["A100-80GB"], 1)
     cluster, told = ClusterHardware((server,) * parts, link), _Told()
     names = [name for name, _ in cluster.devices()]
-    relay = AgentConfig(max_num_batched_tokens=512, recompute_chunk=256, activation_cache_bytes=boundary_bytes)
+    agent = AgentConfig(max_num_batched_tokens=512, recompute_chunk=256, activation_cache_bytes=boundary_bytes)
     config = ClusterConfig(devices=parts, placement="partition", prefill_chunk=512, control=ControlConfig.off())
     (chain,) = family.chains.values()
     scheduler = Scheduler([chain], family.blocks(), config, told)
-    nodes = {name: _node(name, server, family, relay) for name in names}
+    nodes = {name: _node(name, server, family, agent) for name in names}
     simulation = Simulation(scheduler, nodes, Network(cluster))
     asked = SequenceRequest("a", "a", chain.model, (0,) * tokens, SamplingParams(256, ignore_eos=True))
 
     def look() -> None:
         """Let it rest behind its first token, move it as soon as what it needs is loaded, and let it end."""
-        member = scheduler.members.get("a")
+        sequence = scheduler.sequences.get("a")
         if told.meet is not None:
             simulation._handle_at_scheduler(ResumeSequence("a"))
             return
-        if member is not None and member.output and not told.paused:
+        if sequence is not None and sequence.output and not told.paused:
             told.paused = True
             simulation._handle_at_scheduler(PauseSequence("a"))
-        elif member is not None and told.paused and not told.start:
-            simulation._handle_at_scheduler(MoveSequence("a", parts - 1, parts, member.path[0].device))
+        elif sequence is not None and told.paused and not told.start:
+            simulation._handle_at_scheduler(MoveSequence("a", parts - 1, parts, sequence.path[0].device))
         simulation.clock.at(simulation.clock.now + 5 * _MS, EventClass.TICK, (look,))
 
     simulation.clock.at(5 * _MS, EventClass.TICK, (look,))
@@ -93,8 +93,8 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
     }
 
 
-def _node(name: str, server: ServerSpec, family: SimulatedFamily, relay: AgentConfig) -> Node:
-    return Node(Agent(name, _PAGES, relay, strides=True), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
+def _node(name: str, server: ServerSpec, family: SimulatedFamily, agent: AgentConfig) -> Node:
+    return Node(Agent(name, _PAGES, agent, strides=True), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
 
 
 def main() -> None:

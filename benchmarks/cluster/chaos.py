@@ -212,7 +212,7 @@ class Chaos:
         pid = self._fleet.pid(facts.device, facts.incarnation)
         if pid is None:
             return
-        running, moving = self._driver.state().running, self._driver.sight.moving()
+        running, moving = self._driver.state().running, self._driver.view.moving()
         kill = Kill(
             facts.device,
             facts.incarnation,
@@ -280,7 +280,7 @@ def chaos(
             storm = Chaos(driver, fleet, load, seed)
             storm.run(kills)
         free = free_pages(driver, agents)
-        counts = asdict(driver.sight.moves())
+        counts = asdict(driver.view.moves())
         health = driver.health()["status"]
     return {
         "kills": len(storm.kills),
@@ -304,7 +304,7 @@ def free_pages(driver: ClusterDriver, agents: int) -> list[int]:
     """
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
-        state, free = driver.state(), [report.pages_free for report in driver.sight.reports().values()]
+        state, free = driver.state(), [report.pages_free for report in driver.view.reports().values()]
         if (
             state.running == state.waiting == 0
             and state.pages.free == state.pages.capacity

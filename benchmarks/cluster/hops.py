@@ -112,15 +112,15 @@ class Cluster:
                 program=program,
             )
         )
-        self._post = Messenger(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
+        self._messenger = Messenger(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
         self._came: list[Message] = []
         self.links: dict[str, dict[str, str]] = {}
-        self._fleet.attach(lambda died: None, self._post.address)
+        self._fleet.attach(lambda died: None, self._messenger.address)
         for name in "ab":
             self._fleet.start(name, 1)
         ready = [self.next(AgentHello) for _ in "ab"]
         for name in "ab":
-            self._post.send(
+            self._messenger.send(
                 name,
                 PeerList(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)),
             )
@@ -133,20 +133,20 @@ class Cluster:
                     raise RuntimeError(f"rows are lost: {message.reason}")
                 if isinstance(message, kind):
                     return self._came.pop(at)
-            came = [item.message for item in self._post.receive(1.0) if isinstance(item, Envelope)]
+            came = [item.message for item in self._messenger.receive(1.0) if isinstance(item, Envelope)]
             self._came += [message for message in came if isinstance(message, _WANTED)]
             self.links |= {message.device: dict(message.links) for message in came if isinstance(message, AgentStats)}
         raise RuntimeError(f"no {kind.__name__} came")
 
     def provide(self, path: Hops) -> None:
         for hop in path:
-            self._post.send(hop.device, LoadStages((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
+            self._messenger.send(hop.device, LoadStages((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
             self.next(StageReady)
 
     def open(self, requests: Sequence[SequenceRequest], path: Hops) -> None:
         count = len(requests)
         for device in {hop.device for hop in path}:
-            self._post.send(
+            self._messenger.send(
                 device,
                 OpenSequences(
                     (1,) * count,
@@ -176,7 +176,7 @@ class Cluster:
             (1,) * count,
         )
         begin = time.perf_counter()
-        self._post.send(path[0].device, go)
+        self._messenger.send(path[0].device, go)
         got: dict[str, int] = {}
         while len(got) < count:
             done = self.next(RowsDone)
@@ -185,7 +185,7 @@ class Cluster:
 
     def close(self) -> None:
         self._fleet.shutdown(10.0)
-        self._post.close()
+        self._messenger.close()
 
 
 class HopRun:
@@ -299,38 +299,38 @@ def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
     """One way between two processes: half of a round trip of a message with so many bytes beside it."""
     with tempfile.TemporaryDirectory() as scratch:
         keys = Keys.make() if kind == "tcp" else None
-        post = Messenger("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
+        messenger = Messenger("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
         pair = None if keys is None else (keys.public, keys.secret)
         process = multiprocessing.get_context("spawn").Process(
-            target=_echo, args=(post.address, pair, rounds), daemon=True
+            target=_echo, args=(messenger.address, pair, rounds), daemon=True
         )
         process.start()
-        while not post.knows("there"):
-            post.receive(1.0)
+        while not messenger.knows("there"):
+            messenger.receive(1.0)
         seconds = []
         message, array = PageData(1, "s", 1, 0, 1, "d"), Array("uint8", (1, nbytes), bytes(nbytes))
         for _ in range(rounds):
             begin = time.perf_counter()
-            post.send("there", message, (array,))
-            while not any(isinstance(item, Envelope) for item in post.receive(1.0)):
+            messenger.send("there", message, (array,))
+            while not any(isinstance(item, Envelope) for item in messenger.receive(1.0)):
                 pass
             seconds.append((time.perf_counter() - begin) / 2)
         process.join(LIMIT)
-        post.close()
+        messenger.close()
     return _spread(seconds)
 
 
 def _echo(address: str, keys: tuple[str, str] | None, rounds: int) -> None:
-    post = Messenger("there", 0, keys=None if keys is None else Keys(*keys))
-    post.learn("here", 0, address)
-    post.send("here", PageData(0, "", 0, 0, 0, "", "hello"))
+    messenger = Messenger("there", 0, keys=None if keys is None else Keys(*keys))
+    messenger.learn("here", 0, address)
+    messenger.send("here", PageData(0, "", 0, 0, 0, "", "hello"))
     done = 0
     while done < rounds:
-        for item in post.receive(1.0):
+        for item in messenger.receive(1.0):
             if isinstance(item, Envelope):
-                post.send("here", item.message, item.arrays)
+                messenger.send("here", item.message, item.arrays)
                 done += 1
-    post.close()
+    messenger.close()
 
 
 def _hops(runs: Mapping[str, HopRun]) -> dict[str, float]:

@@ -114,10 +114,12 @@ class Scene:
 
         def run(now: int) -> None:
             said.append(act(self.driver._scheduler, now))
-            self.driver._conductor._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
+            self.driver._scheduler_loop._handle_events(
+                [Tick()], now
+            )  # what it has to say goes out with an event's commands
             done.set()
 
-        self.driver._conductor.run_soon(run)
+        self.driver._scheduler_loop.run_soon(run)
         done.wait(PATIENCE)
         return said[0]
 
@@ -127,12 +129,12 @@ class Scene:
         """
 
         def move(scheduler: Any, now: int) -> None:
-            for member in list(scheduler.members.values()):
-                if member.path and not member.waits.move and member.phase == "decode":
-                    devices = devices_of(member.chain, member.path)
+            for sequence in list(scheduler.sequences.values()):
+                if sequence.path and not sequence.waits.move and sequence.phase == "decode":
+                    devices = devices_of(sequence.chain, sequence.path)
                     last = next((at for at, name in enumerate(devices) if name != devices[0]), len(devices))
                     target = next(name for name in DEVICES if name not in (devices[0], avoid))
-                    scheduler.handovers.start(member, range(last), target, now)
+                    scheduler.handovers.start(sequence, range(last), target, now)
 
         self.on_scheduler(move)
 
@@ -153,10 +155,10 @@ Phase = Callable[[Scene], None]
 
 
 def _kill(scene: Scene, device: str) -> None:
-    incarnation = scene.driver._company.lives.incarnation(device)
+    incarnation = scene.driver._remote_agents.lifecycles.incarnation(device)
     pid = scene.fleet.pid(device, incarnation)
     if pid is not None:
-        running, moving = scene.driver.state().running, scene.driver.sight.moving()
+        running, moving = scene.driver.state().running, scene.driver.view.moving()
         phase = next(each.phase for each in scene.driver.agents() if each.device == device)
         scene.kills.append(
             Kill(device, incarnation, phase, running, moving, time.monotonic(), scene.clients.open_requests())
@@ -199,7 +201,7 @@ def _all_copied(victim: str) -> Phase:
             with scene.held("decode") as pid:
                 third = scene.device_of(pid)
                 if third not in scene.on_scheduler(
-                    lambda scheduler, now: {m.path[0].device for m in scheduler.members.values() if m.path}
+                    lambda scheduler, now: {m.path[0].device for m in scheduler.sequences.values() if m.path}
                 ):
                     _kill(scene, {"third": third, **_copied(scene, third)}[victim])
                     return
@@ -215,7 +217,7 @@ def _copied(scene: Scene, third: str) -> dict[str, str]:
         scene.move_some(third)
         found = scene.on_scheduler(
             lambda scheduler, now: [
-                (m.source, m.target) for m in scheduler.handovers if not m.asked and m.member.waits.held
+                (m.source, m.target) for m in scheduler.handovers if not m.asked and m.sequence.waits.held
             ]
         )
         if found:

@@ -1,10 +1,10 @@
-"""What the control plane of a cluster costs per step: the scheduler's time, and a relay's, for a decode step of many
+"""What the control plane of a cluster costs per step: the scheduler's time, and a agent's, for a decode step of many
 sequences.
 
     python -m benchmarks.cluster.scheduling [--rows 256] [--steps 300] [--output FILE]
 
-Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`,
-all rows in one message) and gives the next (`RunRows`); the relay is given that and plans, finishes and passes on.
+Scheduler and agent as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`,
+all rows in one message) and gives the next (`RunRows`); the agent is given that and plans, finishes and passes on.
 Microseconds per step, median and p95.
 """
 
@@ -40,12 +40,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    scheduler, relay = measure(options.rows, options.steps)
+    scheduler, agent = measure(options.rows, options.steps)
     report: dict[str, Any] = {
         "rows": options.rows,
         "steps": options.steps,
         "scheduler_us": scheduler,
-        "relay_us": relay,
+        "relay_us": agent,
     }
     for name in ("scheduler", "relay"):
         print(
@@ -56,10 +56,10 @@ def main() -> None:
 
 
 def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds per step of the scheduler, and of the relay of the first hop."""
+    """Microseconds per step of the scheduler, and of the agent of the first hop."""
     config = ClusterConfig(devices=2, placement="partition", max_num_seqs=rows)
     scheduler = Scheduler([MODEL.chain(*CUTS)], MODEL.blocks(*CUTS), config)
-    relay = Agent("d0", 1 << 20, AgentConfig(max_num_seqs=rows, max_num_batched_tokens=1 << 20), strides=True)
+    agent = Agent("d0", 1 << 20, AgentConfig(max_num_seqs=rows, max_num_batched_tokens=1 << 20), strides=True)
     said: list[Any] = []
     for device in ("d0", "d1"):
         said += scheduler.handle(AgentHello(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)
@@ -70,44 +70,44 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
             )
             scheduler.handle(StageReady(to, stage, spec, 0), 0)
             if to == "d0":
-                relay.handle(load, (), 0)
-                relay.handle(StageLoaded(stage, spec, 0), (), 0)
+                agent.handle(load, (), 0)
+                agent.handle(StageLoaded(stage, spec, 0), (), 0)
     sampling = SamplingParams(8000, ignore_eos=True)
     said = []
     for number in range(rows):
         said += scheduler.handle(
             AddRequest(SequenceRequest(f"s{number}", "r", "m", tuple(range(number % 7, number % 7 + 20)), sampling)), 0
         )
-    go = _opened(relay, said)
+    go = _opened(agent, said)
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(steps):
-        times[1].append(_relay_step(relay, go, step))
+        times[1].append(_relay_step(agent, go, step))
         done = RowsDone("d1", go.seqs, go.epochs, go.counts, tuple(Sampled(seq, 5) for seq in go.seqs))
         begin = time.perf_counter()
         said = scheduler.handle(done, step)
         times[0].append(time.perf_counter() - begin)
-        go = _opened(relay, said)
+        go = _opened(agent, said)
     return _summary(times[0][1:]), _summary(times[1][1:])
 
 
-def _relay_step(relay: Agent, go: RunRows, now: int) -> float:
+def _relay_step(agent: Agent, go: RunRows, now: int) -> float:
     begin = time.perf_counter()
-    relay.handle(go, (), now)
-    step = relay.next_step(now)
+    agent.handle(go, (), now)
+    step = agent.next_step(now)
     planned = time.perf_counter() - begin
     assert step is not None
     result = StageResult(StepResult(step.plan.step, ()), {row.seq: NOTHING for row in step.plan.rows})
     begin = time.perf_counter()
-    relay.finish_step(result, now)
+    agent.finish_step(result, now)
     return planned + time.perf_counter() - begin
 
 
-def _opened(relay: Agent, said: Iterable[Any]) -> RunRows:
-    """Tell the relay who comes, and give what is to run, as one message."""
+def _opened(agent: Agent, said: Iterable[Any]) -> RunRows:
+    """Tell the agent who comes, and give what is to run, as one message."""
     gos = []
     for each in _sends(said):
         if each.to == "d0" and isinstance(each.message, OpenSequences):
-            relay.handle(each.message, (), 0)
+            agent.handle(each.message, (), 0)
         elif isinstance(each.message, RunRows):
             gos.append(each.message)
     columns = ([value for go in gos for value in getattr(go, name)] for name in RunRows.__struct_fields__)

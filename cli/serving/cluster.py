@@ -91,9 +91,9 @@ def start_cluster(
         for each in served
         if cluster.speculation.mode != "off"
     }
-    fleet = _alone(zoo, options, half, executor, trace) if inline else _fleet(options, settings)
+    launcher = _alone(zoo, options, half, executor, trace) if inline else _launcher(options, settings)
     driver = ClusterDriver(
-        [each.chain for each in served], list(blocks.values()), devices, fleet, cluster, trace=trace,
+        [each.chain for each in served], list(blocks.values()), devices, launcher, cluster, trace=trace,
         adaptation=adaptation, describe=describe, surrogates=known, log=log,
     )  # fmt: skip
     try:
@@ -115,7 +115,7 @@ def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, 
     made = [start_engine(zoo, config, half_page, executor)]
     return InlineAgent(
         lambda: made.pop() if made else start_engine(zoo, config, half_page, executor),
-        options.relay(),
+        options.agent(),
         agents,
         config.device,
         trace=trace,
@@ -128,7 +128,7 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _fleet(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
+def _launcher(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
     from cli.serving.agent_engines import ENGINES
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agent_process.main import Preparation
@@ -141,14 +141,14 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
     direct = None if options.tensor_transport == "host" else DirectConfig(network=options.tensor_transport == "network")
     agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane, direct=direct)
     if options.backend == "threads":
-        return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.relay(), agents)
+        return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.agent(), agents)
     if options.backend == "ray":
         from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
         return RayLauncher(
-            RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options))
+            RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.agent(), agents, gpus=_gpus(options))
         )
-    return ProcessLauncher(ProcessConfig(preparation, options.relay(), agents))
+    return ProcessLauncher(ProcessConfig(preparation, options.agent(), agents))
 
 
 def _gpus(options: ServeOptions) -> float:

@@ -55,7 +55,7 @@ def start_one_device(
         made(engines[0])
     served = [describe(name) for name in chosen.names]
     blocks = {block.id: block for each in served for block in each.blocks}
-    relay = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
+    agent = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
     cluster = ClusterConfig(
         max_num_seqs=max_num_seqs,
         prefill_chunk=4 * max_num_batched_tokens,
@@ -65,7 +65,7 @@ def start_one_device(
     )
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), [config.device],
-        InlineAgent(engines.pop, relay, device=config.device, trace=trace), cluster, trace=trace, describe=describe,
+        InlineAgent(engines.pop, agent, device=config.device, trace=trace), cluster, trace=trace, describe=describe,
     )  # fmt: skip
     try:
         driver.require_loaded()

@@ -231,7 +231,7 @@ class ServeOptions:
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
         return DispatchLimits(prefer, self.min_equivalence, self.min_stitched, limit=limit)
 
-    def relay(self) -> AgentConfig:
+    def agent(self) -> AgentConfig:
         """Raises InputError."""
         return _built(
             AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
@@ -255,7 +255,7 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     """Make options of a file overlaid by the command line (None: not given), and check them. Raises InputError."""
     options = read_options(ServeOptions, file, given)
     check_values(options)
-    options.relay()  # refuses limits that no step can have
+    options.agent()  # refuses limits that no step can have
     require_effects(options)
     return options
 

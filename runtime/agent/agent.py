@@ -114,9 +114,9 @@ class Agent:
         limits = HopLimits(
             config.max_num_batched_tokens, config.max_num_seqs, config.page_timeout_ms * 1_000_000, config.chunk_prefill
         )
-        self._foreseen = StepPrefetcher(device, self._tables, limits)
+        self._prefetcher = StepPrefetcher(device, self._tables, limits)
         self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
-        self._seats = SequenceTable(
+        self._sequence_table = SequenceTable(
             device,
             self._tables,
             self._shelf,
@@ -129,10 +129,10 @@ class Agent:
         self._strides, self._looks_ahead = strides, looks_ahead
         self._steps = StepPlanner(
             self._tables,
-            self._seats,
+            self._sequence_table,
             self._shelf,
             self._queue,
-            self._foreseen,
+            self._prefetcher,
             self._ahead,
             self._returns,
             self._due,
@@ -152,9 +152,9 @@ class Agent:
         return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
 
     @property
-    def foreseen(self) -> int:
+    def prefetcher(self) -> int:
         """Steps that were made ahead, and run."""
-        return self._foreseen.taken
+        return self._prefetcher.taken
 
     @property
     def lingers(self) -> int | None:
@@ -172,7 +172,7 @@ class Agent:
             case ForwardRows():
                 self._queue_forwarded(event, arrays, now)
                 return []
-        self._foreseen.discard_prepared()
+        self._prefetcher.discard_prepared()
         match event:
             case OpenSequences():
                 return self._open(event, now)
@@ -207,7 +207,7 @@ class Agent:
         time.
         """
         if not self._steps.under_way and not self._keeps:
-            self._foreseen.prepare(self._shelf.blocks)
+            self._prefetcher.prepare(self._shelf.blocks)
 
     def first(self, result: StageResult) -> Send | None:
         """What another device waits for, where that is certain before anything is written down: to be sent at once.
@@ -218,7 +218,7 @@ class Agent:
         told = result.result
         if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
             return None
-        return self._foreseen.goes(rows, result.outputs)
+        return self._prefetcher.goes(rows, result.outputs)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the
@@ -235,7 +235,7 @@ class Agent:
         self._tokens += plan.tokens
         if result.result.deferred:
             rows = self._put_off(rows, frozenset(result.result.deferred))
-        if self._foreseen.already_sent(rows):
+        if self._prefetcher.already_sent(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
         together = None if self._keeps else onward(rows, result.outputs)
@@ -253,9 +253,11 @@ class Agent:
             fill(each.name, each.tokens + each.steps - 1)
             if each.part:
                 told.part(each, result.result.prompt_logprobs)
-            elif each.guest.here:
+            elif each.sequence.here:
                 if keeps and each.array is not None and not each.shadow:
-                    self._kept.store_span(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
+                    self._kept.store_span(
+                        each.sequence.seq, each.sequence.path[each.hop].lo, each.start, own(each.array)
+                    )
                 if each.credit is None or self._earns(each, each.credit, sampled[each.name], plan.step, now):
                     self._through(each, result.outputs, told, judged, now)
         self._steps.settle(rows)
@@ -263,7 +265,7 @@ class Agent:
             self._queue.ahead(self._earned)
             self._earned = []
         if rows and not keeps:
-            self._foreseen.step_done(rows)
+            self._prefetcher.step_done(rows)
         return [
             *out,
             *told.commands(sampled, result.result.prompt_logprobs),
@@ -305,21 +307,21 @@ class Agent:
             if matter:
                 self._returns.leaves(each, now)
         self._steps.settle(rows)
-        self._foreseen.step_done(rows)
+        self._prefetcher.step_done(rows)
 
     def _through(
         self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
     ) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
-        if row.turn and row.guest.superseded(row.hop, row.turn, row.start):
+        if row.attempt and row.sequence.superseded(row.hop, row.attempt, row.start):
             return
-        if row.hop + 1 == len(row.guest.path):
+        if row.hop + 1 == len(row.sequence.path):
             told.ends(row)
             self._due.leaves(row, self.device, now)
         else:
             output = outputs[row.name]
-            going = self._onward(row, output, judged) if row.turn else row
-            if going is not None and not (going.guest.offers and self._bidding.offers(going, output)):
+            going = self._onward(row, output, judged) if row.attempt else row
+            if going is not None and not (going.sequence.offers and self._bidding.offers(going, output)):
                 told.goes_on(going, output)
         if self._returns.matter and not row.shadow:
             self._returns.leaves(row, now)
@@ -331,7 +333,7 @@ class Agent:
         `retry`: it failed on the step before; these are to be run again."""
         plan, rows = self._steps.oldest_step(lane)
         self._steps.pop_step(lane)
-        self._foreseen.discard_prepared()
+        self._prefetcher.discard_prepared()
         self._tables.queue_releases([row.seq for row in plan.rows], plan.released)
         self._steps.settle(rows)
         out: list[AgentCommand] = self._earned_so_far(rows)
@@ -348,7 +350,7 @@ class Agent:
         """What rows got on credit before their step failed is told."""
         last: dict[str, Sampled] = {}
         for each in rows:
-            if each.credit is not None and not each.credit.over and each.credit.told and each.guest.here:
+            if each.credit is not None and not each.credit.over and each.credit.told and each.sequence.here:
                 last[each.name] = each.credit.told[-1]
         out: list[AgentCommand] = []
         if last:
@@ -360,11 +362,17 @@ class Agent:
         """Sequences that were to begin with copies in a step that failed: nobody knows what they have."""
         keys = {one.opened.request.seq for one in plan.copied} - {row.seq for row in plan.rows}
         gone = (
-            [guest for guest in self._seats.guests.values() if not keys.isdisjoint(guest.keys.values())] if keys else []
+            [
+                sequence
+                for sequence in self._sequence_table.sequences.values()
+                if not keys.isdisjoint(sequence.keys.values())
+            ]
+            if keys
+            else []
         )
         if not gone:
             return []
-        seqs, epochs = tuple(guest.seq for guest in gone), tuple(guest.epoch for guest in gone)
+        seqs, epochs = tuple(sequence.seq for sequence in gone), tuple(sequence.epoch for sequence in gone)
         return [
             Send(
                 SCHEDULER,
@@ -400,14 +408,16 @@ class Agent:
         """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every
         event.
         """
-        self._tables.check(self._seats.keys() | self._moves.keys())
+        self._tables.check(self._sequence_table.keys() | self._moves.keys())
         self._bidding.check()
-        self._kept.check(self._seats.guests.keys() | self._moves.seqs())
-        guests = self._seats.guests
-        if not all(guest.here for guest in guests.values()):
+        self._kept.check(self._sequence_table.sequences.keys() | self._moves.seqs())
+        sequences = self._sequence_table.sequences
+        if not all(sequence.here for sequence in sequences.values()):
             raise RuntimeError("a sequence that is here is said to have gone")
         if any(
-            each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue.rows if not each.move
+            each.sequence.here != (sequences.get(each.sequence.seq) is each.sequence)
+            for each in self._queue.rows
+            if not each.move
         ):
             raise RuntimeError("a row's sequence has gone, and is said to be here")
 
@@ -417,7 +427,7 @@ class Agent:
         refused: list[tuple[str, int]] = []
         for at, (request, epoch) in enumerate(zip(order.requests, order.epochs, strict=True)):
             self._bidding.closed(request.seq, epoch - 1)
-            seated = self._seats.open(order, at)
+            seated = self._sequence_table.open(order, at)
             if seated is False:
                 refused.append((request.seq, epoch))
             elif seated and (early := self._early.pop_row(request.seq, epoch)) is not None:
@@ -438,22 +448,22 @@ class Agent:
         self._due.remove_device(key)
 
     def _close(self, seq: str, epoch: int) -> None:
-        self._seats.close(seq, epoch)
+        self._sequence_table.close(seq, epoch)
         self._early.pop_row(seq, epoch)
         self._bidding.closed(seq, epoch)
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _queue_first_hops(self, go: RunRows, now: int) -> None:
-        came = self._foreseen.match_message(go, (), now)
+        came = self._prefetcher.match_message(go, (), now)
         if came is None:
-            came = rows_of_go(go, self._seats.guests, self._shelf.specs, now, self._strides)
+            came = rows_of_go(go, self._sequence_table.sequences, self._shelf.specs, now, self._strides)
         self._queue.add_rows(came, bool(go.attempts), now)
 
     def _queue_forwarded(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
-        came = self._foreseen.match_message(rows, arrays, now)
+        came = self._prefetcher.match_message(rows, arrays, now)
         if came is None:
-            came = rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now)
+            came = rows_of_pass(rows, arrays, self.device, self._sequence_table.sequences, self._early, now)
         self._queue.add_rows(came, bool(rows.attempts), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
@@ -516,7 +526,9 @@ class Agent:
             case FinishMigration():
                 out = self._moves.settle(event)
             case PageRequest():
-                out = [answer(event, self._seats.guests.get(event.seq), self.device, self._tables, self._kept)]
+                out = [
+                    answer(event, self._sequence_table.sequences.get(event.seq), self.device, self._tables, self._kept)
+                ]
             case PageData():
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
@@ -526,7 +538,7 @@ class Agent:
             case PeerDown():
                 out = [
                     *self._moves.unreachable(event.device, now),
-                    *self._bidding.remove_device(event.device, self._seats.guests.values()),
+                    *self._bidding.remove_device(event.device, self._sequence_table.sequences.values()),
                 ]
         self._queue.rows += self._moves.take_rows()
         return out

@@ -30,7 +30,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """For a relay's driver: load it into the engine, then tell StageLoaded or StageFailed."""
+    """For an agent's driver: load it into the engine, then tell StageLoaded or StageFailed."""
 
     stage: Stage
 
@@ -42,7 +42,7 @@ class DropStage:
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """For a relay's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and
+    """For an agent's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and
     send both.
     """
 
@@ -53,7 +53,7 @@ class ReadPages:
 
 @dataclass(frozen=True, slots=True)
 class WritePages:
-    """For a relay's driver: verify an array by its digest and put it into pages, then tell PagesWritten."""
+    """For an agent's driver: verify an array by its digest and put it into pages, then tell PagesWritten."""
 
     pages: tuple[int, ...]
     data: Array
@@ -65,7 +65,7 @@ class WritePages:
 
 @dataclass(frozen=True, slots=True)
 class SendActivations:
-    """For a relay's driver: join rows [first, last) of these arrays, put their digest into `message` (a
+    """For an agent's driver: join rows [first, last) of these arrays, put their digest into `message` (a
     `messages.Pages`), send both.
     """
 
@@ -76,7 +76,7 @@ class SendActivations:
 
 @dataclass(frozen=True, slots=True)
 class VerifyActivations:
-    """For a relay's driver: verify an array by its digest, then tell ActivationsVerified."""
+    """For an agent's driver: verify an array by its digest, then tell ActivationsVerified."""
 
     data: Array
     digest: str
@@ -101,7 +101,7 @@ class StageStep:
 
 @dataclass(frozen=True, slots=True)
 class StageLoaded:
-    """To a relay. `nbytes`: of all weights on the device, now."""
+    """To an agent. `nbytes`: of all weights on the device, now."""
 
     stage: Stage
     spec: ModelSpec
@@ -116,7 +116,7 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class PagesWritten:
-    """To a relay. `error`: why they could not be, empty if they were."""
+    """To an agent. `error`: why they could not be, empty if they were."""
 
     move: int
     lo: int
@@ -126,7 +126,7 @@ class PagesWritten:
 
 @dataclass(frozen=True, slots=True)
 class ActivationsVerified:
-    """To a relay. `error`: why they cannot be taken, empty if they can."""
+    """To an agent. `error`: why they cannot be taken, empty if they can."""
 
     move: int
     lo: int

@@ -100,26 +100,26 @@ class RankedQueue(Generic[Live]):
 
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
-        self._members: dict[Rank, Live] = {}
+        self._sequences: dict[Rank, Live] = {}
 
     def __len__(self) -> int:
         return len(self._ranks)
 
     def __iter__(self) -> Iterator[Live]:
-        return (self._members[rank] for rank in self._ranks)
+        return (self._sequences[rank] for rank in self._ranks)
 
     def __contains__(self, live: Live) -> bool:
-        return live.rank in self._members
+        return live.rank in self._sequences
 
     def head(self, count: int) -> list[Live]:
         """The first `count` of them, or all."""
-        return [self._members[rank] for rank in self._ranks[: max(0, count)]]
+        return [self._sequences[rank] for rank in self._ranks[: max(0, count)]]
 
     def add(self, live: Live) -> None:
         insort(self._ranks, live.rank)
-        self._members[live.rank] = live
+        self._sequences[live.rank] = live
 
     def remove(self, live: Live) -> None:
         """Raises KeyError if it is not a member."""
-        del self._members[live.rank]
+        del self._sequences[live.rank]
         del self._ranks[bisect_left(self._ranks, live.rank)]

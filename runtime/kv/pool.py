@@ -137,7 +137,7 @@ class PagePool:
         self._views: dict[tuple[Geometry, int], PageView] = {}
         self.clear([self.padding, self.spill])
 
-    def beside(self) -> PagePool:
+    def second_lane(self) -> PagePool:
         """The same pages with scratch of their own: for steps that run at the same time as others."""
         other = copy.copy(self)
         other._scratch = {}

@@ -34,11 +34,11 @@ class _Rows:
     rows: list[Row] = field(default_factory=list)
 
     def message(self) -> RunRows:
-        seqs, epochs, starts, spans, sample, generated, steps, turns, ahead = zip(*self.rows, strict=True)
+        seqs, epochs, starts, spans, sample, generated, steps, attempts, ahead = zip(*self.rows, strict=True)
         counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
-        if not any(turns):
+        if not any(attempts):
             return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps)
-        return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, turns, ahead)
+        return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, attempts, ahead)
 
 
 @dataclass(slots=True)
@@ -119,20 +119,20 @@ class CommandOutbox:
         last.epochs.append(epoch)
 
     def open(
-        self, device: str, member: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None
+        self, device: str, sequence: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None
     ) -> None:
         """`shared`: another sequence, and how many of its tokens are this one's too."""
         self._open(
             device,
-            member.epoch,
-            member.device_request,
-            tuple(member.output),
-            member.path_on(device),
+            sequence.epoch,
+            sequence.device_request,
+            tuple(sequence.output),
+            sequence.path_on(device),
             keep,
-            member.computed,
+            sequence.computed,
             shared,
-            member.ahead,
-            tuple(member.offered.hops.items()),
+            sequence.ahead,
+            tuple(sequence.offered.hops.items()),
         )
 
     def hold_sequence(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
@@ -141,7 +141,7 @@ class CommandOutbox:
 
     def run_row(
         self,
-        member: ScheduledSequence,
+        sequence: ScheduledSequence,
         tokens: tuple[int, ...],
         steps: int,
         sample: bool,
@@ -149,14 +149,16 @@ class CommandOutbox:
     ) -> None:
         """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is
         the row behind the next one."""
-        seq, start, made = member.request.seq, member.computed, len(member.output)
-        rows = self.rows(member.path[0].device)
+        seq, start, made = sequence.request.seq, sequence.computed, len(sequence.output)
+        rows = self.rows(sequence.path[0].device)
         if one is None:
-            rows.append((seq, member.epoch, start, tokens, sample, made, steps, 0, False))
+            rows.append((seq, sequence.epoch, start, tokens, sample, made, steps, 0, False))
         elif one.guess is None:
-            rows.append((seq, member.epoch, start, tokens, sample, made, steps, one.turn, one.started))
+            rows.append((seq, sequence.epoch, start, tokens, sample, made, steps, one.attempt, one.started))
         else:
-            rows.append((seq, member.epoch, member.tokens, tokens, sample, made + 1, steps, one.turn, one.started))
+            rows.append(
+                (seq, sequence.epoch, sequence.tokens, tokens, sample, made + 1, steps, one.attempt, one.started)
+            )
 
     def rows(self, device: str) -> list[Row]:
         """Where rows are put for a device, until it is told anything else, or `flush`."""

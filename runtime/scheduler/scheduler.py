@@ -103,23 +103,23 @@ class Scheduler:
         served = {chain.model: chain for chain in chains}
         tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.max_batch_per_block)
         self._state = ClusterState(config, served, devices, placed, router, used, tell, PageAccounting(devices), out)
-        self._donors = PrefixCache(self._state)
-        self._updates = ModelUpdates(self._state, self._donors)
+        self._prefix_cache = PrefixCache(self._state)
+        self._updates = ModelUpdates(self._state, self._prefix_cache)
         self._updates.know(adaptation.variants)
         self.speculation = Speculation(self._state, surrogates)
         moves = Moves(self._state)
         hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=moves.cancel)
-        self._seating = SequenceLifecycle(self._state, self._donors, hooks)
+        self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self._admission = Admission(
             self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates)
         )
-        self.handovers = Migrations(self._state, self._seating, moves)
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.handovers.at_rest)
+        self.migrations = Migrations(self._state, self._seating, moves)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.migrations.at_rest)
         self._fleet = DeviceEvents(
-            self._state, self._seating, self._admission, self.handovers, self._updates, self.offers
+            self._state, self._seating, self._admission, self.migrations, self._updates, self.offers
         )
-        self.control = Controller(self._state, self.handovers, self._donors)
+        self.control = Controller(self._state, self.migrations, self._prefix_cache)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -147,9 +147,9 @@ class Scheduler:
             case RowsLost():
                 self._rows.rows_lost(event, now)
             case MigrationReady():
-                self.handovers.moved(event, now)
+                self.migrations.moved(event, now)
             case MigrationFailed():
-                self.handovers.stuck(event, now)
+                self.migrations.stuck(event, now)
             case AgentStats():
                 self._fleet.report(event, now)
                 self.speculation.observe(event)
@@ -163,7 +163,7 @@ class Scheduler:
                 self._updates.withdraw(event, now)
             case Tick():
                 self.speculation.review()
-                self._donors.sweep(now)
+                self._prefix_cache.sweep(now)
                 self._fleet.overdue(now)
                 self._fleet.relent(now)
                 self.control.tick(now)
@@ -198,15 +198,15 @@ class Scheduler:
             self._issue(now)
 
     def _abort(self, seq: str, now: int) -> None:
-        member = self._state.members.get(seq)
-        if member is not None:
-            self._seating.end(member, "abort", now)
+        sequence = self._state.sequences.get(seq)
+        if sequence is not None:
+            self._seating.end(sequence, "abort", now)
 
     def _move(self, event: MoveSequence, now: int) -> None:
-        member = self._state.members.get(event.seq)
+        sequence = self._state.sequences.get(event.seq)
         why = f"no sequence {event.seq}"
-        if member is not None:
-            why = self.handovers.start(member, range(event.lo, event.hi), event.target, now) or ""
+        if sequence is not None:
+            why = self.migrations.start(sequence, range(event.lo, event.hi), event.target, now) or ""
         self._state.out.moving(event.seq, why)
 
     # -- looking in ----------------------------------------------------------------------------------------------------
@@ -214,11 +214,11 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Whether any sequence is alive."""
-        return bool(self._state.members)
+        return bool(self._state.sequences)
 
     @property
-    def members(self) -> Mapping[str, ScheduledSequence]:
-        return self._state.members
+    def sequences(self) -> Mapping[str, ScheduledSequence]:
+        return self._state.sequences
 
     @property
     def devices(self) -> Devices:
@@ -279,9 +279,9 @@ class Scheduler:
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.pages.capacity for device in alive), sum(device.pages.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
-        moved = self.handovers.counts()
+        moved = self.migrations.counts()
         counters = replace(
-            state.tally.snapshot(),
+            state.counters.snapshot(),
             moves=moved.committed,
             moves_aborted=moved.aborted,
             copied=moved.copied,
@@ -291,8 +291,8 @@ class Scheduler:
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 
     @property
-    def donors(self) -> PrefixCache:
-        return self._donors
+    def prefix_cache(self) -> PrefixCache:
+        return self._prefix_cache
 
     def sharing(self) -> SharingCounts:
         """What new sequences have been spared."""
@@ -301,30 +301,36 @@ class Scheduler:
     def movers(self, device: str) -> list[Mover]:
         """The running sequences that have pages on a device and could move, as `policy.migration.order` wants them."""
         running = (
-            member
-            for member in self._state.running.values()
-            if device in member.place.devices and not member.waits.move
+            sequence
+            for sequence in self._state.running.values()
+            if device in sequence.place.devices and not sequence.waits.move
         )
-        groups = ((member, member.computed // member.spec.page_tokens) for member in running)
-        return [self._state.ledger.mover(member.seq, member.pages.holding, count, device) for member, count in groups]
+        groups = ((sequence, sequence.computed // sequence.spec.page_tokens) for sequence in running)
+        return [
+            self._state.page_accounting.mover(sequence.seq, sequence.pages.holding, count, device)
+            for sequence, count in groups
+        ]
 
     def stay(self, device: str) -> list[Mover]:
         """Who else has pages there: ended ones that others may share with."""
-        return [self._state.ledger.mover(each.name, each.holding, each.known, device) for each in self._donors]
+        return [
+            self._state.page_accounting.mover(each.name, each.holding, each.known, device)
+            for each in self._prefix_cache
+        ]
 
     def check(self) -> None:
-        """Verify that members, queues and pages agree. Raises RuntimeError. For tests, after every event."""
+        """Verify that sequences, queues and pages agree. Raises RuntimeError. For tests, after every event."""
         state = self._state
         state.check()
         holdings = [
-            *(member.pages.holding for member in state.running.values()),
-            *(donor.holding for donor in self._donors),
+            *(sequence.pages.holding for sequence in state.running.values()),
+            *(cached_prefix.holding for cached_prefix in self._prefix_cache),
         ]
-        state.ledger.check(holdings, self.handovers.moves.held())
+        state.page_accounting.check(holdings, self.migrations.moves.held())
         state.prefixes.check(
-            [*(m.shared.beginning for m in state.running.values() if m.shared.beginning is not None), *self._donors]
+            [*(m.shared.prefix for m in state.running.values() if m.shared.prefix is not None), *self._prefix_cache]
         )
-        if any(member.pages.holding.ends or member.shared.beginning is not None for member in state.waiting):
+        if any(sequence.pages.holding.ends or sequence.shared.prefix is not None for sequence in state.waiting):
             raise RuntimeError("a sequence that waits holds pages")
 
 

@@ -41,11 +41,11 @@ class ClusterState:
     router: Router
     used_paths: UsedPaths
     tell: TraceEvents
-    ledger: PageAccounting
+    page_accounting: PageAccounting
     out: CommandOutbox = field(default_factory=CommandOutbox)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
-    tally: Counters = field(default_factory=Counters)
-    members: dict[str, ScheduledSequence] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    sequences: dict[str, ScheduledSequence] = field(default_factory=dict)
     running: dict[str, ScheduledSequence] = field(default_factory=dict)
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     starved: dict[str, ScheduledSequence] = field(default_factory=dict)
@@ -74,15 +74,19 @@ class ClusterState:
             self.out.load(device, [(stage, blocks)])
 
     def check(self) -> None:
-        """Verify that members and queues agree. Raises RuntimeError."""
+        """Verify that sequences and queues agree. Raises RuntimeError."""
         self.devices.check()
-        waiting = {member.seq for member in self.waiting}
-        if set(self.members) != set(self.running) | waiting or waiting & set(self.running):
+        waiting = {sequence.seq for sequence in self.waiting}
+        if set(self.sequences) != set(self.running) | waiting or waiting & set(self.running):
             raise RuntimeError("members are not either waiting or running")
-        if +self.users != Counter(member.chain.loaded_as for member in self.members.values()):
+        if +self.users != Counter(sequence.chain.loaded_as for sequence in self.sequences.values()):
             raise RuntimeError("the versions' users are not those who are alive")
-        for member in self.running.values():
-            if not member.path:
-                raise RuntimeError(f"{member.seq} runs nowhere")
-            if member.flying == (member.seq in self.starved) and not member.waits.held and member.waits.paused is None:
-                raise RuntimeError(f"{member.seq} neither runs a row nor waits for pages")
+        for sequence in self.running.values():
+            if not sequence.path:
+                raise RuntimeError(f"{sequence.seq} runs nowhere")
+            if (
+                sequence.flying == (sequence.seq in self.starved)
+                and not sequence.waits.held
+                and sequence.waits.paused is None
+            ):
+                raise RuntimeError(f"{sequence.seq} neither runs a row nor waits for pages")

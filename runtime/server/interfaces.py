@@ -62,7 +62,7 @@ class Driver(Protocol):
 
     def memory(self) -> EngineMemory: ...
 
-    def picture(self) -> Mapping[str, Any] | None:
+    def snapshot(self) -> Mapping[str, Any] | None:
         """The devices behind it, their block instances, chains and moves; None for one device alone."""
         ...
 

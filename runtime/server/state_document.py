@@ -21,7 +21,7 @@ from runtime.types import PageCounts
 def state_document(service: Service) -> dict[str, Any]:
     """As JSON has it."""
     driver = service.driver
-    state, cluster = driver.state(), driver.picture()
+    state, cluster = driver.state(), driver.snapshot()
     totals = {"counters": asdict(state.counters), "memory": asdict(driver.memory())}
     specs = {model.name: model.spec for model in service.models.all()}
     return {

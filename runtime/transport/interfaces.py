@@ -54,7 +54,7 @@ class TensorTransport(Protocol):
     """See the top of the file."""
 
     @property
-    def rail(self) -> str:
+    def process_group(self) -> str:
         """Which transport it is, and how far it reaches: two ends can be linked if theirs are the same."""
         ...
 

@@ -125,8 +125,8 @@ class Messenger:
         self._notices: list[Envelope | PeerCut] = []
         #: Whether messages may come whose arrays come otherwise.
         self.announced = False
-        self._poller, self._bell = zmq.Poller(), Waker()
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller, self._waker = zmq.Poller(), Waker()
+        self._poller.register(self._waker, zmq.POLLIN)
         self._carriers: dict[zmq.Socket[bytes] | int, Channel] = {}
         self._inbox: Channel | None = None
         self.address = ""
@@ -212,7 +212,7 @@ class Messenger:
 
     def wake(self) -> None:
         """End a `receive` that waits. From any thread."""
-        self._bell.ring()
+        self._waker.ring()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class Messenger:
         out, self._notices = self._notices, []
         wait = 0 if out else max(0, int(timeout * 1000))
         for source, _ in self._poller.poll(wait if flushed else min(wait, _RETRY_MS)):
-            if source == self._bell.fileno():
-                self._bell.quiet()
+            if source == self._waker.fileno():
+                self._waker.quiet()
             elif source in self._carriers:  # not one that another one's message has just had cut
                 out += self._read_channel(self._carriers[source])
         for late in {id(each): each for each in self._carriers.values() if each.late}.values():
@@ -239,7 +239,7 @@ class Messenger:
             self._close_peer(name, _LINGER_MS)
         if self._inbox is not None:
             self._neglect(self._inbox, _LINGER_MS)
-        self._bell.close()
+        self._waker.close()
         self._sockets.close()
 
     # -- inside: links -------------------------------------------------------------------------------------------------

@@ -40,13 +40,13 @@ _MOST_ANNOUNCED = 2 << 30
 
 @dataclass(slots=True)
 class _Pair:
-    """A peer in one life. `rail`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the
+    """A peer in one life. `process_group`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the
     last tickets, to it
     and from it. `held`: what came of it and is not through yet, in order; `missing`: bytes of that which are announced.
     """
 
     incarnation: int
-    rail: str | None = None
+    process_group: str | None = None
     early: list[RendezvousKey] = field(default_factory=list)
     sent: int = 0
     heard: int = 0
@@ -57,18 +57,18 @@ class _Pair:
 class TensorLink(ArrayChecksums):
     """See the top of the file. `device`: whose link it is."""
 
-    def __init__(self, device: str, post: Messenger, direct: TensorTransport) -> None:
-        self._device, self._post, self._direct = device, post, direct
-        self.address = post.address
+    def __init__(self, device: str, messenger: Messenger, direct: TensorTransport) -> None:
+        self._device, self._messenger, self._direct = device, messenger, direct
+        self.address = messenger.address
         self._pairs: dict[str, _Pair] = {}
         self._through: list[Envelope | PeerCut] = []
-        post.announced = True
-        direct.begin(post.wake)
+        messenger.announced = True
+        direct.begin(messenger.wake)
 
     @property
-    def rail(self) -> str:
+    def process_group(self) -> str:
         """What others must have to be linked with this one."""
-        return self._direct.rail
+        return self._direct.process_group
 
     def links(self) -> tuple[tuple[str, str], ...]:
         """For `messages.Report`."""
@@ -81,29 +81,29 @@ class TensorLink(ArrayChecksums):
         if known is not None and known.incarnation != incarnation:
             self._let_go(name)
         self._pairs.setdefault(name, _Pair(incarnation))
-        self._post.learn(name, incarnation, address)
+        self._messenger.learn(name, incarnation, address)
 
-    def reach(self, name: str, rail: str) -> None:
+    def reach(self, name: str, process_group: str) -> None:
         """How the tensors of a peer that was learnt may come and go."""
         pair = self._pairs[name]
-        pair.rail, early = rail, pair.early
+        pair.process_group, early = process_group, pair.early
         pair.early = []
         for message in early:
             self._handle_rendezvous(name, pair, message)
 
     def remove_peer(self, name: str) -> None:
         self._let_go(name)
-        self._post.remove_peer(name)
+        self._messenger.remove_peer(name)
 
     def deny(self, name: str, reason: str) -> None:
-        self._post.deny(name, reason)
+        self._messenger.deny(name, reason)
         self._let_go(name)
 
     def wake(self) -> None:
-        self._post.wake()
+        self._messenger.wake()
 
     def prepare(self) -> None:
-        self._post.prepare()
+        self._messenger.prepare()
 
     def close(self) -> None:
         """The post is closed by whoever made it."""
@@ -115,9 +115,9 @@ class TensorLink(ArrayChecksums):
         """As `Messenger.send`; arrays go directly where they can."""
         pair = self._pairs.get(to) if arrays else None
         if pair is None or not self._carries(to, pair, arrays):
-            return self._post.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
+            return self._messenger.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
         pair.sent += 1
-        sent = self._post.send(
+        sent = self._messenger.send(
             to, message, arrays, pair.sent
         )  # first: it is on its way while the arrays are handed over
         if sent:
@@ -135,11 +135,11 @@ class TensorLink(ArrayChecksums):
         return self._direct.carries(to, nbytes)
 
     def _linkable(self, pair: _Pair) -> bool:
-        return bool(pair.rail) and pair.rail == self.rail
+        return bool(pair.process_group) and pair.process_group == self.process_group
 
     def _send_notices(self) -> None:
         for said in self._direct.drain_notices():
-            self._post.send(said.peer, _message_of(said))
+            self._messenger.send(said.peer, _message_of(said))
 
     # -- what moves: sealed and verified where it lies ---------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class TensorLink(ArrayChecksums):
         """As `Messenger.receive`."""
         self._arrive()
         self._send_notices()
-        for item in self._post.receive(0.0 if self._through else timeout):
+        for item in self._messenger.receive(0.0 if self._through else timeout):
             if isinstance(item, PeerCut):
                 self._let_go(item.peer)
                 self._through.append(item)
@@ -172,48 +172,48 @@ class TensorLink(ArrayChecksums):
         out, self._through = self._through, []
         return out
 
-    def _handle_envelope(self, mail: Envelope) -> None:
+    def _handle_envelope(self, envelope: Envelope) -> None:
         """What came over the post: it is through, or it waits."""
-        if mail.sender == SCHEDULER:
-            if mail.ticket is None:  # it has no arrays to send
-                self._through.append(mail)
+        if envelope.sender == SCHEDULER:
+            if envelope.ticket is None:  # it has no arrays to send
+                self._through.append(envelope)
             return
-        pair, message = self._pair(mail), mail.message
+        pair, message = self._pair(envelope), envelope.message
         match message:
             case RendezvousKey():
-                self._handle_rendezvous(mail.sender, pair, message)
+                self._handle_rendezvous(envelope.sender, pair, message)
                 return
             case LinkClosed():
-                self._direct.handle_close(mail.sender, not message.outgoing, message.reason)
+                self._direct.handle_close(envelope.sender, not message.outgoing, message.reason)
                 return
-        if mail.ticket is not None and not self._expect(mail, mail.ticket, pair):
+        if envelope.ticket is not None and not self._expect(envelope, envelope.ticket, pair):
             return
-        if mail.ticket is not None or pair.held:
-            pair.held.append(mail)
+        if envelope.ticket is not None or pair.held:
+            pair.held.append(envelope)
         else:
-            self._through.append(mail)
+            self._through.append(envelope)
 
-    def _pair(self, mail: Envelope) -> _Pair:
+    def _pair(self, envelope: Envelope) -> _Pair:
         """Of whoever sent it, who may speak before it is known where he is."""
-        pair = self._pairs.get(mail.sender)
-        if pair is None or pair.incarnation != mail.incarnation:
-            self._let_go(mail.sender)
-            pair = self._pairs[mail.sender] = _Pair(mail.incarnation)
+        pair = self._pairs.get(envelope.sender)
+        if pair is None or pair.incarnation != envelope.incarnation:
+            self._let_go(envelope.sender)
+            pair = self._pairs[envelope.sender] = _Pair(envelope.incarnation)
         return pair
 
     def _handle_rendezvous(self, peer: str, pair: _Pair, message: RendezvousKey) -> None:
-        if pair.rail is None:
+        if pair.process_group is None:
             if len(pair.early) < _EARLY:
                 pair.early.append(message)
         elif self._linkable(pair):
             self._direct.handle_rendezvous(peer, not message.outgoing, message.key, message.value)
         else:
-            self._post.send(peer, LinkClosed(not message.outgoing, "there can be no link"))
+            self._messenger.send(peer, LinkClosed(not message.outgoing, "there can be no link"))
 
-    def _expect(self, mail: Envelope, ticket: int, pair: _Pair) -> bool:
+    def _expect(self, envelope: Envelope, ticket: int, pair: _Pair) -> bool:
         """Have what a message announces brought; false if its sender is cut off for it."""
-        nbytes = nbytes_of(mail.arrays)
-        if not self._direct.expects(mail.sender):
+        nbytes = nbytes_of(envelope.arrays)
+        if not self._direct.expects(envelope.sender):
             why = "it announces arrays, and has no link to send them over"
         elif ticket <= pair.heard:
             why = "it announces arrays under a ticket that was used"
@@ -222,10 +222,10 @@ class TensorLink(ArrayChecksums):
         else:
             pair.heard = ticket
             pair.missing += nbytes
-            self._direct.expect(mail.sender, ticket, mail.arrays)
+            self._direct.expect(envelope.sender, ticket, envelope.arrays)
             return True
-        self.deny(mail.sender, why)
-        self._through.append(PeerCut(mail.sender, mail.incarnation, why))
+        self.deny(envelope.sender, why)
+        self._through.append(PeerCut(envelope.sender, envelope.incarnation, why))
         return False
 
     def _arrive(self) -> None:
@@ -234,7 +234,7 @@ class TensorLink(ArrayChecksums):
             pair = self._pairs.get(came.peer)
             if pair is None:
                 continue
-            at = next((at for at, mail in enumerate(pair.held) if mail.ticket == came.ticket), None)
+            at = next((at for at, envelope in enumerate(pair.held) if envelope.ticket == came.ticket), None)
             if at is None:
                 continue
             complete = self._complete(pair.held[at], pair, came)
@@ -245,18 +245,18 @@ class TensorLink(ArrayChecksums):
             while pair.held and pair.held[0].ticket is None:
                 self._through.append(pair.held.popleft())
 
-    def _complete(self, mail: Envelope, pair: _Pair, came: ArrivedTensor) -> Envelope | None:
+    def _complete(self, envelope: Envelope, pair: _Pair, came: ArrivedTensor) -> Envelope | None:
         """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler
         hears of its rows.
         """
-        pair.missing -= nbytes_of(mail.arrays)
+        pair.missing -= nbytes_of(envelope.arrays)
         if not came.error:
-            return Envelope(mail.sender, mail.incarnation, mail.message, came.arrays)
-        message, why = mail.message, f"its tensors did not come directly: {came.error}"
+            return Envelope(envelope.sender, envelope.incarnation, envelope.message, came.arrays)
+        message, why = envelope.message, f"its tensors did not come directly: {came.error}"
         if isinstance(message, PageData):
-            return Envelope(mail.sender, mail.incarnation, replace(message, digest="", error=why))
+            return Envelope(envelope.sender, envelope.incarnation, replace(message, digest="", error=why))
         if isinstance(message, ForwardRows):
-            self._post.send(SCHEDULER, RowsLost(self._device, message.seqs, message.epochs, why, True))
+            self._messenger.send(SCHEDULER, RowsLost(self._device, message.seqs, message.epochs, why, True))
         return None
 
     def _let_go(self, name: str) -> None:

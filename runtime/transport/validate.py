@@ -55,7 +55,7 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     ForwardRows: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
     RowsDone: ("seqs", "epochs", "counts", "sampled"),
     RowsLost: ("seqs", "epochs"),
-    SpeculationResult: ("seqs", "epochs", "turns", "stands", "cosines"),
+    SpeculationResult: ("seqs", "epochs", "attempts", "stands", "cosines"),
     Offer: ("seqs", "epochs", "hops", "counts"),
     Bid: ("seqs", "epochs", "hops"),
     Retract: ("seqs", "epochs", "hops"),
@@ -63,18 +63,18 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
 }
 #: Columns that are as long as the first one of their message, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
-    OpenSequences: ("ahead", "offers"),
-    RunRows: ("turns", "ahead"),
-    ForwardRows: ("turns", "ahead"),
-    RowsDone: ("turns", "earlier"),
+    OpenSequences: ("speculative_hops", "offers"),
+    RunRows: ("attempts", "speculate"),
+    ForwardRows: ("attempts", "speculate"),
+    RowsDone: ("attempts", "earlier"),
 }
 #: Columns of numbers from 0 on.
 _NATURAL = {
     OpenSequences: ("computed",),
-    RunRows: ("starts", "counts", "generated", "steps", "turns"),
-    ForwardRows: ("hops", "starts", "counts", "generated", "turns"),
-    RowsDone: ("counts", "turns"),
-    SpeculationResult: ("turns",),
+    RunRows: ("starts", "counts", "generated", "steps", "attempts"),
+    ForwardRows: ("hops", "starts", "counts", "generated", "attempts"),
+    RowsDone: ("counts", "attempts"),
+    SpeculationResult: ("attempts",),
     Offer: ("hops", "counts"),
     Bid: ("hops",),
     Retract: ("hops",),
@@ -82,9 +82,9 @@ _NATURAL = {
 }
 #: Numbers from 0 on.
 _COUNTS = {
-    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "inputs"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
     StageReady: ("nbytes",),
-    MigrationReady: ("nbytes", "inputs"),
+    MigrationReady: ("nbytes", "activation_bytes"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free"),
     PageRequest: ("lo", "hi"),
     PageData: ("lo", "hi"),
@@ -213,7 +213,7 @@ def _done(message: RowsDone, arrays: Sequence[Array]) -> bool:
     )
 
 
-def _verdict(message: SpeculationResult, arrays: Sequence[Array]) -> bool:
+def _outcome(message: SpeculationResult, arrays: Sequence[Array]) -> bool:
     return not arrays and all(map(isfinite, message.cosines))
 
 
@@ -223,7 +223,7 @@ _CHECKS: dict[type[Message], Callable[..., bool]] = {
     ForwardRows: _pass,
     PageData: _pages,
     RowsDone: _done,
-    SpeculationResult: _verdict,
+    SpeculationResult: _outcome,
     AgentHello: _ready,
     PeerList: _peers,
     RendezvousKey: _meet,

@@ -228,16 +228,16 @@ def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
     assert (
         options.cluster().routing == "least-bytes"
         and options.cluster().prefix_caching == "off"
-        and options.relay().batch_wait_us == 500
+        and options.agent().batch_wait_us == 500
     )
     assert (
-        gather(None, {"agents": 2}).relay() == AgentConfig()
+        gather(None, {"agents": 2}).agent() == AgentConfig()
         and gather(None, {"agents": 2}).cluster().routing == ClusterConfig().routing
     )
     for wrong in ({"routing": "bytes"}, {"batch_wait_us": -1}):
         with pytest.raises(InputError):
             given = gather(None, {"agents": 2, **wrong})
-            given.cluster(), given.relay()
+            given.cluster(), given.agent()
 
 
 def test_a_device_that_looks_ahead_reports_once_for_several_tokens() -> None:
@@ -256,8 +256,8 @@ def test_what_is_as_it_is_by_default_is_not_refused() -> None:
 
 
 def test_what_agents_keep_for_moves() -> None:
-    assert gather(None, {"agents": 2, "activation_cache_bytes": "2MiB"}).relay().activation_cache_bytes == 2 << 20
-    assert gather(None, {}).relay().activation_cache_bytes == 0
+    assert gather(None, {"agents": 2, "activation_cache_bytes": "2MiB"}).agent().activation_cache_bytes == 2 << 20
+    assert gather(None, {}).agent().activation_cache_bytes == 0
     with pytest.raises(InputError, match="activation-cache-bytes has no effect"):
         gather(None, {"activation_cache_bytes": "1MiB"})
 

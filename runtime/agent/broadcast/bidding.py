@@ -63,13 +63,13 @@ class HopBidding:
         """Offer the next hop of a row that is through here, if there is a choice. `output` is kept until somebody takes
         it.
         """
-        devices = row.guest.offers.get(row.hop + 1)
+        devices = row.sequence.offers.get(row.hop + 1)
         if devices is None:
             return False
         if not devices:
             self._lost.append(row)
             return True
-        name = _name(row.guest.seq, row.epoch, row.hop + 1)
+        name = _name(row.sequence.seq, row.epoch, row.hop + 1)
         self._book.offer(name, devices)
         self._held[name] = row, output
         for device in devices:
@@ -101,7 +101,7 @@ class HopBidding:
                 continue
             self._book.close(name)
             row, output = self._held.pop(name)
-            _settle(row.guest, hop, answer.device)
+            _settle(row.sequence, hop, answer.device)
             rows.append(row)
             arrays.append(output)
             for device in answer.cancel:
@@ -115,13 +115,13 @@ class HopBidding:
             Send(SCHEDULER, self._won(rows, bid.device)),
         ]
 
-    def remove_device(self, device: str, guests: Iterable[AgentSequence]) -> list[Send]:
+    def remove_device(self, device: str, sequences: Iterable[AgentSequence]) -> list[Send]:
         """A device is gone: it takes nothing any more, and has nothing to offer."""
         self._asked = [each for each in self._asked if each.by != device]
-        for guest in guests:
-            for hop, devices in guest.offers.items():
+        for sequence in sequences:
+            for hop, devices in sequence.offers.items():
                 if device in devices:
-                    guest.offers[hop] = tuple(each for each in devices if each != device)
+                    sequence.offers[hop] = tuple(each for each in devices if each != device)
         self._lost += [self._held.pop(name)[0] for name in self._book.remove_device(device)]
         return self.drain_messages()
 
@@ -158,18 +158,18 @@ class HopBidding:
         if not self:
             return
         self._asked = [each for each in self._asked if each.seq != seq or each.epoch > epoch]
-        for name in [name for name, (row, _) in self._held.items() if row.guest.seq == seq and row.epoch <= epoch]:
+        for name in [name for name, (row, _) in self._held.items() if row.sequence.seq == seq and row.epoch <= epoch]:
             del self._held[name]
             self._book.close(name)
 
     def check(self) -> None:
         """Verify that what is held is offered, by a sequence that is here. Raises RuntimeError. For tests."""
-        if len(self._book) != len(self._held) or not all(row.guest.here for row, _ in self._held.values()):
+        if len(self._book) != len(self._held) or not all(row.sequence.here for row, _ in self._held.values()):
             raise RuntimeError("a hop is offered that nobody has, or is held that nobody is offered")
 
     def _won(self, rows: list[QueuedRow], winner: str) -> HopAssigned:
         columns = zip(
-            *((each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens) for each in rows), strict=True
+            *((each.sequence.seq, each.epoch, each.hop + 1, each.start, each.tokens) for each in rows), strict=True
         )
         seqs, epochs, hops, starts, counts = columns
         return HopAssigned(self._device, seqs, epochs, hops, starts, counts, (winner,) * len(rows))
@@ -179,21 +179,21 @@ def _name(seq: str, epoch: int, hop: int) -> str:
     return f"{epoch}/{hop}/{seq}"
 
 
-def _settle(guest: AgentSequence, hop: int, device: str) -> None:
+def _settle(sequence: AgentSequence, hop: int, device: str) -> None:
     """From now on rows go there."""
-    del guest.offers[hop]
-    guest.path = (*guest.path[:hop], replace(guest.path[hop], device=device), *guest.path[hop + 1 :])
+    del sequence.offers[hop]
+    sequence.path = (*sequence.path[:hop], replace(sequence.path[hop], device=device), *sequence.path[hop + 1 :])
 
 
 def _offer_of(device: str, rows: list[QueuedRow]) -> Offer:
     seqs, epochs, hops, counts = zip(
-        *((each.guest.seq, each.epoch, each.hop + 1, each.tokens) for each in rows), strict=True
+        *((each.sequence.seq, each.epoch, each.hop + 1, each.tokens) for each in rows), strict=True
     )
     return Offer(device, seqs, epochs, hops, counts)
 
 
 def _retract_of(rows: list[QueuedRow]) -> Retract:
-    seqs, epochs, hops = zip(*((each.guest.seq, each.epoch, each.hop + 1) for each in rows), strict=True)
+    seqs, epochs, hops = zip(*((each.sequence.seq, each.epoch, each.hop + 1) for each in rows), strict=True)
     return Retract(seqs, epochs, hops)
 
 

@@ -3,7 +3,7 @@
     scheduler --StartMigration--> destination --Want--> source --PageData--> destination (WritePages, PagesWritten)
     … --MigrationReady--> scheduler
                                        rows that recompute from the front run in its own steps meanwhile, from token
-                                       ids or from --Want (before)--> source --PageData (hidden states)--> `feed`
+                                       ids or from --Want (before)--> source --PageData (hidden states)--> `fetch`
                                        (VerifyActivations, ActivationsVerified)
     scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for
                                                                      the last one
@@ -86,15 +86,15 @@ class IncomingMigrations:
             self._tables.release(key)
             return self._stuck(order.move, order.seq, "no room for its pages")
         request = order.request
-        guest = AgentSequence(request, order.epoch, (), ())
+        sequence = AgentSequence(request, order.epoch, (), ())
         # Where nothing attends there are no pages, and nothing to bring.
         tokens = order.upto if spec.kv_layers else 0
         ends = TwoEnded(
             tokens, spec.page_tokens, recompute=bool(order.tokens) or order.from_activations, copy=order.copy
         )
-        feed = ActivationFetch(order.stage.lo) if order.from_activations else None
+        fetch = ActivationFetch(order.stage.lo) if order.from_activations else None
         self._incoming[order.move] = IncomingMigration(
-            self._device, self._tables, self._config, order, key, spec, ends, guest, feed
+            self._device, self._tables, self._config, order, key, spec, ends, sequence, fetch
         )
         return self._go_on(self._incoming[order.move], now)
 
@@ -102,7 +102,7 @@ class IncomingMigrations:
         """Pages, or inputs, from the source. Those that nobody awaits any more are dropped."""
         move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
         if pages.before:
-            return [] if move is None else self._fed(move, pages, arrays, now)
+            return [] if move is None else self._fetched(move, pages, arrays, now)
         if move is None or not move.ends.awaits(span):
             return []
         if pages.error or len(arrays) != 1:
@@ -130,12 +130,12 @@ class IncomingMigrations:
     def checked(self, event: ActivationsVerified, now: int) -> list[AgentCommand]:
         """Inputs are what was sent, or not."""
         move = self._incoming.get(event.move)
-        if move is None or move.feed is None:
+        if move is None or move.fetch is None:
             return []
         if event.error:
             move.unfed(event.lo, event.hi, event.error)
         else:
-            move.feed.checked(event.lo, event.hi)
+            move.fetch.checked(event.lo, event.hi)
             move.shared.record_arrival("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
         return self._go_on(move, now)
 
@@ -149,11 +149,11 @@ class IncomingMigrations:
         self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
         move.ends.recomputed(range(row.start // width * width, stop))
         move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
-        if move.feed is not None:
-            move.feed.finish_span()
+        if move.fetch is not None:
+            move.fetch.finish_span()
             move.shared.record_row(move.groups(row.tokens), now)
             if row.array is not None and self._kept:
-                self._kept.store_span(row.guest.seq, move.feed.before, row.start, own(row.array))
+                self._kept.store_span(row.sequence.seq, move.fetch.before, row.start, own(row.array))
         return self._go_on(move, now)
 
     def failed(self, row: QueuedRow, reason: str, now: int) -> list[AgentCommand]:
@@ -162,14 +162,14 @@ class IncomingMigrations:
         if move is None or move.key != row.name:
             return []
         move.ends.stop_recompute()
-        if move.feed is not None:
-            move.feed.finish_span()
-            move.feed.cut(reason)
-            move.feed.give_up()
+        if move.fetch is not None:
+            move.fetch.finish_span()
+            move.fetch.cut(reason)
+            move.fetch.give_up()
         if not move.ends.stuck:
             return self._go_on(move, now)
         self._discard_move(move)
-        return self._stuck(row.move, row.guest.seq, reason)
+        return self._stuck(row.move, row.sequence.seq, reason)
 
     def settle(self, order: FinishMigration) -> list[AgentCommand]:
         """The end of a move, whatever its phase. Committed, the table waits for the Open that comes next."""
@@ -214,7 +214,7 @@ class IncomingMigrations:
         move.order = order
         if move.spec.kv_layers:
             move.ends.extend(order.upto)
-        if move.feed is not None and move.feed.is_exhausted:
+        if move.fetch is not None and move.fetch.is_exhausted:
             move.ends.inputs(())
         return self._go_on(move, now)
 
@@ -231,13 +231,15 @@ class IncomingMigrations:
             out += self._stuck(move.order.move, move.order.seq, "its pages cannot be had any more")
         return out
 
-    def _fed(self, move: IncomingMigration, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
+    def _fetched(
+        self, move: IncomingMigration, pages: PageData, arrays: Sequence[Array], now: int
+    ) -> list[AgentCommand]:
         """What the source had of the inputs that it was asked for."""
-        feed = move.feed
-        if feed is None or not feed.awaits(pages.lo, pages.hi):
+        fetch = move.fetch
+        if fetch is None or not fetch.awaits(pages.lo, pages.hi):
             return []
         move.ends.inputs(pages.kept)
-        if pages.error or len(arrays) != 1 or not feed.arrived(pages.lo, pages.hi, arrays[0]):
+        if pages.error or len(arrays) != 1 or not fetch.arrived(pages.lo, pages.hi, arrays[0]):
             move.unfed(pages.lo, pages.hi, pages.error or "hidden states of another shape")
             return self._go_on(move, now)
         return [VerifyActivations(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
@@ -247,20 +249,20 @@ class IncomingMigrations:
         if move.told == order.upto:
             return []
         move.told = order.upto
-        fed, reason = (move.feed.nbytes, move.feed.reason) if move.feed is not None else (0, "")
+        fetched, reason = (move.fetch.nbytes, move.fetch.reason) if move.fetch is not None else (0, "")
         copied, recomputed = ends.copied_spans, ends.recomputed_spans
         return [
             Send(
                 SCHEDULER,
-                MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason),
+                MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fetched, reason),
             )
         ]
 
     def _discard_move(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]
         self._tables.release(move.key)
-        if move.feed is not None:
-            self._kept.discard_spans(move.order.seq, move.feed.before)
+        if move.fetch is not None:
+            self._kept.discard_spans(move.order.seq, move.fetch.before)
 
     def _stuck(self, move: int, seq: str, reason: str) -> list[AgentCommand]:
         return [Send(SCHEDULER, MigrationFailed(self._device, move, seq, reason))]

@@ -1,7 +1,7 @@
 """One move to this device: both its ends given what they can take, front by rows and back by Wants (BL-16).
 
 Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row
-starts from token ids, or from hidden states that have come (`feed`), which are asked for ahead of the row that runs,
+starts from token ids, or from hidden states that have come (`fetch`), which are asked for ahead of the row that runs,
 where the back would not be there sooner: they share the link with pages, and pages wait where the front would wait for
 them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What comes back is told by `moves`.
 """
@@ -27,7 +27,7 @@ _MOST_AHEAD = 32
 
 @dataclass(slots=True)
 class IncomingMigration:
-    """`feed`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the
+    """`fetch`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the
     engine is putting down.
     `told`: up to where the scheduler knows that all is here.
     """
@@ -39,8 +39,8 @@ class IncomingMigration:
     key: str
     spec: ModelSpec
     ends: TwoEnded
-    guest: AgentSequence
-    feed: ActivationFetch | None = None
+    sequence: AgentSequence
+    fetch: ActivationFetch | None = None
     nbytes: int = 0
     writing: dict[tuple[int, int], int] = field(default_factory=dict)
     told: int = -1
@@ -54,7 +54,7 @@ class IncomingMigration:
 
     def advance(self, rows: list[QueuedRow], now: int) -> list[Send]:
         """Give both ends what they can take. `rows`: takes what is to run."""
-        out = self._front(rows, now) if self.feed is None else self._fed_front(self.feed, rows, now)
+        out = self._front(rows, now) if self.fetch is None else self._fed_front(self.fetch, rows, now)
         ends = self.ends
         while (free := self._ahead(now) - ends.copying) > 0:
             span = ends.next_back(min(free, self.config.fetch_window))
@@ -64,8 +64,8 @@ class IncomingMigration:
                 self.pace.back_since = now
             self.shared.asks("pages", span.start, span.stop, now)
             out.append(self._want(span.start, span.stop))
-        if ends.stuck and self.feed is not None:
-            for span in self.feed.give_up():
+        if ends.stuck and self.fetch is not None:
+            for span in self.fetch.give_up():
                 ends.recompute_failed(span)
         return out
 
@@ -74,19 +74,19 @@ class IncomingMigration:
 
     def unfed(self, lo: int, hi: int, reason: str) -> None:
         """Inputs have not come, or are not what was sent."""
-        if self.feed is None:
+        if self.fetch is None:
             return
-        span = self.feed.mark_lost(lo, hi, reason)
+        span = self.fetch.mark_lost(lo, hi, reason)
         if span is not None:
             self.ends.recompute_failed(span)
-        if self.feed.is_exhausted:
+        if self.fetch.is_exhausted:
             self.ends.inputs(())
 
     def cut_off(self) -> None:
         """The source is gone."""
         self.ends.stop_copy()
-        if self.feed is not None:
-            for span in self.feed.cut(f"{self.order.source} is gone"):
+        if self.fetch is not None:
+            for span in self.fetch.cut(f"{self.order.source} is gone"):
                 self.ends.recompute_failed(span)
             self.ends.inputs(())
 
@@ -100,42 +100,42 @@ class IncomingMigration:
             rows.append(self._row(start, span.stop, self.order.tokens[start : span.stop], None, now))
         return []
 
-    def _fed_front(self, feed: ActivationFetch, rows: list[QueuedRow], now: int) -> list[Send]:
+    def _fed_front(self, fetch: ActivationFetch, rows: list[QueuedRow], now: int) -> list[Send]:
         ends, shared = self.ends, self.shared
-        if (fed := feed.next_span(ends.gap[0])) is not None:
+        if (fetched := fetch.next_span(ends.gap[0])) is not None:
             shared.row_since = now
-            rows.append(self._row(fed.start, fed.span.stop, None, fed.array, now))
+            rows.append(self._row(fetched.start, fetched.span.stop, None, fetched.array, now))
         out: list[Send] = []
-        while not feed.is_exhausted and self._looks_ahead(feed, now):
-            span = ends.next_front(self._portion(feed), ahead=True)
+        while not fetch.is_exhausted and self._looks_ahead(fetch, now):
+            span = ends.next_front(self._portion(fetch), ahead=True)
             if span is None:
                 break
             start = self._start(span)
-            feed.request_span(span, start)
+            fetch.request_span(span, start)
             shared.asks("inputs", start, span.stop, now)
-            out.append(self._want(start, span.stop, feed.before))
+            out.append(self._want(start, span.stop, fetch.before))
         return out
 
-    def _looks_ahead(self, feed: ActivationFetch, now: int) -> bool:
+    def _looks_ahead(self, fetch: ActivationFetch, now: int) -> bool:
         """Whether the front is to be given more than it has: so much that it need not wait while pages come."""
         if self.ends.front_lacks:
             return True
         if (
             self.shared.row is None
-            or feed.claimed_count > _MOST_AHEAD
-            or (self.order.copy and self._portion(feed) < self.spec.page_tokens)
+            or fetch.claimed_count > _MOST_AHEAD
+            or (self.order.copy and self._portion(fetch) < self.spec.page_tokens)
         ):
             return False
-        return feed.claimed_count < 2 or not self.shared.supplied(
-            self.groups(feed.behind) - self.groups(feed.running), self._most, now
+        return fetch.claimed_count < 2 or not self.shared.supplied(
+            self.groups(fetch.behind) - self.groups(fetch.running), self._most, now
         )
 
-    def _portion(self, feed: ActivationFetch) -> int:
+    def _portion(self, fetch: ActivationFetch) -> int:
         """Tokens that the front is given next."""
         if not self.order.copy:
             return self.config.recompute_chunk
         lo, hi = self.ends.gap
-        return self.shared.chunk(hi - lo - feed.behind, feed.behind, self.config.recompute_chunk)
+        return self.shared.chunk(hi - lo - fetch.behind, fetch.behind, self.config.recompute_chunk)
 
     def _want(self, lo: int, hi: int, before: int = 0) -> Send:
         order = self.order
@@ -151,14 +151,14 @@ class IncomingMigration:
     def _ahead(self, now: int) -> int:
         """Page groups that the back may have under way."""
         most = self._most
-        if self.ends.front_rests or (self.feed is not None and self.feed.is_exhausted):
+        if self.ends.front_rests or (self.fetch is not None and self.fetch.is_exhausted):
             return most
         lo, hi = self.ends.gap
-        if self.feed is None:
+        if self.fetch is None:
             return self.pace.ahead(self.groups(hi - lo), most)
-        feed, groups = self.feed, self.groups
-        here = groups(feed.here) - groups(feed.running)
-        return self.shared.fetch(groups(hi - lo - feed.behind), groups(feed.behind), here, feed.waiting, most)
+        fetch, groups = self.fetch, self.groups
+        here = groups(fetch.here) - groups(fetch.running)
+        return self.shared.fetch(groups(hi - lo - fetch.behind), groups(fetch.behind), here, fetch.waiting, most)
 
     def _chunk(self) -> int:
         """Tokens that the front is given next."""
@@ -174,7 +174,7 @@ class IncomingMigration:
     def _row(self, start: int, stop: int, ids: tuple[int, ...] | None, array: Array | None, now: int) -> QueuedRow:
         order = self.order
         return QueuedRow(
-            self.guest,
+            self.sequence,
             order.epoch,
             0,
             self.key,

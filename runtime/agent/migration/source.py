@@ -16,16 +16,18 @@ from runtime.messages import PageData, PageRequest
 
 
 def answer(
-    want: PageRequest, guest: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache
+    want: PageRequest, sequence: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache
 ) -> AgentCommand:
     """Pages of a sequence that runs here, or what came into a stage of it."""
     hops = (
-        () if guest is None or guest.epoch != want.epoch else tuple(hop for hop in guest.path if hop.device == device)
+        ()
+        if sequence is None or sequence.epoch != want.epoch
+        else tuple(hop for hop in sequence.path if hop.device == device)
     )
     if want.before:
         return _inputs(want, hops, kept)
     hop = next((hop for hop in hops if hop.covers(want.layers)), None)
-    key = None if guest is None or hop is None else guest.keys.get(hop.lo)
+    key = None if sequence is None or hop is None else sequence.keys.get(hop.lo)
     if key is None or hop is None:
         return _refused(want, f"these layers of {want.seq} are not here")
     if not 0 <= want.lo < want.hi <= tables.book.tokens_of(key) or want.lo % tables.spec(key).page_tokens:

@@ -48,18 +48,18 @@ class AgentSequence:
     def __post_init__(self) -> None:
         self.seq = self.request.seq
 
-    def comes(self, hop: int, turn: int, start: int) -> None:
+    def comes(self, hop: int, attempt: int, start: int) -> None:
         """A row has come. One that begins where, or before where, another began at this hop supersedes that."""
         known = self.latest.get(hop)
-        if known is None or turn > known[0]:
+        if known is None or attempt > known[0]:
             if known is not None and start <= known[1]:
-                self.again[hop] = turn, start
-            self.latest[hop] = turn, start
+                self.again[hop] = attempt, start
+            self.latest[hop] = attempt, start
 
-    def superseded(self, hop: int, turn: int, start: int) -> bool:
+    def superseded(self, hop: int, attempt: int, start: int) -> bool:
         """Whether a row is not to be run any more: a later one begins at or before it."""
         again = self.again.get(hop)
-        return again is not None and turn < again[0] and start >= again[1]
+        return again is not None and attempt < again[0] and start >= again[1]
 
 
 @dataclass(slots=True)
@@ -88,14 +88,14 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states.
     `steps`: tokens to decode.
-    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages.
+    `move`: which migration recomputes by it, 0 for the rows of sequences. `attempt`, `ahead`: as in messages.
     `shadow`: it runs the
     surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it. `credit`:
     what it is decoded on;
     `awaits`: the step that samples its token, where that is not known yet, else 0.
     """
 
-    guest: AgentSequence
+    sequence: AgentSequence
     epoch: int
     hop: int
     name: str
@@ -110,7 +110,7 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
     since: int
     holds: bool
     move: int = 0
-    turn: int = 0
+    attempt: int = 0
     ahead: bool = False
     shadow: bool = False
     before: int = 0
@@ -124,7 +124,11 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
         all have run.
         """
         return (
-            self.ids is not None and self.tokens > 1 and not self.move and not self.turn and len(self.guest.path) == 1
+            self.ids is not None
+            and self.tokens > 1
+            and not self.move
+            and not self.attempt
+            and len(self.sequence.path) == 1
         )
 
     @property
@@ -143,7 +147,7 @@ def credit_of(request: SequenceRequest, spec: ModelSpec, until: int) -> Credit:
 def following(row: QueuedRow, step: int, now: int) -> QueuedRow:
     """The next row of a credit; `step` samples its token."""
     return QueuedRow(
-        row.guest,
+        row.sequence,
         row.epoch,
         row.hop,
         row.name,

@@ -46,85 +46,85 @@ class SequenceTable:
         self._left = left
         self._copies = copies
         self.copied: list[Copied] = []
-        self.guests: dict[str, AgentSequence] = {}
+        self.sequences: dict[str, AgentSequence] = {}
 
     def open(self, order: OpenSequences, at: int) -> bool | None:
         """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs
         is missing.
         """
         request, epoch = order.requests[at], order.epochs[at]
-        known = self.guests.get(request.seq)
+        known = self.sequences.get(request.seq)
         if known is not None and known.epoch >= epoch:
             return None
-        guest = AgentSequence(
+        sequence = AgentSequence(
             request,
             epoch,
             order.paths[at],
             order.outputs[at],
             ahead=order.speculative_hops[at] if order.speculative_hops else None,
         )
-        guest.offers.update(order.offers[at] if order.offers else ())
-        self.guests[guest.seq] = guest
+        sequence.offers.update(order.offers[at] if order.offers else ())
+        self.sequences[sequence.seq] = sequence
         if known is not None:
             known.here = False
         if order.keep[at]:
             if known is not None:
                 self._ahead.closed(known)
-            seated = self._reseat(guest, known, order.computed[at])
+            seated = self._reseat(sequence, known, order.computed[at])
         else:
             if known is not None:
                 self._let_go(known)
-            seated = self._seat(guest, order.shared[at])
+            seated = self._seat(sequence, order.shared[at])
         if seated:
-            self._ahead.opened(guest, self._shelf.specs)
+            self._ahead.opened(sequence, self._shelf.specs)
         else:
-            self._remove_sequence(guest)
+            self._remove_sequence(sequence)
         return seated
 
     def close(self, seq: str, epoch: int) -> None:
         """The end of a sequence, and of what moves of it, unless a newer epoch of it is here."""
-        guest = self.guests.get(seq)
-        if guest is not None and guest.epoch <= epoch:
-            self._remove_sequence(guest)
+        sequence = self.sequences.get(seq)
+        if sequence is not None and sequence.epoch <= epoch:
+            self._remove_sequence(sequence)
         self._moves.closed(seq, epoch)
 
     def keys(self) -> set[str]:
         """Tables of all sequences, with those of their stand-ins."""
-        held = {key for guest in self.guests.values() for key in guest.keys.values()}
-        return held | {guest.shadow for guest in self.guests.values() if guest.shadow is not None}
+        held = {key for sequence in self.sequences.values() for key in sequence.keys.values()}
+        return held | {sequence.shadow for sequence in self.sequences.values() if sequence.shadow is not None}
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _seat(self, guest: AgentSequence, shared: tuple[str, int] | None) -> bool:
+    def _seat(self, sequence: AgentSequence, shared: tuple[str, int] | None) -> bool:
         """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share,
         is missing.
         """
-        other = self.guests.get(shared[0]) if shared is not None else None
-        for hop in self._here(guest):
-            stage = Stage(guest.request.model, hop.lo, hop.hi).id
+        other = self.sequences.get(shared[0]) if shared is not None else None
+        for hop in self._here(sequence):
+            stage = Stage(sequence.request.model, hop.lo, hop.hi).id
             spec = self._shelf.specs.get(stage)
             if spec is None:
                 return False
-            guest.keys[hop.lo], guest.stages[hop.lo] = self._tables.open(guest.seq, hop.lo, spec), stage
+            sequence.keys[hop.lo], sequence.stages[hop.lo] = self._tables.open(sequence.seq, hop.lo, spec), stage
             if shared is None:
                 continue
-            if other is None or hop.lo not in other.keys or not self._begin_as(guest, other, hop.lo, shared[1]):
+            if other is None or hop.lo not in other.keys or not self._begin_as(sequence, other, hop.lo, shared[1]):
                 return False
         return True
 
-    def _begin_as(self, guest: AgentSequence, other: AgentSequence, lo: int, tokens: int) -> bool:
+    def _begin_as(self, sequence: AgentSequence, other: AgentSequence, lo: int, tokens: int) -> bool:
         """A table's first tokens are another's: in the same pages, or copied. What runs no row of its own is in
         nobody's way there.
         """
-        key, source = guest.keys[lo], other.keys[lo]
+        key, source = sequence.keys[lo], other.keys[lo]
         if not self._copies:
             return self._tables.share(key, source, tokens)
-        runs = bool(guest.request.prompt)
+        runs = bool(sequence.request.prompt)
         if not (self._tables.copy(key, tokens) if runs else self._tables.share(key, source, tokens)):
             return False
         self._tables.introduce(key)
-        request = replace(guest.request, seq=key, model=guest.stages[lo])
-        self.copied.append(Copied(Opened(request, guest.output), source, tokens))
+        request = replace(sequence.request, seq=key, model=sequence.stages[lo])
+        self.copied.append(Copied(Opened(request, sequence.output), source, tokens))
         return True
 
     def take_copied(self) -> tuple[Copied, ...]:
@@ -132,7 +132,7 @@ class SequenceTable:
         copied, self.copied = tuple(self.copied), []
         return copied
 
-    def _reseat(self, guest: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
+    def _reseat(self, sequence: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
         """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new
         hops.
 
@@ -146,20 +146,22 @@ class SequenceTable:
         )
         for _, key in had:
             self._left(key)  # what comes next comes under another
-        had += self._moves.adopted(guest.seq, guest.epoch)
-        new = self._cut(guest, had, computed)
+        had += self._moves.adopted(sequence.seq, sequence.epoch)
+        new = self._cut(sequence, had, computed)
         if new is None:
             for _, key in had:
                 self._tables.release(key)
             return False
-        keys = self._tables.recut(guest.seq, new, [key for _, key in had], computed)
-        guest.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
-        guest.stages.update((hop.lo, Stage(guest.request.model, hop.lo, hop.hi).id) for hop in self._here(guest))
-        self._kept.retain(guest.seq, {hop.lo for hop in self._here(guest)})
+        keys = self._tables.recut(sequence.seq, new, [key for _, key in had], computed)
+        sequence.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
+        sequence.stages.update(
+            (hop.lo, Stage(sequence.request.model, hop.lo, hop.hi).id) for hop in self._here(sequence)
+        )
+        self._kept.retain(sequence.seq, {hop.lo for hop in self._here(sequence)})
         return True
 
     def _cut(
-        self, guest: AgentSequence, had: Sequence[tuple[tuple[int, int], str]], computed: int
+        self, sequence: AgentSequence, had: Sequence[tuple[tuple[int, int], str]], computed: int
     ) -> list[tuple[int, ModelSpec, list[TableSlice]]] | None:
         """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where
         that cannot be.
@@ -167,8 +169,8 @@ class SequenceTable:
         if any(self._tables.writes(key) for _, key in had):
             return None
         new: list[tuple[int, ModelSpec, list[TableSlice]]] = []
-        for hop in self._here(guest):
-            spec, pieces = self._spec(guest, hop), _pieces(hop, had)
+        for hop in self._here(sequence):
+            spec, pieces = self._spec(sequence, hop), _pieces(hop, had)
             if (
                 spec is None
                 or pieces is None
@@ -178,21 +180,21 @@ class SequenceTable:
             new.append((hop.lo, spec, pieces))
         return new
 
-    def _spec(self, guest: AgentSequence, hop: Hop) -> ModelSpec | None:
-        return self._shelf.specs.get(Stage(guest.request.model, hop.lo, hop.hi).id)
+    def _spec(self, sequence: AgentSequence, hop: Hop) -> ModelSpec | None:
+        return self._shelf.specs.get(Stage(sequence.request.model, hop.lo, hop.hi).id)
 
-    def _here(self, guest: AgentSequence) -> tuple[Hop, ...]:
-        return tuple(hop for hop in guest.path if hop.device == self._device)
+    def _here(self, sequence: AgentSequence) -> tuple[Hop, ...]:
+        return tuple(hop for hop in sequence.path if hop.device == self._device)
 
-    def _remove_sequence(self, guest: AgentSequence) -> None:
-        del self.guests[guest.seq]
-        guest.here = False
-        self._let_go(guest)
+    def _remove_sequence(self, sequence: AgentSequence) -> None:
+        del self.sequences[sequence.seq]
+        sequence.here = False
+        self._let_go(sequence)
 
-    def _let_go(self, guest: AgentSequence) -> None:
-        self._ahead.closed(guest)
-        self._kept.close(guest.seq)
-        for key in guest.keys.values():
+    def _let_go(self, sequence: AgentSequence) -> None:
+        self._ahead.closed(sequence)
+        self._kept.close(sequence.seq)
+        for key in sequence.keys.values():
             self._tables.release(key)
             self._left(key)
 

@@ -7,7 +7,7 @@ hop's own (BL-25).
              └─ then the hop itself runs ── compared ──SpeculationResult──────────────────────────> scheduler
                        stands: nothing more    else: ──Pass──> behind D again … Done ───> scheduler
 
-Messages: `turns` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for
+Messages: `attempts` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for
 anybody but the scheduler, which takes a row for done when its Done is there, or when a tentative one and a
 SpeculationResult that it stands are. On a path one hop is predicted, never the last one; so no two that follow each
 other are, and nothing is predicted from predictions. Roll-back: behind D a real row writes the same positions of the
@@ -22,7 +22,7 @@ its start wherever it comes. Close, death and preemption end an
 epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
 
 Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two
-arrays are says the engine. Shadow rows run in steps of their own: on a stream of their own (`relay.Lane`), or on the
+arrays are says the engine. Shadow rows run in steps of their own: on a stream of their own (`agent.Lane`), or on the
 only one before the others.
 """
 
@@ -58,46 +58,46 @@ class SpeculativeHop:
 
     # -- sequences -----------------------------------------------------------------------------------------------------
 
-    def opened(self, guest: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
+    def opened(self, sequence: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
         """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing
         nothing is.
         """
-        if guest.ahead is None or guest.path[guest.ahead.hop].device != self._device:
+        if sequence.ahead is None or sequence.path[sequence.ahead.hop].device != self._device:
             return
-        spec = stages.get(guest.ahead.stage.id)
+        spec = stages.get(sequence.ahead.stage.id)
         if spec is not None:
-            guest.shadow = self._tables.open(guest.seq, guest.ahead.stage.lo, spec)
+            sequence.shadow = self._tables.open(sequence.seq, sequence.ahead.stage.lo, spec)
 
-    def closed(self, guest: AgentSequence) -> None:
+    def closed(self, sequence: AgentSequence) -> None:
         """Nothing of it is predicted any more."""
-        if guest.shadow is not None:
-            self._tables.release(guest.shadow)
-            guest.shadow = None
-            guest.prediction = None
+        if sequence.shadow is not None:
+            self._tables.release(sequence.shadow)
+            sequence.shadow = None
+            sequence.prediction = None
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def comes(self, row: QueuedRow) -> None:
         """A row is in its queue: if its hop is predicted, the stand-in runs it, too."""
-        ahead = row.guest.ahead
-        if row.guest.shadow is not None and ahead is not None and ahead.hop == row.hop:
-            self.queue.append(replace(row, name=row.guest.shadow, stage=ahead.stage.id, sample=False, shadow=True))
+        ahead = row.sequence.ahead
+        if row.sequence.shadow is not None and ahead is not None and ahead.hop == row.hop:
+            self.queue.append(replace(row, name=row.sequence.shadow, stage=ahead.stage.id, sample=False, shadow=True))
 
     def due(self, waiting: Sequence[QueuedRow], valid: Callable[[QueuedRow], bool]) -> list[QueuedRow]:
         """Shadow rows that may run now: none while an earlier row of its sequence has not run itself."""
-        self.queue = [each for each in self.queue if each.guest.shadow == each.name and valid(each)]
+        self.queue = [each for each in self.queue if each.sequence.shadow == each.name and valid(each)]
         if not self.queue:
             return []
         first: dict[int, int] = {}
         for each in waiting:
             if (
-                each.guest.shadow is not None
-                and each.guest.ahead is not None
-                and each.guest.ahead.hop == each.hop
+                each.sequence.shadow is not None
+                and each.sequence.ahead is not None
+                and each.sequence.ahead.hop == each.hop
                 and valid(each)
             ):
-                first.setdefault(id(each.guest), each.turn)
-        return [each for each in self.queue if first.get(id(each.guest), each.turn) >= each.turn]
+                first.setdefault(id(each.sequence), each.attempt)
+        return [each for each in self.queue if first.get(id(each.sequence), each.attempt) >= each.attempt]
 
     def mark_running(self, rows: Sequence[QueuedRow]) -> None:
         """They are in a step."""
@@ -108,19 +108,19 @@ class SpeculativeHop:
         """A shadow row is through: the tentative row that goes on, if it may, and if the real one has not been
         faster.
         """
-        guest = row.guest
-        late = all(each.guest is not guest or each.turn != row.turn for each in waiting)
-        if late or not row.ahead or guest.shadow != row.name:
+        sequence = row.sequence
+        late = all(each.sequence is not sequence or each.attempt != row.attempt for each in waiting)
+        if late or not row.ahead or sequence.shadow != row.name:
             return None
-        guest.prediction = row.turn, output
-        real = next(each for each in waiting if each.guest is guest and each.turn == row.turn)
-        return replace(real, turn=row.turn - 1)
+        sequence.prediction = row.attempt, output
+        real = next(each for each in waiting if each.sequence is sequence and each.attempt == row.attempt)
+        return replace(real, attempt=row.attempt - 1)
 
     def failed(self, rows: Sequence[QueuedRow]) -> None:
         """The step of shadow rows failed: these sequences go on without."""
         for row in rows:
-            if row.guest.shadow == row.name:
-                self.closed(row.guest)
+            if row.sequence.shadow == row.name:
+                self.closed(row.sequence)
 
 
 class SpeculationResults:
@@ -135,23 +135,23 @@ class SpeculationResults:
         """Whether what was predicted of a row that has now run stands, and nothing more need go on. It may not have
         been predicted.
         """
-        guest = row.guest
+        sequence = row.sequence
         if (
-            guest.prediction is None
-            or guest.ahead is None
-            or row.hop != guest.ahead.hop
-            or guest.prediction[0] != row.turn
+            sequence.prediction is None
+            or sequence.ahead is None
+            or row.hop != sequence.ahead.hop
+            or sequence.prediction[0] != row.attempt
         ):
             return False
-        prediction, guest.prediction = guest.prediction[1], None
+        prediction, sequence.prediction = sequence.prediction[1], None
         comparable = (prediction.dtype, prediction.shape) == (output.dtype, output.shape)
         found = self._alike(prediction, output) if comparable else Likeness(False, -1.0)
-        good = stands(found.same, found.cosine, guest.ahead.threshold)
-        self._rows.append((guest.seq, row.epoch, row.turn, good, found.cosine))
+        good = stands(found.same, found.cosine, sequence.ahead.threshold)
+        self._rows.append((sequence.seq, row.epoch, row.attempt, good, found.cosine))
         return good
 
     def drain_messages(self) -> list[Send]:
         if not self._rows:
             return []
-        seqs, epochs, turns, good, cosines = zip(*self._rows, strict=True)
-        return [Send(SCHEDULER, SpeculationResult(self._device, seqs, epochs, turns, good, cosines))]
+        seqs, epochs, attempts, good, cosines = zip(*self._rows, strict=True)
+        return [Send(SCHEDULER, SpeculationResult(self._device, seqs, epochs, attempts, good, cosines))]

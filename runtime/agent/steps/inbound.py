@@ -17,31 +17,31 @@ from runtime.types import ModelSpec
 
 
 def rows_of_go(
-    go: RunRows, guests: Mapping[str, AgentSequence], specs: Mapping[str, ModelSpec], now: int, strides: bool
+    go: RunRows, sequences: Mapping[str, AgentSequence], specs: Mapping[str, ModelSpec], now: int, strides: bool
 ) -> list[QueuedRow]:
     """Rows of tokens, at the first hops of their paths. `strides`: one row decodes all the tokens that it may."""
     rows: list[QueuedRow] = []
     at, all_tokens, count = 0, go.tokens, len(go.seqs)
-    turns, ahead = go.attempts or repeat(0, count), go.speculate or repeat(False, count)
-    for seq, epoch, start, count, sample, generated, steps, turn, predicted in zip(
-        go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, turns, ahead, strict=True
+    attempts, ahead = go.attempts or repeat(0, count), go.speculate or repeat(False, count)
+    for seq, epoch, start, count, sample, generated, steps, attempt, predicted in zip(
+        go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, attempts, ahead, strict=True
     ):
         tokens = all_tokens[at : at + count]
         at += count
-        guest = guests.get(seq)
-        if guest is None or guest.epoch != epoch:
+        sequence = sequences.get(seq)
+        if sequence is None or sequence.epoch != epoch:
             continue
-        lo = guest.path[0].lo
+        lo = sequence.path[0].lo
         credit = None
         if steps > 1 and not strides:
-            credit, steps = credit_of(guest.request, specs[guest.stages[lo]], generated + steps), 1
+            credit, steps = credit_of(sequence.request, specs[sequence.stages[lo]], generated + steps), 1
         rows.append(
             QueuedRow(
-                guest,
+                sequence,
                 epoch,
                 0,
-                guest.keys[lo],
-                guest.stages[lo],
+                sequence.keys[lo],
+                sequence.stages[lo],
                 start,
                 count,
                 tokens,
@@ -52,7 +52,7 @@ def rows_of_go(
                 now,
                 start > 0,
                 0,
-                turn,
+                attempt,
                 predicted,
                 credit=credit,
             )
@@ -64,7 +64,7 @@ def rows_of_pass(
     rows: ForwardRows,
     arrays: Sequence[Array],
     device: str,
-    guests: Mapping[str, AgentSequence],
+    sequences: Mapping[str, AgentSequence],
     early: EarlyRows,
     now: int,
 ) -> list[QueuedRow]:
@@ -72,31 +72,31 @@ def rows_of_pass(
     is whose.
     """
     came: list[QueuedRow] = []
-    parts, turns = parts_of(rows.counts, arrays), rows.attempts or repeat(0)
+    parts, attempts = parts_of(rows.counts, arrays), rows.attempts or repeat(0)
     if parts is None:
         return came
     columns = zip(
         rows.seqs, rows.epochs, rows.hops, rows.starts, rows.counts, rows.sample, rows.generated, parts, strict=True
     )
-    for at, ((seq, epoch, index, start, count, sample, generated, part), turn) in enumerate(
-        zip(columns, turns, strict=False)
+    for at, ((seq, epoch, index, start, count, sample, generated, part), attempt) in enumerate(
+        zip(columns, attempts, strict=False)
     ):
-        guest = guests.get(seq)
-        if guest is None or guest.epoch < epoch:
+        sequence = sequences.get(seq)
+        if sequence is None or sequence.epoch < epoch:
             early.store_row(rows, at, own(part), now)
             continue
-        if guest.epoch != epoch or not 0 < index < len(guest.path):
+        if sequence.epoch != epoch or not 0 < index < len(sequence.path):
             continue
-        hop = guest.path[index]
+        hop = sequence.path[index]
         if hop.device != device:
             continue
         lo = hop.lo
         row = QueuedRow(
-            guest,
+            sequence,
             epoch,
             index,
-            guest.keys[lo],
-            guest.stages[lo],
+            sequence.keys[lo],
+            sequence.stages[lo],
             start,
             count,
             None,
@@ -107,8 +107,8 @@ def rows_of_pass(
             now,
             start > 0,
         )
-        if turn:
-            row.turn, row.ahead = turn, rows.speculate[at]
+        if attempt:
+            row.attempt, row.ahead = attempt, rows.speculate[at]
         came.append(row)
     return came
 

@@ -24,7 +24,7 @@ class StepMessages:
         self._onward: dict[str, tuple[list[QueuedRow], list[Array]]] = {}
 
     def goes_on(self, row: QueuedRow, output: Array) -> None:
-        device = row.guest.path[row.hop + 1].device
+        device = row.sequence.path[row.hop + 1].device
         known = self._onward.get(device)
         if known is None:
             known = self._onward[device] = [], []
@@ -33,13 +33,13 @@ class StepMessages:
 
     def ends(self, row: QueuedRow) -> None:
         self._ended.append(row)
-        if row.guest.scores:
-            self._scores += row.guest.scores
-            row.guest.scores.clear()
+        if row.sequence.scores:
+            self._scores += row.sequence.scores
+            row.sequence.scores.clear()
 
     def part(self, row: QueuedRow, scores: Sequence[PromptLogprobs]) -> None:
         """Some tokens of a row have run; what they scored is told with the last ones."""
-        row.guest.scores += [each for each in scores if each.seq == row.name]
+        row.sequence.scores += [each for each in scores if each.seq == row.name]
 
     def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs]) -> list[Send]:
         """`sampled`, `scores`: under the names of tables, as the engine knows them."""
@@ -68,13 +68,13 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | No
 
 def next_device(rows: Sequence[QueuedRow]) -> str | None:
     """Where rows go on to when they are through here, if that is one device for all; there is at least one row."""
-    path, after = rows[0].guest.path, rows[0].hop + 1
+    path, after = rows[0].sequence.path, rows[0].hop + 1
     device = path[after].device if after < len(path) else None
     for each in rows:
-        path, after = each.guest.path, each.hop + 1
-        if each.move or each.turn or not each.guest.here or after == len(path) or path[after].device != device:
+        path, after = each.sequence.path, each.hop + 1
+        if each.move or each.attempt or not each.sequence.here or after == len(path) or path[after].device != device:
             return None
-        if each.part or after in each.guest.offers:  # it is not through, or nobody has what comes next yet
+        if each.part or after in each.sequence.offers:  # it is not through, or nobody has what comes next yet
             return None
     return device
 
@@ -82,11 +82,11 @@ def next_device(rows: Sequence[QueuedRow]) -> str | None:
 def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
     """These rows at the next hop of each."""
     columns = [
-        (each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
+        (each.sequence.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
         for each in rows
     ]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
-    turns = _turns(rows)
+    attempts = _attempts(rows)
     return ForwardRows(
         seqs,
         epochs,
@@ -95,8 +95,8 @@ def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
         counts,
         sample,
         generated,
-        turns,
-        tuple(each.ahead for each in rows) if turns else (),
+        attempts,
+        tuple(each.ahead for each in rows) if attempts else (),
     )
 
 
@@ -110,17 +110,19 @@ def done_of(
     scores: tuple[PromptLogprobs, ...] = ()
     if prompts:
         scores = tuple(
-            replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name]
+            replace(part, seq=each.sequence.seq) for each in rows if each.name in prompts for part in prompts[each.name]
         )
     columns = [
-        (each.guest.seq, each.epoch, _count(each), _own(sampled.get(each.name), each.guest.seq)) for each in rows
+        (each.sequence.seq, each.epoch, _count(each), _own(sampled.get(each.name), each.sequence.seq)) for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
-    return RowsDone(device, seqs, epochs, counts, own, scores, attempts=_turns(rows), earlier=_earlier(rows))
+    return RowsDone(device, seqs, epochs, counts, own, scores, attempts=_attempts(rows), earlier=_earlier(rows))
 
 
 def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:
-    return RowsLost(device, tuple(each.guest.seq for each in rows), tuple(each.epoch for each in rows), reason, retry)
+    return RowsLost(
+        device, tuple(each.sequence.seq for each in rows), tuple(each.epoch for each in rows), reason, retry
+    )
 
 
 def _count(row: QueuedRow) -> int:
@@ -134,7 +136,7 @@ def _earlier(rows: Sequence[QueuedRow]) -> tuple[tuple[Sampled, ...], ...]:
         return ()
     told = [() if each.credit is None else each.credit.told[:-1] for each in rows]
     return tuple(
-        tuple([Sampled(each.guest.seq, one.token, one.logprob, one.top) for one in some])
+        tuple([Sampled(each.sequence.seq, one.token, one.logprob, one.top) for one in some])
         for each, some in zip(rows, told, strict=True)
     )
 
@@ -144,6 +146,6 @@ def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
     return None if sampled is None else Sampled(seq, sampled.token, sampled.logprob, sampled.top)
 
 
-def _turns(rows: Sequence[QueuedRow]) -> tuple[int, ...]:
-    turns = [each.turn for each in rows]
-    return tuple(turns) if any(turns) else ()
+def _attempts(rows: Sequence[QueuedRow]) -> tuple[int, ...]:
+    attempts = [each.attempt for each in rows]
+    return tuple(attempts) if any(attempts) else ()

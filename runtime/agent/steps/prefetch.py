@@ -71,7 +71,7 @@ class StepPrefetcher:
         """These rows, all that a step had, are through."""
         first = rows[0]
         if first.tokens == 1:
-            _latest(self._ran, (first.guest.seq, first.hop), rows)
+            _latest(self._ran, (first.sequence.seq, first.hop), rows)
 
     def prepare(self, blocks: Blocks) -> None:
         """Make what follows from steps that were."""
@@ -162,16 +162,18 @@ class StepPrefetcher:
         following: list[QueuedRow] = []
         plan: list[Row] = []
         for row in rows:
-            guest, start = row.guest, row.start + 1
-            plain = row.tokens == row.steps == 1 and not (row.move or row.turn or row.shadow or row.part or row.before)
-            if not plain or not guest.here or guest.ahead is not None or row.stage not in blocks.passes:
+            sequence, start = row.sequence, row.start + 1
+            plain = row.tokens == row.steps == 1 and not (
+                row.move or row.attempt or row.shadow or row.part or row.before
+            )
+            if not plain or not sequence.here or sequence.ahead is not None or row.stage not in blocks.passes:
                 return None
             if row.name not in told:
                 return None
-            generated, last = row.generated + 1, row.hop + 1 == len(guest.path)
+            generated, last = row.generated + 1, row.hop + 1 == len(sequence.path)
             following.append(
                 QueuedRow(
-                    guest,
+                    sequence,
                     row.epoch,
                     row.hop,
                     row.name,
@@ -214,7 +216,7 @@ def _latest(kept: OrderedDict[_Key, _T], key: _Key, one: _T) -> None:
 
 
 def _brings(rows: Sequence[QueuedRow], *, tokens: bool) -> ForwardRows | RunRows:
-    columns = [(row.guest.seq, row.epoch, row.hop, row.start, row.tokens, row.sample, row.generated) for row in rows]
+    columns = [(row.sequence.seq, row.epoch, row.hop, row.start, row.tokens, row.sample, row.generated) for row in rows]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
     if tokens:
         return RunRows(seqs, epochs, starts, counts, (), sample, generated, (1,) * len(rows))

@@ -29,10 +29,10 @@ def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
     """Whether a row's sequence, or its move, is as it was when the row came."""
     if row.move:
         return tables.has(row.name)
-    guest = row.guest
+    sequence = row.sequence
     if row.credit is not None and row.credit.over:
         return False
-    return guest.here and (not row.turn or not guest.superseded(row.hop, row.turn, row.start))
+    return sequence.here and (not row.attempt or not sequence.superseded(row.hop, row.attempt, row.start))
 
 
 class RowQueue:
@@ -58,9 +58,9 @@ class RowQueue:
         self.rows: list[QueuedRow] = []
         self.lingers: int | None = None
 
-    def add_rows(self, rows: list[QueuedRow], turns: bool, now: int) -> None:
-        """Rows of sequences join; the list is the queue's from now on. `turns`: some of them have one."""
-        if turns or self._returns.listens:
+    def add_rows(self, rows: list[QueuedRow], attempts: bool, now: int) -> None:
+        """Rows of sequences join; the list is the queue's from now on. `attempts`: some of them have one."""
+        if attempts or self._returns.listens:
             for row in rows:
                 self._comes(row, now)
         else:
@@ -102,10 +102,10 @@ class RowQueue:
         # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
         waiting = [
             each for each in self.rows
-            if (each.guest.here if not each.move and not each.turn and each.credit is None else self._stands(each))
+            if (each.sequence.here if not each.move and not each.attempt and each.credit is None else self._stands(each))
         ]  # fmt: skip
         if running and lane == "all":  # a step is under way: what has to be at rest for its turn waits until it is over
-            chosen = self._pick([each for each in waiting if not each.move and not each.turn], now)
+            chosen = self._pick([each for each in waiting if not each.move and not each.attempt], now)
         else:
             chosen = self._pick(waiting, now)
         if len(chosen) == len(waiting) and not any(each.part for each in chosen):
@@ -146,8 +146,8 @@ class RowQueue:
         self._returns.comes(row.name, now)
         self._due.comes(row.name, now)
         self.rows.append(row)
-        if row.turn:
-            row.guest.comes(row.hop, row.turn, row.start)
+        if row.attempt:
+            row.sequence.comes(row.hop, row.attempt, row.start)
             self._ahead.comes(row)
 
     def _pick(self, waiting: Sequence[QueuedRow], now: int) -> list[QueuedRow]:
@@ -160,7 +160,7 @@ class RowQueue:
         else:
             rows = [waiting[place] for place in decision.rows]
             for each in rows:
-                if each.turn:
+                if each.attempt:
                     self._tables.rewind(each.name, each.start)
             chosen = [each for each in rows if self._tables.reach(each.name, each.start, each.tokens + each.steps - 1)]
         self._tables.write(each.name for each in chosen)
@@ -171,7 +171,7 @@ class RowQueue:
         chosen: list[QueuedRow] = []
         for place in decision.rows:
             row, count = waiting[place], decision.parts.get(place)
-            if row.turn:
+            if row.attempt:
                 self._tables.rewind(row.name, row.start)
             if self._tables.reach(row.name, row.start, row.work if count is None else count):
                 chosen.append(row if count is None else first_part(row, count, now))

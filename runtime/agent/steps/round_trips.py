@@ -33,9 +33,9 @@ class RoundTrips:
         """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and
         begins again.
         """
-        path = row.guest.path
-        if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.turn:
-            name = row.guest.keys.get(
+        path = row.sequence.path
+        if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.attempt:
+            name = row.sequence.keys.get(
                 path[0].lo, row.name
             )  # its next row comes in at the first hop, which may be another than the last
             self._left.pop(name, None)

@@ -32,20 +32,20 @@ class StepPlanner:
     def __init__(
         self,
         tables: SequencePageTables,
-        seats: SequenceTable,
+        sequence_table: SequenceTable,
         shelf: StageTable,
         queue: RowQueue,
-        foreseen: StepPrefetcher,
+        prefetcher: StepPrefetcher,
         ahead: SpeculativeHop,
         returns: ExpectedReturns,
         due: RoundTrips,
         looks_ahead: bool = False,
     ) -> None:
         self._tables = tables
-        self._seats = seats
+        self._sequence_table = sequence_table
         self._shelf = shelf
         self._queue = queue
-        self._foreseen = foreseen
+        self._prefetcher = prefetcher
         self._ahead = ahead
         self._returns = returns
         self._due = due
@@ -107,7 +107,7 @@ class StepPlanner:
         self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]
     ) -> StepPlan:
         self.number += 1
-        copied = self._seats.take_copied() if self._seats.copied else ()
+        copied = self._sequence_table.take_copied() if self._sequence_table.copied else ()
         plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied)
         self.under_way.setdefault(lane, []).append((plan, chosen))
         if self._looks_ahead:
@@ -121,14 +121,14 @@ class StepPlanner:
         """Whether the step under way leaves nothing to be sent on, and nobody waits for the device to be at rest."""
         rows = self.running()
         return not (self._ahead.queue or self._shelf.parts) and all(
-            len(each.guest.path) == 1 and not each.move for each in rows
+            len(each.sequence.path) == 1 and not each.move for each in rows
         )
 
     def _expected(self, now: int) -> StageStep | None:
         """The next step, if it was made ahead and nothing else is to be run."""
         if self._ahead.queue or self._returns.listens:
             return None
-        taken = self._foreseen.takes(self._queue.rows)
+        taken = self._prefetcher.takes(self._queue.rows)
         if taken is None:
             return None
         rows, inputs = taken
@@ -140,9 +140,9 @@ class StepPlanner:
         groups: tuple[tuple[int, ...], ...] = ()
         if end > tables.told.get(name, -1):
             if tables.introduce(name):
-                opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
+                opened.append(Opened(replace(each.sequence.request, seq=name, model=each.stage), each.sequence.output))
             groups = tables.announce_pages(name, end)
-        sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
+        sample = each.sample and each.move == 0 and each.hop + 1 == len(each.sequence.path)
         return Row(
             name,
             each.stage,

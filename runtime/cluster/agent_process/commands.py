@@ -1,7 +1,7 @@
-"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden
+"""What an agent has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden
 states that were kept. On the engine's thread.
 
-Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and
+Contract: `do` carries out one command and returns what the agent is to be told of it. A stage that cannot be loaded and
 bytes that do not verify are told, not raised; only an EngineLost, and a defect, comes through.
 """
 
@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 
 
 class CommandExecutor:
-    """See the top of the file. `seals`: of what goes over this link."""
+    """See the top of the file. `checksums`: of what goes over this link."""
 
-    def __init__(self, engine: StageEngine, post: Link, seals: ArrayChecksums | None = None) -> None:
-        self._engine, self._post, self._seals = engine, post, seals or ArrayChecksums()
+    def __init__(self, engine: StageEngine, messenger: Link, checksums: ArrayChecksums | None = None) -> None:
+        self._engine, self._messenger, self._checksums = engine, messenger, checksums or ArrayChecksums()
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
         match command:
             case Send():
-                self._post.send(command.to, command.message, command.arrays)
+                self._messenger.send(command.to, command.message, command.arrays)
             case LoadStage():
                 return self._load(command)
             case DropStage():
@@ -58,7 +58,7 @@ class CommandExecutor:
             case SendActivations():
                 self._send_sealed(command.to, command.message, command.pieces)
             case VerifyActivations():
-                verified = self._seals.verified(command.data, command.digest)
+                verified = self._checksums.verified(command.data, command.digest)
                 error = "" if verified else "the hidden states do not verify: their digest is another"
                 return ActivationsVerified(command.move, command.lo, command.hi, error)
         return None
@@ -77,12 +77,12 @@ class CommandExecutor:
         self._send_sealed(command.to, command.message, self._engine.read_pages(command.pages))
 
     def _send_sealed(self, to: str, message: Message, what: Sequence[tuple[Array, int, int]] | Array) -> None:
-        array, digest = self._seals.sealed(to, what)
-        self._post.send(to, msgspec.structs.replace(message, digest=digest), (array,))
+        array, digest = self._checksums.sealed(to, what)
+        self._messenger.send(to, msgspec.structs.replace(message, digest=digest), (array,))
 
     def _write_pages(self, command: WritePages) -> str:
         """Why pages could not be written; empty if they were."""
-        if not self._seals.verified(command.data, command.digest):
+        if not self._checksums.verified(command.data, command.digest):
             return "the pages do not verify: their digest is another"
         try:
             self._engine.write_pages(command.pages, command.data)

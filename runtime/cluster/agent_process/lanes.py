@@ -8,7 +8,7 @@ thread each (BL-25).
     TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it,
                 and wakes the loop
 
-Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which
+Contract: `turn` is called by the loop's thread, and the agent by nobody else: what lanes share is the engine, which
 is made for that (`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a
 row of a lane, or an EngineLost, `turn` raises EngineLost.
 """
@@ -63,20 +63,20 @@ class Lanes(Protocol):
 
 
 class _Outcomes:
-    """What became of the steps of one lane, told to the relay."""
+    """What became of the steps of one lane, told to the agent."""
 
-    def __init__(self, relay: StepMachine, clock: Callable[[], int], lane: Lane) -> None:
-        self._relay, self._clock, self._lane = relay, clock, lane
+    def __init__(self, agent: StepMachine, clock: Callable[[], int], lane: Lane) -> None:
+        self._agent, self._clock, self._lane = agent, clock, lane
         self._failures = 0
 
     def finished(self, result: StageResult) -> list[AgentCommand]:
-        commands = self._relay.finish_step(result, self._clock(), self._lane)
+        commands = self._agent.finish_step(result, self._clock(), self._lane)
         self._failures = 0
         return commands
 
     def failed(self, error: Exception) -> list[AgentCommand]:
-        """If the step had been taken already the defect is the relay's: it raises, and that is the end."""
-        commands = self._relay.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
+        """If the step had been taken already the defect is the agent's: it raises, and that is the end."""
+        commands = self._agent.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
@@ -87,17 +87,17 @@ class OneLane:
     """See the top of the file."""
 
     def __init__(
-        self, runner: StepRunner, relay: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]
+        self, runner: StepRunner, agent: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]
     ) -> None:
-        self._runner, self._relay, self._clock, self._send = runner, relay, clock, send
-        self._outcomes = _Outcomes(relay, clock, "all")
+        self._runner, self._agent, self._clock, self._send = runner, agent, clock, send
+        self._outcomes = _Outcomes(agent, clock, "all")
         self._launch = runner.launch if isinstance(runner, Launching) and runner.ahead else None
         self._launched: deque[LaunchedStep] = deque()
 
     def turn(self) -> list[AgentCommand] | None:
         if self._launch is not None:
             return self._turn_ahead(self._launch)
-        step = self._relay.next_step(self._clock())
+        step = self._agent.next_step(self._clock())
         if step is None:
             return None
         try:
@@ -118,7 +118,7 @@ class OneLane:
 
     def _turn_ahead(self, launch: Callable[[StepPlan, Mapping[str, Array]], LaunchedStep]) -> list[AgentCommand] | None:
         """Launch a step if there is one, and take the oldest that was, unless the device would be without one."""
-        step = self._relay.next_step(self._clock())
+        step = self._agent.next_step(self._clock())
         if step is None and not self._launched:
             return None
         try:
@@ -145,11 +145,11 @@ class OneLane:
             commands = self._outcomes.failed(error)
             while self._launched:
                 _ended(self._launched.popleft())
-                commands += self._relay.fail_step("the step before it failed", self._clock(), retry=True)
+                commands += self._agent.fail_step("the step before it failed", self._clock(), retry=True)
             return commands
 
     def _handle_result(self, result: StageResult) -> list[AgentCommand]:
-        first = self._relay.first(result)
+        first = self._agent.first(result)
         if first is not None:
             self._send(first)
         return self._outcomes.finished(result)
@@ -209,11 +209,11 @@ class TwoLanes:
     """
 
     def __init__(
-        self, runners: Mapping[Lane, StepRunner], relay: StepMachine, clock: Callable[[], int], wake: Callable[[], None]
+        self, runners: Mapping[Lane, StepRunner], agent: StepMachine, clock: Callable[[], int], wake: Callable[[], None]
     ) -> None:
-        self._relay, self._clock, self._wake = relay, clock, wake
+        self._agent, self._clock, self._wake = agent, clock, wake
         self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
-        self._outcomes = {lane: _Outcomes(relay, clock, lane) for lane in runners}
+        self._outcomes = {lane: _Outcomes(agent, clock, lane) for lane in runners}
         self._threads = {lane: _Thread(lane, runner, self._queue_result) for lane, runner in runners.items()}
 
     def turn(self) -> list[AgentCommand] | None:
@@ -241,7 +241,7 @@ class TwoLanes:
 
     def _begin(self, lane: Lane, thread: _Thread) -> bool:
         now = self._clock()
-        step = self._relay.next_step(now, lane)
+        step = self._agent.next_step(now, lane)
         if step is not None:
             thread.begin(step, now)
         return step is not None
@@ -263,12 +263,12 @@ class TwoLanes:
 def lanes_for(
     engine: StepRunner,
     beside: StepRunner | None,
-    relay: StepMachine,
+    agent: StepMachine,
     clock: Callable[[], int],
     wake: Callable[[], None],
     send: Callable[[Send], object],
 ) -> Lanes:
     """`beside`: a lane of their own for stand-ins, where there is to be one."""
     if beside is None:
-        return OneLane(engine, relay, clock, send)
-    return TwoLanes({"real": engine, "ahead": beside}, relay, clock, wake)
+        return OneLane(engine, agent, clock, send)
+    return TwoLanes({"real": engine, "ahead": beside}, agent, clock, wake)

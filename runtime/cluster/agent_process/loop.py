@@ -1,4 +1,4 @@
-"""One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a
+"""One agent's loop: messages in, the agent decides, commands and steps are carried out, messages out. In a process, a
 thread, an actor.
 
 Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read,
@@ -7,8 +7,8 @@ its lane's next one begins. A failing step is its rows' affair; an EngineLost en
 scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
 Every wait has a limit: an agent that nobody answers ends.
 
-Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is
-`hands`'. It knows no processes, no models and no tensors: engine, relay and post are passed in.
+Control messages are taken of the scheduler only; agents may pass rows and pages. What a agent asks for beside steps is
+`hands`'. It knows no processes, no models and no tensors: engine, agent and post are passed in.
 """
 
 from __future__ import annotations
@@ -134,18 +134,22 @@ class AgentLoop:
     def __init__(
         self,
         engine: StageEngine,
-        relay: AgentMachine,
-        post: Link,
+        agent: AgentMachine,
+        messenger: Link,
         settings: AgentSettings,
         version: str,
         clock: Callable[[], int] = time.monotonic_ns,
         directed: TensorLink | None = None,
     ) -> None:
-        self._engine, self._relay, self._clock, self._directed = engine, relay, clock, directed
-        self._post: Link = directed or post
-        self._settings, self._version, self._hands = settings, version, CommandExecutor(engine, self._post, directed)
-        beside = engine.beside() if settings.own_lane else None
-        self._lanes = lanes_for(engine, beside, relay, clock, self._post.wake, self._hands.do)
+        self._engine, self._agent, self._clock, self._directed = engine, agent, clock, directed
+        self._messenger: Link = directed or messenger
+        self._settings, self._version, self._executor = (
+            settings,
+            version,
+            CommandExecutor(engine, self._messenger, directed),
+        )
+        second = engine.second_lane() if settings.own_lane else None
+        self._lanes = lanes_for(engine, second, agent, clock, self._messenger.wake, self._executor.do)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
@@ -156,7 +160,7 @@ class AgentLoop:
     def stop(self) -> None:
         """End after the step under way. From any thread, and from signal handlers."""
         self._stopping = True
-        self._post.wake()
+        self._messenger.wake()
 
     def stalled_ns(self) -> int:
         """How long the loop, or a lane's thread, has been at one thing; 0 while all wait."""
@@ -197,8 +201,8 @@ class AgentLoop:
         if self._began is None:
             self._say_hello()
         if not self._ran:
-            self._relay.prepare()
-            self._post.prepare()
+            self._agent.prepare()
+            self._messenger.prepare()
         self._receive(0.0 if self._ran else min(limit, self._patience()))
         self._require_answer()
         self._look()
@@ -207,20 +211,20 @@ class AgentLoop:
     def _say_hello(self) -> None:
         engine, settings = self._engine, self._settings
         self._began = self._clock()
-        self._post.send(
+        self._messenger.send(
             SCHEDULER,
             AgentHello(
-                self._relay.device,
+                self._agent.device,
                 PROTOCOL,
                 self._version,
                 engine.page_capacity,
                 engine.page_bytes,
                 settings.weights,
-                self._post.address,
+                self._messenger.address,
                 settings.server or platform.node(),
                 pid=os.getpid(),
-                activation_cache_bytes=self._relay.inputs,
-                tensor_transport="" if self._directed is None else self._directed.rail,
+                activation_cache_bytes=self._agent.inputs,
+                tensor_transport="" if self._directed is None else self._directed.process_group,
                 lacks=tuple(sorted(engine.lacks)),
             ),
         )
@@ -231,15 +235,15 @@ class AgentLoop:
             raise _Unanswered(f"the scheduler did not answer within {limit:g} s: a wrong address, or another key")
 
     def _patience(self) -> float:
-        if self._relay.lingers is not None:
-            return max(_SHORTEST, min(_PAUSE, (self._relay.lingers - self._clock()) / 1e9))
-        if self._relay.busy or not self._welcome:
+        if self._agent.lingers is not None:
+            return max(_SHORTEST, min(_PAUSE, (self._agent.lingers - self._clock()) / 1e9))
+        if self._agent.busy or not self._welcome:
             return _PAUSE
         return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))
 
     def _receive(self, timeout: float) -> None:
         self._busy_since = None
-        items = self._post.receive(timeout)
+        items = self._messenger.receive(timeout)
         self._busy_since = self._clock()
         for item in items:
             if isinstance(item, PeerCut):
@@ -252,11 +256,11 @@ class AgentLoop:
         now = self._clock()
         if self._welcome and now >= self._next_report:
             self._next_report = now + int(self._settings.report_seconds * 1e9)
-            self._post.send(SCHEDULER, self._report())
-            self._carry_out(self._relay.starved(now))
+            self._messenger.send(SCHEDULER, self._report())
+            self._carry_out(self._agent.starved(now))
 
     def _report(self) -> AgentStats:
-        report = self._relay.report()
+        report = self._agent.report()
         return report if self._directed is None else replace(report, links=self._directed.links())
 
     def _step(self) -> bool:
@@ -270,19 +274,19 @@ class AgentLoop:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def _handle_envelope(self, mail: Envelope) -> None:
-        message = mail.message
-        if mail.sender != SCHEDULER:
+    def _handle_envelope(self, envelope: Envelope) -> None:
+        message = envelope.message
+        if envelope.sender != SCHEDULER:
             if isinstance(message, _OF_AGENTS):
-                self._handle_event(message, mail.arrays)
+                self._handle_event(message, envelope.arrays)
             else:
-                self._post.deny(mail.sender, f"a {type(message).__name__} is the scheduler's to send")
+                self._messenger.deny(envelope.sender, f"a {type(message).__name__} is the scheduler's to send")
         elif isinstance(message, PeerList):
             self._peers(message)
         elif isinstance(message, Shutdown):
             self._stopping = True
         elif isinstance(message, ToAgent):
-            self._handle_event(message, mail.arrays)
+            self._handle_event(message, envelope.arrays)
         else:
             raise _Severed(f"the scheduler sent a {type(message).__name__}")
 
@@ -291,38 +295,38 @@ class AgentLoop:
         now = {name: incarnation for name, incarnation, _ in peers.agents}
         for name, incarnation in self._agents.items():
             if now.get(name) != incarnation:
-                self._post.remove_peer(name)
-        for (name, incarnation, address), rail in zip(
+                self._messenger.remove_peer(name)
+        for (name, incarnation, address), process_group in zip(
             peers.agents, peers.tensor_transports or repeat(""), strict=False
         ):
-            if name != self._relay.device:
-                self._post.learn(name, incarnation, address)
+            if name != self._agent.device:
+                self._messenger.learn(name, incarnation, address)
                 if self._directed is not None:
-                    self._directed.reach(name, rail)
-        self._agents = {name: incarnation for name, incarnation in now.items() if name != self._relay.device}
+                    self._directed.reach(name, process_group)
+        self._agents = {name: incarnation for name, incarnation in now.items() if name != self._agent.device}
 
     def _cut(self, cut: PeerCut) -> None:
         if cut.peer == SCHEDULER or cut.denied:
             raise _Severed(f"{cut.peer}: {cut.reason}")
-        self._post.send(SCHEDULER, PeerDisconnected(cut.peer, cut.incarnation, cut.reason))
+        self._messenger.send(SCHEDULER, PeerDisconnected(cut.peer, cut.incarnation, cut.reason))
         self._handle_event(PeerDown(cut.peer))
 
     def _handle_event(self, event: Message | AgentEvent, arrays: Sequence[Array] = ()) -> None:
-        self._carry_out(self._relay.handle(event, arrays, self._clock()))
+        self._carry_out(self._agent.handle(event, arrays, self._clock()))
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, commands: Iterable[AgentCommand]) -> None:
-        """In order; what a command's outcome makes the relay say comes right behind it."""
+        """In order; what a command's outcome makes the agent say comes right behind it."""
         todo = deque(commands)
         while todo:
             command = todo.popleft()
             if (
-                isinstance(command, Send) and command.to == self._relay.device
+                isinstance(command, Send) and command.to == self._agent.device
             ):  # behind a move neighbouring hops may be on one device
-                todo.extendleft(reversed(self._relay.handle(command.message, command.arrays, self._clock())))
+                todo.extendleft(reversed(self._agent.handle(command.message, command.arrays, self._clock())))
                 continue
             self._busy_since = self._clock()
-            event = self._hands.do(command)
+            event = self._executor.do(command)
             if event is not None:
-                todo.extendleft(reversed(self._relay.handle(event, (), self._clock())))
+                todo.extendleft(reversed(self._agent.handle(event, (), self._clock())))

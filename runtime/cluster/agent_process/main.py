@@ -69,7 +69,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: str
     bind: str
     settings: AgentSettings
-    relay: AgentConfig
+    agent: AgentConfig
     keys: tuple[str, str] | None = None
     beat_seconds: float = 0.5
 
@@ -127,18 +127,21 @@ def be(
         _log.critical("the engine cannot be made", exc_info=True)
         return AgentEnded(AgentExit.LOST, f"the engine cannot be made: {public(error)}")
     ahead = looks_ahead(engine) and not identity.settings.own_lane
-    relay = Agent(
-        identity.device, engine.page_capacity, identity.relay, engine.alike, lacks=engine.lacks, looks_ahead=ahead
+    agent = Agent(
+        identity.device, engine.page_capacity, identity.agent, engine.alike, lacks=engine.lacks, looks_ahead=ahead
     )
     try:
-        post = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)
+        messenger = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)
         heart = Messenger(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
-        for each in (post, heart):
+        for each in (messenger, heart):
             each.learn(SCHEDULER, 0, identity.scheduler, calls=False)
     except (ValueError, zmq.ZMQError) as error:
         return AgentEnded(AgentExit.LOST, f"it cannot listen: {error}")
-    directed = None if direct is None else TensorLink(identity.device, post, direct)
-    loop, over = AgentLoop(engine, relay, post, identity.settings, own_version(), directed=directed), threading.Event()
+    directed = None if direct is None else TensorLink(identity.device, messenger, direct)
+    loop, over = (
+        AgentLoop(engine, agent, messenger, identity.settings, own_version(), directed=directed),
+        threading.Event(),
+    )
     pulse = threading.Thread(
         target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True
     )
@@ -152,7 +155,7 @@ def be(
         if directed is not None:
             directed.close()
         heart.close()
-        post.close()
+        messenger.close()
 
 
 def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> TensorTransport | None:

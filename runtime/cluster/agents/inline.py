@@ -49,7 +49,7 @@ class InlineAgent:
     def __init__(
         self,
         make: Callable[[], StageEngine],
-        relay: AgentConfig | None = None,
+        agent: AgentConfig | None = None,
         settings: AgentSettings | None = None,
         device: str = "agent-0",
         clock: Callable[[], int] = time.monotonic_ns,
@@ -57,10 +57,10 @@ class InlineAgent:
     ) -> None:
         """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
         self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
-        self._relay = replace(relay or AgentConfig(), batch_wait_us=0)
-        self._tally, self._narrator = Counters(), TraceEvents(trace, device)
+        self._agent = replace(agent or AgentConfig(), batch_wait_us=0)
+        self._counters, self._trace_events = Counters(), TraceEvents(trace, device)
         self.device = device
-        self.lives = AgentLifecycles([device])
+        self.lifecycles = AgentLifecycles([device])
         self.reports: dict[str, AgentStats] = {}
         self.page_bytes = 0
         self._link = InlineLink()
@@ -78,7 +78,7 @@ class InlineAgent:
         """
         if self._again:
             return self._end("it was restarted", planned=True)
-        for _, incarnation in self.lives.due(self._clock()):
+        for _, incarnation in self.lifecycles.due(self._clock()):
             return self._begin(incarnation)
         if self._loop is None:  # it has failed, and the conductor is about to see that
             time.sleep(min(timeout, 0.001))
@@ -100,8 +100,8 @@ class InlineAgent:
         self._again = True
 
     def work(self) -> AgentWork:
-        tally = self._tally
-        return AgentWork(tally.steps, tally.busy, tally.segments, tally.idle_tokens)
+        counters = self._counters
+        return AgentWork(counters.steps, counters.busy, counters.segments, counters.idle_tokens)
 
     def close(self, patience: float) -> None:
         """Let the engine go."""
@@ -117,37 +117,37 @@ class InlineAgent:
             _log.error("the engine cannot be made", exc_info=True)
             return self._end(f"the engine cannot be made: {public(error)}")
         ahead = looks_ahead(engine)
-        relay = Agent(
+        agent = Agent(
             self.device,
             engine.page_capacity,
-            self._relay,
+            self._agent,
             engine.alike,
             self._record_step,
             engine.lacks,
             looks_ahead=ahead,
         )
-        self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
+        self._loop = AgentLoop(engine, agent, self._link, self._settings, own_version(), self._clock)
         self._link.deliver(PeerList(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
 
     def _record_step(self, plan: StepPlan, result: StepResult, now: int) -> None:
-        self._tally.step(plan, result)
+        self._counters.step(plan, result)
         if result.segments:
-            self._narrator.segments(now, plan.step, tuple(map(by_models, result.segments)))
+            self._trace_events.segments(now, plan.step, tuple(map(by_models, result.segments)))
 
     def _handle_message(self, message: Message) -> Message:
         if isinstance(message, AgentHello):
             self.page_bytes = message.page_bytes
-            self.lives.ready(self.device, self._incarnation, self._clock())
+            self.lifecycles.ready(self.device, self._incarnation, self._clock())
         elif isinstance(message, StageReady):
-            self._narrator.model(self._clock(), "model.load", message.spec)
+            self._trace_events.model(self._clock(), "model.load", message.spec)
         elif isinstance(message, AgentStats):
             self.reports[self.device] = message
         return message
 
     def _end(self, reason: str, *, planned: bool = False) -> list[Told]:
-        was_up = self.lives.up(self.device, self._incarnation)
-        self.lives.died(self.device, self._incarnation, reason, self._clock(), final=not planned, planned=planned)
+        was_up = self.lifecycles.up(self.device, self._incarnation)
+        self.lifecycles.died(self.device, self._incarnation, reason, self._clock(), final=not planned, planned=planned)
         self._loop, self._again = None, False
         self._link.receive(0.0)
         self.reports.clear()

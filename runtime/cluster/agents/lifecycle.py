@@ -95,16 +95,16 @@ class AgentLifecycles:
 
     devices: Iterable[str]
     config: LifeConfig = field(default_factory=LifeConfig)
-    _lives: dict[str, _Life] = field(init=False)
+    _lifecycles: dict[str, _Life] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lives = {device: _Life(device) for device in self.devices}
+        self._lifecycles = {device: _Life(device) for device in self.devices}
 
     # -- what happened -----------------------------------------------------------------------------------------------
 
     def ready(self, device: str, incarnation: int, now: int) -> bool:
         """An agent says that it is there; false if it is not the one that is waited for."""
-        life = self._lives.get(device)
+        life = self._lifecycles.get(device)
         if life is None or life.incarnation != incarnation or life.phase != "starting":
             return False
         life.phase, life.since, life.heard, life.stalled_ms = "up", now, now, 0
@@ -112,17 +112,17 @@ class AgentLifecycles:
 
     def begun(self, device: str, incarnation: int) -> bool:
         """Whether that life of a device has been started, and is not followed by another."""
-        life = self._lives.get(device)
+        life = self._lifecycles.get(device)
         return life is not None and life.incarnation == incarnation > 0
 
     def up(self, device: str, incarnation: int) -> bool:
         """Whether what an agent says is to be listened to."""
-        life = self._lives.get(device)
+        life = self._lifecycles.get(device)
         return life is not None and life.incarnation == incarnation and life.phase == "up"
 
     def beat(self, device: str, incarnation: int, stalled_ms: int, now: int) -> None:
         if self.up(device, incarnation):
-            self._lives[device].heard, self._lives[device].stalled_ms = now, stalled_ms
+            self._lifecycles[device].heard, self._lifecycles[device].stalled_ms = now, stalled_ms
 
     def died(
         self, device: str, incarnation: int, reason: str, now: int, *, final: bool = False, planned: bool = False
@@ -130,7 +130,7 @@ class AgentLifecycles:
         """An agent is gone, or as good as gone; false if that was known. `final`: another would end as this one did.
         `planned`: it was told to go, which says nothing against the next.
         """
-        life = self._lives.get(device)
+        life = self._lifecycles.get(device)
         if life is None or life.incarnation != incarnation or life.phase not in ("starting", "up"):
             return False
         if planned:
@@ -151,7 +151,7 @@ class AgentLifecycles:
     def due(self, now: int) -> list[tuple[str, int]]:
         """Agents to start now, with their incarnations; they count as starting."""
         out: list[tuple[str, int]] = []
-        for life in self._lives.values():
+        for life in self._lifecycles.values():
             if life.phase == "down" and life.due is not None and life.due <= now:
                 life.phase, life.since, life.due = "starting", now, None
                 life.incarnation += 1
@@ -162,7 +162,7 @@ class AgentLifecycles:
         """Agents that are hung, or do not come up."""
         out: list[LateAgent] = []
         config = self.config
-        for life in self._lives.values():
+        for life in self._lifecycles.values():
             if life.phase == "starting" and now - life.since > config.ready_seconds * 1e9:
                 out.append(
                     LateAgent(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s")
@@ -184,17 +184,17 @@ class AgentLifecycles:
     # -- looking in --------------------------------------------------------------------------------------------------
 
     def incarnation(self, device: str) -> int:
-        return self._lives[device].incarnation
+        return self._lifecycles[device].incarnation
 
     def all_up(self) -> bool:
-        return all(life.phase == "up" for life in self._lives.values())
+        return all(life.phase == "up" for life in self._lifecycles.values())
 
     def failed(self) -> list[str]:
         """Devices without a future."""
-        return [life.device for life in self._lives.values() if life.phase == "failed"]
+        return [life.device for life in self._lifecycles.values() if life.phase == "failed"]
 
     def facts(self) -> tuple[AgentFacts, ...]:
-        return tuple(self._facts(life) for life in self._lives.values())
+        return tuple(self._facts(life) for life in self._lifecycles.values())
 
     def _facts(self, life: _Life) -> AgentFacts:
         backoff = life.backoff / 1e9 if life.phase == "down" else 0.0

@@ -44,14 +44,14 @@ class RemoteAgents:
     def __init__(
         self,
         names: Iterable[str],
-        fleet: AgentLauncher,
-        post: Messenger,
+        launcher: AgentLauncher,
+        messenger: Messenger,
         config: LifeConfig,
         version: str,
         clock: Callable[[], int],
     ) -> None:
-        self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
-        self.lives = AgentLifecycles(names, config)
+        self._launcher, self._messenger, self._version, self._clock = launcher, messenger, version, clock
+        self.lifecycles = AgentLifecycles(names, config)
         self._addresses: dict[str, tuple[int, str]] = {}
         self._rails: dict[str, str] = {}
         self.reports: dict[str, AgentStats] = {}
@@ -60,8 +60,8 @@ class RemoteAgents:
         self._planned: set[tuple[str, int]] = set()
         self._leaving: list[tuple[int, str, int]] = []
         self._past = AgentWork()
-        post.admit(self.lives.begun)
-        fleet.attach(self.died, post.address)
+        messenger.admit(self.lifecycles.begun)
+        launcher.attach(self.died, messenger.address)
 
     @property
     def page_bytes(self) -> int:
@@ -73,17 +73,17 @@ class RemoteAgents:
     def died(self, died: AgentDied) -> None:
         """A fleet's word."""
         self._deaths.put(died)
-        self._post.wake()
+        self._messenger.wake()
 
     def wake(self) -> None:
         """End a `receive` that waits."""
-        self._post.wake()
+        self._messenger.wake()
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Told]:
         """All that came; waits for the first up to `timeout` seconds."""
-        items = self._post.receive(timeout)
+        items = self._messenger.receive(timeout)
         told: list[Told] = []
         for item in items:
             if isinstance(item, PeerCut):
@@ -99,25 +99,25 @@ class RemoteAgents:
         """What is due by time: agents that are hung are killed, those that are to come are started."""
         now = self._clock()
         told: list[Told] = []
-        for late in self.lives.overdue(now):
+        for late in self.lifecycles.overdue(now):
             told += self._lose(late.device, late.incarnation, late.reason, kill=True)
         for _, device, incarnation in [each for each in self._leaving if each[0] <= now]:
-            self._fleet.kill(device, incarnation)
+            self._launcher.kill(device, incarnation)
         self._leaving = [each for each in self._leaving if each[0] > now]
-        for device, incarnation in self.lives.due(now):
-            self._fleet.start(device, incarnation)
+        for device, incarnation in self.lifecycles.due(now):
+            self._launcher.start(device, incarnation)
         return told
 
     # -- what is to happen -------------------------------------------------------------------------------------------
 
     def send(self, device: str, message: Message) -> None:
         """To an agent; one that is gone is nothing to do: the scheduler hears of it."""
-        if self._post.knows(device):
-            self._post.send(device, message)
+        if self._messenger.knows(device):
+            self._messenger.send(device, message)
 
     def restart(self, device: str) -> None:
         """Have an agent end after its step and another take its place."""
-        self._planned.add((device, self.lives.incarnation(device)))
+        self._planned.add((device, self.lifecycles.incarnation(device)))
         self.send(device, Shutdown())
 
     def work(self) -> AgentWork:
@@ -130,8 +130,8 @@ class RemoteAgents:
     def close(self, patience: float) -> None:
         """End all agents, those that take longer than so many seconds by force, and let everything go."""
         self.halt()
-        self._post.close()
-        self._fleet.shutdown(patience)
+        self._messenger.close()
+        self._launcher.shutdown(patience)
 
     def halt(self) -> None:
         for device in self._addresses:
@@ -139,14 +139,14 @@ class RemoteAgents:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _handle_envelope(self, mail: Envelope) -> list[Told]:
-        message, device, incarnation = mail.message, mail.sender, mail.incarnation
+    def _handle_envelope(self, envelope: Envelope) -> list[Told]:
+        message, device, incarnation = envelope.message, envelope.sender, envelope.incarnation
         if isinstance(message, AgentHello):
             return self._welcome(device, incarnation, message)
-        if not self.lives.up(device, incarnation):
+        if not self.lifecycles.up(device, incarnation):
             return []
         if isinstance(message, Heartbeat):
-            self.lives.beat(device, incarnation, message.stalled_ms, self._clock())
+            self.lifecycles.beat(device, incarnation, message.stalled_ms, self._clock())
             return []
         if isinstance(message, PeerDisconnected):
             return self._lose(
@@ -162,7 +162,7 @@ class RemoteAgents:
         why = self._why_not(device, ready)
         if why is not None:
             return self._refuse(device, incarnation, why, final=True)
-        if not self.lives.ready(device, incarnation, self._clock()):
+        if not self.lifecycles.ready(device, incarnation, self._clock()):
             return self._refuse(device, incarnation, "nobody waits for an agent of that name")
         self._page_bytes = ready.page_bytes
         self._addresses[device] = incarnation, ready.address
@@ -191,7 +191,7 @@ class RemoteAgents:
         self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False
     ) -> list[Told]:
         _log.warning("the agent of %s is refused: %s", device, reason)
-        self._post.deny(device, reason)
+        self._messenger.deny(device, reason)
         self._leaving.append((self._clock() + _GRACE_NS, device, incarnation))
         return self._lose(device, incarnation, reason, final=final, kill=kill)
 
@@ -201,17 +201,17 @@ class RemoteAgents:
         """An agent is gone, or is to be; nothing if that was known."""
         planned = (device, incarnation) in self._planned
         self._planned.discard((device, incarnation))
-        was_up = self.lives.up(device, incarnation)
-        if not self.lives.died(device, incarnation, reason, self._clock(), final=final, planned=planned):
+        was_up = self.lifecycles.up(device, incarnation)
+        if not self.lifecycles.died(device, incarnation, reason, self._clock(), final=final, planned=planned):
             return []
         _log.log(logging.INFO if planned else logging.WARNING, "the agent of %s is gone: %s", device, reason)
         if kill:
-            self._fleet.kill(device, incarnation)
+            self._launcher.kill(device, incarnation)
         self._addresses.pop(device, None)
         last = self.reports.pop(device, None)
         if last is not None:
             self._past = AgentWork(self._past.steps + last.steps, self._past.busy + last.busy)
-        self._post.remove_peer(device)
+        self._messenger.remove_peer(device)
         self._introduce()
         return [AgentDown(device, reason, planned=planned)] if was_up else []
 

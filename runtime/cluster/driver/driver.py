@@ -7,7 +7,7 @@ asked.
 Contract: a device that cannot be brought up again ends what cannot run without it, with the reason;
 where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false,
 `death` says why, every stream ends with an error, none hangs. It knows no HTTP, no text, no tensors and no
-processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `sight` looks
+processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `view` looks
 at both.
 """
 
@@ -74,9 +74,9 @@ class ClusterDriver(BaseDriver):
         chains: Sequence[Chain],
         blocks: Sequence[Block],
         devices: Sequence[str],
-        fleet: AgentLauncher | InlineAgent,
+        launcher: AgentLauncher | InlineAgent,
         config: ClusterConfig | None = None,
-        lives: LifeConfig | None = None,
+        lifecycles: LifeConfig | None = None,
         trace: TraceSink | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         version: str | None = None,
@@ -91,22 +91,24 @@ class ClusterDriver(BaseDriver):
         self._describe = describe
         config = replace(config or ClusterConfig(), devices=len(devices))
         with ExitStack() as undo:
-            undo.callback(_let_go, fleet)
+            undo.callback(_let_go, launcher)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
-            self._company: AgentPool = (
-                fleet
-                if isinstance(fleet, InlineAgent)
-                else _company(devices, fleet, lives or LifeConfig(), version, clock)
+            self._remote_agents: AgentPool = (
+                launcher
+                if isinstance(launcher, InlineAgent)
+                else _remote_agents(devices, launcher, lifecycles or LifeConfig(), version, clock)
             )
             head = head_of(chains, blocks, config, surrogates or {}, adaptation)
             handler = None if log is None else ReplayRecorder(self._scheduler, head, log)
-            self._conductor = SchedulerLoop(
-                self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler
+            self._scheduler_loop = SchedulerLoop(
+                self._scheduler, self._remote_agents, self._changed, self._routes, clock, self._die, handler
             )
-            self.sight = ClusterView(self._scheduler, self._company, self._conductor.strandings, self._changed)
+            self.view = ClusterView(
+                self._scheduler, self._remote_agents, self._scheduler_loop.unavailable_models, self._changed
+            )
             undo.pop_all()
             undo.callback(self.shutdown)
-            self._conductor.start()
+            self._scheduler_loop.start()
             self._await_all()
             undo.pop_all()
 
@@ -114,7 +116,7 @@ class ClusterDriver(BaseDriver):
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are nothing to do."""
-        self._conductor.abort(tuple(seqs))
+        self._scheduler_loop.abort(tuple(seqs))
 
     def move(self, seq: str, blocks: range, target: str) -> str | None:
         """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or
@@ -122,7 +124,7 @@ class ClusterDriver(BaseDriver):
 
         Raises Unavailable once the driver is dead.
         """
-        return self._answer(self._conductor.move(seq, blocks, target))
+        return self._answer(self._scheduler_loop.move(seq, blocks, target))
 
     def pause(self, request: str, expected: int | None = None) -> int:
         """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their
@@ -134,16 +136,16 @@ class ClusterDriver(BaseDriver):
 
         Raises Unavailable once the driver is dead.
         """
-        return self._answer(self._conductor.pause(request, expected))
+        return self._answer(self._scheduler_loop.pause(request, expected))
 
     def resume(self, request: str) -> int:
         """They go on. As `pause`."""
-        return self._answer(self._conductor.resume(request))
+        return self._answer(self._scheduler_loop.resume(request))
 
     # -- models --------------------------------------------------------------------------------------------------------
 
     def models(self) -> tuple[ModelSpec, ...]:
-        return self.sight.models()
+        return self.view.models()
 
     def load(self, name: str) -> ModelSpec:
         """One that is served is nothing to do. Waits until another one's blocks are placed and loaded.
@@ -151,7 +153,7 @@ class ClusterDriver(BaseDriver):
         Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as
         `describe`.
         """
-        if self.sight.chain(name) is not None:
+        if self.view.chain(name) is not None:
             return self._served(name)
         if self._describe is None:
             raise NotServable(f"a cluster serves the models that it was started with, and {name} is not one of them")
@@ -159,7 +161,7 @@ class ClusterDriver(BaseDriver):
 
     def require_loaded(self) -> None:
         """Raises NotServable where a device could not load its part of a model."""
-        for why in self.sight.refused().values():
+        for why in self.view.refused().values():
             raise NotServable(why)
 
     def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:
@@ -182,13 +184,13 @@ class ClusterDriver(BaseDriver):
         why it cannot; NotServable, for it goes on being served, where this cluster takes its models when it starts
         only; Unavailable.
         """
-        if self.sight.chain(name) is None:
+        if self.view.chain(name) is None:
             raise NotFound(f"no model named {name!r} is served")
         if self._describe is None:
             raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
         self._change(WithdrawModel(name), timeout)
         with self._changed:
-            gone = self._changed.wait_for(lambda: self._death is not None or not self.sight.leaving(name), timeout)
+            gone = self._changed.wait_for(lambda: self._death is not None or not self.view.leaving(name), timeout)
         if not gone:
             why = f"sequences of {name} still run after {timeout:g} s"
             try:
@@ -201,25 +203,25 @@ class ClusterDriver(BaseDriver):
 
     @property
     def device(self) -> str:
-        return self._company.device if isinstance(self._company, InlineAgent) else "cluster"
+        return self._remote_agents.device if isinstance(self._remote_agents, InlineAgent) else "cluster"
 
     def state(self) -> AgentState:
-        return self.sight.state()
+        return self.view.state()
 
-    def picture(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
-        return self.sight.picture()
+        return self.view.snapshot()
 
     def agents(self) -> tuple[AgentFacts, ...]:
-        return self.sight.agents()
+        return self.view.agents()
 
     def health(self) -> Mapping[str, Any]:
         """For `/health`."""
-        return self.sight.health()
+        return self.view.health()
 
     def memory(self) -> EngineMemory:
         """Bytes of all living devices, as of their last loads."""
-        return self.sight.memory()
+        return self.view.memory()
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -227,8 +229,8 @@ class ClusterDriver(BaseDriver):
         """Have a device's agent end after its step, and another take its place; what ran there runs again. Waits for
         the new one, false if that takes over `timeout` seconds."""
         with self._changed:
-            before = self._company.lives.incarnation(device)
-        self._conductor.run_soon(lambda now: self._company.restart(device))
+            before = self._remote_agents.lifecycles.incarnation(device)
+        self._scheduler_loop.run_soon(lambda now: self._remote_agents.restart(device))
         with self._changed:
             return (
                 self._changed.wait_for(lambda: self._death is not None or self._follows(device, before), timeout)
@@ -247,8 +249,8 @@ class ClusterDriver(BaseDriver):
         """
         with self._changed:
             self._draining = True
-        self._conductor.stop()
-        return self._conductor.join(timeout)
+        self._scheduler_loop.stop()
+        return self._scheduler_loop.join(timeout)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -256,12 +258,12 @@ class ClusterDriver(BaseDriver):
         with self._changed:
             self._require_open(requests)
             self._routes.add(requests, sink)
-        self._conductor.submit(requests)
+        self._scheduler_loop.submit(requests)
         return []
 
     def _busy(self) -> bool:
         """(A request that was taken is not told to the scheduler at the same moment.)"""
-        return len(self._routes) > 0 or not self._conductor.idle
+        return len(self._routes) > 0 or not self._scheduler_loop.idle
 
     def _served(self, name: str) -> ModelSpec:
         """A model with the context that it can have here. Raises NotFound where it has gone meanwhile."""
@@ -271,7 +273,7 @@ class ClusterDriver(BaseDriver):
         raise NotFound(f"no model named {name!r} is served")
 
     def _change(self, event: ServeModel | WithdrawModel, timeout: float) -> ModelUpdated:
-        return self._answer(self._conductor.change(event), timeout)
+        return self._answer(self._scheduler_loop.change(event), timeout)
 
     def _answer(self, answer: Future[T], timeout: float = float("inf")) -> T:
         """Raises Unavailable once the driver is dead, or after so many seconds."""
@@ -286,23 +288,23 @@ class ClusterDriver(BaseDriver):
                     raise Unavailable(f"it is not done within {timeout:g} seconds, and goes on") from None
 
     def _await_all(self) -> None:
-        lives = self._company.lives
+        lifecycles = self._remote_agents.lifecycles
         with self._changed:
-            self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lives.failed()))
+            self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lifecycles.failed()))
             if self._complete() and self._death is None:
                 return
             why = self._death or "; ".join(
-                f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed"
+                f"the agent of {each.device}: {each.reason}" for each in lifecycles.facts() if each.phase == "failed"
             )
         raise Unavailable(f"the cluster cannot be brought up: {why}")
 
     def _complete(self) -> bool:
         """Whether all agents are there, and all that models need to begin."""
-        return self._company.lives.all_up() and not self._scheduler.loading
+        return self._remote_agents.lifecycles.all_up() and not self._scheduler.loading
 
     def _follows(self, device: str, before: int) -> bool:
-        lives = self._company.lives
-        return lives.incarnation(device) > before and lives.up(device, lives.incarnation(device))
+        lifecycles = self._remote_agents.lifecycles
+        return lifecycles.incarnation(device) > before and lifecycles.up(device, lifecycles.incarnation(device))
 
     def _die(self, reason: str) -> None:
         """Nothing may wait for the scheduler any more: no stream, no drain. Agents end with it, on its thread."""
@@ -311,23 +313,27 @@ class ClusterDriver(BaseDriver):
             self._routes.deliver(self._routes.ends(reason))
             self._changed.notify_all()
         try:
-            self._company.close(_PATIENCE)
+            self._remote_agents.close(_PATIENCE)
         except Exception:
             _log.critical("the cluster's agents could not be ended well", exc_info=True)
 
 
-def _let_go(fleet: AgentLauncher | InlineAgent) -> None:
-    if isinstance(fleet, InlineAgent):
-        fleet.close(_PATIENCE)
+def _let_go(launcher: AgentLauncher | InlineAgent) -> None:
+    if isinstance(launcher, InlineAgent):
+        launcher.close(_PATIENCE)
     else:
-        fleet.shutdown(_PATIENCE)
+        launcher.shutdown(_PATIENCE)
 
 
-def _company(
-    devices: Sequence[str], fleet: AgentLauncher, lives: LifeConfig, version: str | None, clock: Callable[[], int]
+def _remote_agents(
+    devices: Sequence[str],
+    launcher: AgentLauncher,
+    lifecycles: LifeConfig,
+    version: str | None,
+    clock: Callable[[], int],
 ) -> RemoteAgents:
     """Raises Unavailable."""
-    return RemoteAgents(devices, fleet, _listening(fleet.seat), lives, version or own_version(), clock)
+    return RemoteAgents(devices, launcher, _listening(launcher.seat), lifecycles, version or own_version(), clock)
 
 
 def _listening(seat: AgentSlot) -> Messenger:

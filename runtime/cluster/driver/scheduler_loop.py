@@ -66,7 +66,7 @@ class SchedulerLoop:
     def __init__(
         self,
         scheduler: Scheduler,
-        company: AgentPool,
+        remote_agents: AgentPool,
         changed: threading.Condition,
         routes: StreamRouter,
         clock: Callable[[], int],
@@ -74,9 +74,9 @@ class SchedulerLoop:
         handler: Handler | None = None,
     ) -> None:
         self._handle = (handler or scheduler).handle
-        self._scheduler, self._company, self._clock, self._died = scheduler, company, clock, died
+        self._scheduler, self._remote_agents, self._clock, self._died = scheduler, remote_agents, clock, died
         self._changed, self._routes = changed, routes
-        self._changes, self.strandings = PendingUpdates(), UnavailableModels()
+        self._changes, self.unavailable_models = PendingUpdates(), UnavailableModels()
         self._asked: deque[Callable[[int], None]] = deque()
         self._arrivals: deque[SequenceRequest] = deque()
         self._stopping = False
@@ -91,7 +91,7 @@ class SchedulerLoop:
     def stop(self) -> None:
         """End after what it is at."""
         self._stopping = True
-        self._company.wake()
+        self._remote_agents.wake()
 
     def join(self, timeout: float | None) -> bool:
         """Whether it has ended within `timeout` seconds."""
@@ -106,7 +106,7 @@ class SchedulerLoop:
     def run_soon(self, act: Callable[[int], None]) -> None:
         """Have its thread do something, behind what was asked before."""
         self._asked.append(act)
-        self._company.wake()
+        self._remote_agents.wake()
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         """Those that come while its thread is at something else are taken in together."""
@@ -151,10 +151,10 @@ class SchedulerLoop:
         self._died(reason)
 
     def _turn(self) -> None:
-        told = self._company.receive(TICK if not self._asked else 0.0)
+        told = self._remote_agents.receive(TICK if not self._asked else 0.0)
         with self._changed:
             now = self._clock()
-            told += self._company.look()
+            told += self._remote_agents.look()
             self._handle_events(told, now)
             while self._asked:
                 self._asked.popleft()(now)
@@ -169,12 +169,12 @@ class SchedulerLoop:
             self._carry_out(self._handle(event, now), now)
 
     def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
-        """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when
+        """A Replace is nothing to do: `remote_agents` has known of the death before the scheduler, and starts another when
         its time has come.
         """
         for command in commands:
             if isinstance(command, Send):
-                self._company.send(command.to, command.message)
+                self._remote_agents.send(command.to, command.message)
             elif isinstance(command, EmitTokens):
                 self._handle_events([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
             elif isinstance(command, ModelUpdated):
@@ -187,7 +187,7 @@ class SchedulerLoop:
         tokens = 0
         while self._arrivals:
             one = self._arrivals.popleft()
-            if (why := self.strandings.reason(one.model)) is not None:
+            if (why := self.unavailable_models.reason(one.model)) is not None:
                 self._routes.deliver([refusal_event(one, why)])
                 continue
             tokens += len(one.prompt)
@@ -214,7 +214,7 @@ class SchedulerLoop:
         answer: Future[int] = Future()
 
         def tell(now: int) -> None:
-            seqs = [seq for seq, member in self._scheduler.members.items() if member.request.request == request]
+            seqs = [seq for seq, sequence in self._scheduler.sequences.items() if sequence.request.request == request]
             self._handle_events([event(seq) for seq in seqs], now)
             answer.set_result(len(seqs))
 
@@ -227,17 +227,17 @@ class SchedulerLoop:
         """End what waits for devices that will not come back. Raises UnavailableModel where that is everything that is
         served, or every device.
         """
-        failed = self._company.lives.failed()
+        failed = self._remote_agents.lifecycles.failed()
         if not failed:
             return
-        reasons = {each.device: each.reason for each in self._company.lives.facts()}
+        reasons = {each.device: each.reason for each in self._remote_agents.lifecycles.facts()}
         self._handle_events(
             [AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now
         )
         chains, instances = self._scheduler.chains(), self._scheduler.block_map.instances
-        self.strandings.look(chains, instances, failed, reasons)
+        self.unavailable_models.look(chains, instances, failed, reasons)
         # Each by the chain that it keeps to, which new sequences may not get any more. Whoever runs, runs elsewhere.
-        waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]
+        waiting = [(seq, sequence.chain) for seq, sequence in self._scheduler.sequences.items() if not sequence.path]
         ends = {
             chain.version: whys([chain], instances, failed, reasons)
             for chain in {each.version: each for _, each in waiting}.values()
@@ -245,7 +245,7 @@ class SchedulerLoop:
         for seq, chain in waiting:
             for why in ends[chain.version].values():
                 self._carry_out(ending(self._handle(AbortSequence(seq), now), seq, why), now)
-        self.strandings.require_hope(chains)
+        self.unavailable_models.require_hope(chains)
         if len(failed) == len(reasons):
             raise UnavailableModel(f"no agent comes back, that of {failed[0]} because: {reasons[failed[0]]}")
 

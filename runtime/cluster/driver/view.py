@@ -27,9 +27,18 @@ class ClusterView:
     """See the top of the file. Every method may be called from any thread."""
 
     def __init__(
-        self, scheduler: Scheduler, company: AgentPool, strandings: UnavailableModels, changed: threading.Condition
+        self,
+        scheduler: Scheduler,
+        remote_agents: AgentPool,
+        unavailable_models: UnavailableModels,
+        changed: threading.Condition,
     ) -> None:
-        self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
+        self._scheduler, self._remote_agents, self._unavailable_models, self._changed = (
+            scheduler,
+            remote_agents,
+            unavailable_models,
+            changed,
+        )
 
     def models(self) -> tuple[ModelSpec, ...]:
         """`max_model_len` is what the living devices can hold of one sequence, together."""
@@ -47,7 +56,7 @@ class ClusterView:
 
     def state(self) -> AgentState:
         with self._changed:
-            state, work = self._scheduler.state(), self._company.work()
+            state, work = self._scheduler.state(), self._remote_agents.work()
         done = replace(state.counters, steps=work.steps, busy=work.busy, segments=work.segments, idle_tokens=work.idle)
         return replace(state, counters=done)
 
@@ -65,30 +74,30 @@ class ClusterView:
                 for stage, refusal in device.stages.refusals.items()
             }
 
-    def picture(self) -> Mapping[str, Any]:
+    def snapshot(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
         with self._changed:
-            picture = picture_of(self._scheduler)
-        return picture.document()  # which takes longer: the scheduler need not wait for it
+            snapshot = picture_of(self._scheduler)
+        return snapshot.document()  # which takes longer: the scheduler need not wait for it
 
     def agents(self) -> tuple[AgentFacts, ...]:
         with self._changed:
-            return self._company.lives.facts()
+            return self._remote_agents.lifecycles.facts()
 
     def reports(self) -> Mapping[str, AgentStats]:
         """The last that each agent that is up has told of itself."""
         with self._changed:
-            return dict(self._company.reports)
+            return dict(self._remote_agents.reports)
 
     def moving(self) -> int:
         """Migrations under way."""
         with self._changed:
-            return len(self._scheduler.handovers)
+            return len(self._scheduler.migrations)
 
     def moves(self) -> MigrationCounts:
         """Migrations so far."""
         with self._changed:
-            return self._scheduler.handovers.counts()
+            return self._scheduler.migrations.counts()
 
     def speculation(self) -> SpeculationCounts:
         """Predicted hops so far (BL-25)."""
@@ -99,7 +108,7 @@ class ClusterView:
         """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they
         must.
         """
-        facts, stranded = self.agents(), self._strandings.reasons()
+        facts, stranded = self.agents(), self._unavailable_models.reasons()
         degraded = bool(stranded) or any(each.phase != "up" for each in facts)
         unavailable = {"unavailable": stranded} if stranded else {}
         return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
@@ -112,7 +121,7 @@ class ClusterView:
             alive = [device for device in self._scheduler.devices if device.alive]
             unshared = sum(map(self._stages_bytes, alive))
             pages = sum(device.pages.capacity for device in alive)
-            return EngineMemory(sum(d.stages.nbytes for d in alive), unshared, pages * self._company.page_bytes)
+            return EngineMemory(sum(d.stages.nbytes for d in alive), unshared, pages * self._remote_agents.page_bytes)
 
     def _stages_bytes(self, device: Device) -> int:
         """Of the blocks of each stage that is loaded there."""

@@ -48,7 +48,7 @@ class ProcessConfig:
     stands by. `sockets`: the kind of those in a folder (`transport.channels.sockets`)."""
 
     preparation: Preparation
-    relay: AgentConfig = field(default_factory=AgentConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     settings: AgentSettings = field(default_factory=AgentSettings)
     beat_seconds: float = 0.5
     host: str | None = None
@@ -234,7 +234,7 @@ class ProcessLauncher:
         bind = self._bind(f"{device}.{incarnation}")
         pair = None if keys is None else (keys.public, keys.secret)
         return Identity(
-            device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds
+            device, incarnation, self._scheduler, bind, config.settings, config.agent, pair, config.beat_seconds
         )
 
     # -- inside: a child's thread ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class RayConfig:
     preparation: Preparation
     engines: Engines
     address: str | None = None
-    relay: AgentConfig = field(default_factory=AgentConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     settings: AgentSettings = field(default_factory=AgentSettings)
     beat_seconds: float = 0.5
     cpus: float = 0.0
@@ -112,7 +112,7 @@ class RayLauncher:
         config, who = self._config, (device, incarnation)
         pair = None if keys is None else (keys.public, keys.secret)
         identity = Identity(
-            device, incarnation, self._scheduler, "", config.settings, config.relay, pair, config.beat_seconds
+            device, incarnation, self._scheduler, "", config.settings, config.agent, pair, config.beat_seconds
         )
         with self._lock:
             if self._closing:

@@ -26,11 +26,11 @@ class ThreadLauncher:
     def __init__(
         self,
         make: Callable[[str], MakeEngine],
-        relay: AgentConfig | None = None,
+        agent: AgentConfig | None = None,
         settings: AgentSettings | None = None,
         beat_seconds: float = 0.5,
     ) -> None:
-        self._make, self._relay, self._settings = make, relay or AgentConfig(), settings or AgentSettings()
+        self._make, self._agent, self._settings = make, agent or AgentConfig(), settings or AgentSettings()
         self._beat_seconds = beat_seconds
         self._name = uuid.uuid4().hex
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -75,7 +75,7 @@ class ThreadLauncher:
         who = device, incarnation
         bind = f"inproc://{self._name}.{device}.{incarnation}"
         identity = Identity(
-            device, incarnation, self._scheduler, bind, self._settings, self._relay, None, self._beat_seconds
+            device, incarnation, self._scheduler, bind, self._settings, self._agent, None, self._beat_seconds
         )
 
         def begun(loop: AgentLoop) -> None:

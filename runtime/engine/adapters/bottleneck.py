@@ -101,9 +101,9 @@ class BottleneckRows:
         for name in names:
             forms.setdefault(self._parts[name].form, []).append(name)
         alone = frozenset(forms.pop(None, ()))
-        return _Active(tuple(self._joined(each) for each in forms.values()), alone)
+        return _Active(tuple(self._stack_cache(each) for each in forms.values()), alone)
 
-    def _joined(self, names: list[str]) -> _Group:
+    def _stack_cache(self, names: list[str]) -> _Group:
         parts = [self._parts[name] for name in names]
         down, down_bias, up, up_bias = (
             [part.tensors[name].data for part in parts] for name in BottleneckModule.MATRICES

@@ -36,7 +36,7 @@ class DenseBatch:
         self.model = model
         # Layers that attend by themselves want their rows as a rectangle.
         self._skips = config.padding == "skipped" and not any(unit.masked for unit in model.units)
-        self.slab = DenseKV(model.spec.kv_layers, device)
+        self.kv_store = DenseKV(model.spec.kv_layers, device)
         self.seats: list[str | None] = []
         self._kept: dict[str, SavedKV] = {}
         self._prompts: DenseKV | None = None
@@ -46,10 +46,10 @@ class DenseBatch:
     @property
     def pages(self) -> int:
         """Pages that the slab, a batch of prompts and what is kept beside them take."""
-        slabs = [self.slab] if self._prompts is None else [self.slab, self._prompts]
-        return sum(self._pages(slab.stored_rows, slab.columns.capacity) for slab in slabs) + self._kept_pages(
-            self._kept
-        )
+        slabs = [self.kv_store] if self._prompts is None else [self.kv_store, self._prompts]
+        return sum(
+            self._pages(kv_store.stored_rows, kv_store.columns.capacity) for kv_store in slabs
+        ) + self._kept_pages(self._kept)
 
     def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
         """What the policy is to see, in rank order. `rows`: of the plan; `others`: pages in use outside of this
@@ -57,7 +57,7 @@ class DenseBatch:
         """
         named = {row.seq: row for row in self._ranked(rows)}
         seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
-        finished = tuple(self.slab.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
+        finished = tuple(self.kv_store.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
         spec = self.model.spec
         unplanned = self._kept_pages(seq for seq in self._kept if seq not in named)
         views = tuple(self._row(seq, named.get(seq)) for seq in seqs)
@@ -80,7 +80,7 @@ class DenseBatch:
     def save(self, seq: str) -> None:
         """Take a sequence out of its row, its K and V with it (BA-14)."""
         at = self.seats.index(seq)
-        self._kept[seq] = self.slab.copy_row(at)
+        self._kept[seq] = self.kv_store.copy_row(at)
         self._free_seat(at)
 
     def cost(self, tokens: int) -> int:
@@ -92,7 +92,7 @@ class DenseBatch:
         which is kept beside the batch, is left with nothing. Raises ValueError if it has fewer."""
         held = self._kept.get(source)
         if held is None and source in self.seats:
-            held, moves = self.slab.copy_row(self.seats.index(source)), True
+            held, moves = self.kv_store.copy_row(self.seats.index(source)), True
         if held is None or held.tokens < tokens:
             raise ValueError(f"{source} has no {tokens} tokens to begin with")
         made = SavedKV(tokens, [], [])
@@ -121,13 +121,13 @@ class DenseBatch:
         """Cut what is padding for all, then give the store room for this many rows and columns: exactly so many, or
         more of them while they cost no more than `spare` pages, so that it need not grow in every step.
         """
-        self.slab.columns.release()
-        held = self.slab.columns
+        self.kv_store.columns.release()
+        held = self.kv_store.columns
         width = self.model.spec.page_tokens
         exact = -(-columns // width) * width
         least = self._pages(rows, exact)
-        fits = self.slab.stored_rows >= rows and held.capacity >= columns
-        now = self._pages(self.slab.stored_rows, held.capacity)
+        fits = self.kv_store.stored_rows >= rows and held.capacity >= columns
+        now = self._pages(self.kv_store.stored_rows, held.capacity)
         if fits and now <= least + spare and now <= _WASTE * max(least, 1):
             return
         wide_rows, wide = (
@@ -136,7 +136,7 @@ class DenseBatch:
         )
         if self._pages(wide_rows, wide) <= least + spare:
             rows, exact = max(rows, wide_rows), wide
-        self.slab.shape(rows, exact)
+        self.kv_store.shape(rows, exact)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -148,28 +148,28 @@ class DenseBatch:
         named = {row.seq: row for row in rows}
         coming = [seq for seq in named if seq not in self.seats]
         width = max(len(row.tokens) for row in named.values())
-        reach = max((self.slab.columns.needed, *(self._kept[seq].tokens for seq in coming if seq in self._kept)))
+        reach = max((self.kv_store.columns.needed, *(self._kept[seq].tokens for seq in coming if seq in self._kept)))
         self.fit(len(self.seats) + len(coming), reach + width, pages)
         for seq in coming:
-            self.slab.enter(self._kept.pop(seq, None))
+            self.kv_store.enter(self._kept.pop(seq, None))
             self.seats.append(seq)
         ordered = [None if seq is None else named.get(seq) for seq in self.seats]
-        return self._opened(self.slab, ordered)
+        return self._opened(self.kv_store, ordered)
 
     def apart(self, rows: Sequence[Row]) -> PaddedBatch:
         """Open a window for (chunks of) prompts in a slab of their own (BA-08)."""
-        self._prompts = slab = DenseKV(self.model.spec.kv_layers, self._device)
+        self._prompts = kv_store = DenseKV(self.model.spec.kv_layers, self._device)
         kept = [self._kept.pop(row.seq, None) for row in rows]
         width = self.model.spec.page_tokens
         columns = max(0 if one is None else one.tokens for one in kept) + max(len(row.tokens) for row in rows)
-        slab.shape(len(rows), -(-columns // width) * width)
+        kv_store.shape(len(rows), -(-columns // width) * width)
         for one in kept:
-            slab.enter(one)
-        return self._opened(slab, rows)
+            kv_store.enter(one)
+        return self._opened(kv_store, rows)
 
     def save_kv(self, batch: PaddedBatch) -> None:
         """A batch of prompts has run: what its sequences have is kept until they take a seat."""
-        for row, kept in zip(batch.rows.rows, batch.slab.drain(), strict=True):
+        for row, kept in zip(batch.rows.rows, batch.kv_store.drain(), strict=True):
             self._kept[row.seq] = kept
 
     def close_prompts(self) -> None:
@@ -178,8 +178,12 @@ class DenseBatch:
 
     def counts(self, batch: PaddedBatch) -> IdleCounts:
         """What a batch computed."""
-        window = batch.slab.window
-        alive = [True] * len(window.counts) if batch.slab is not self.slab else [seq is not None for seq in self.seats]
+        window = batch.kv_store.window
+        alive = (
+            [True] * len(window.counts)
+            if batch.kv_store is not self.kv_store
+            else [seq is not None for seq in self.seats]
+        )
         rows = [RanRow(count, at in window.fresh, alive[at]) for at, count in enumerate(window.counts)]
         made = counted(rows, window.width)
         return replace(made, skipped=made.shaped - batch.rows.tokens)
@@ -188,7 +192,7 @@ class DenseBatch:
 
     def _row(self, seq: str, row: Row | None) -> RowView:
         at = self.seats.index(seq) if seq in self.seats else None
-        span = 0 if at is None else self.slab.columns.span(at)
+        span = 0 if at is None else self.kv_store.columns.span(at)
         priority = self.model.sequences[seq].request.priority
         if row is None:  # it has no turn: what it has is counted by its span
             return RowView(seq, span, 0, span, priority)
@@ -201,13 +205,15 @@ class DenseBatch:
         order = {seq: (held.request.arrival, at) for at, (seq, held) in enumerate(self.model.sequences.items())}
         return sorted(rows, key=lambda row: (_is_prompt(row), *order[row.seq]))
 
-    def _opened(self, slab: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
+    def _opened(self, kv_store: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
         """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence
         has ended are computed on, that is what their modes are.
         """
         counts = [0 if row is None else len(row.tokens) for row in rows]
-        ended = [at for at, seq in enumerate(self.seats) if seq is None] if slab is self.slab else []
-        window = slab.begin(counts, [0 if row is None else row.start for row in rows], ended if self._skips else None)
+        ended = [at for at, seq in enumerate(self.seats) if seq is None] if kv_store is self.kv_store else []
+        window = kv_store.begin(
+            counts, [0 if row is None else row.start for row in rows], ended if self._skips else None
+        )
         ids: list[int] = []
         spans = []
         for place, row in zip(window.places, rows, strict=True):
@@ -216,11 +222,11 @@ class DenseBatch:
             own = () if row is None else row.tokens
             ids.extend([*own, *[0] * place.empty] if place.at <= place.empty_at else [*[0] * place.empty, *own])
         return PaddedBatch(
-            ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab
+            ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), kv_store
         )
 
     def _free_seat(self, at: int) -> None:
-        last = self.slab.remove_row(at)
+        last = self.kv_store.remove_row(at)
         self.seats[at] = self.seats[last]
         del self.seats[last]
 

@@ -30,14 +30,14 @@ class PaddedBatch:
     """One model's rows and the slab whose window they are, in what is computed of it."""
 
     rows: ModelBatch
-    slab: DenseKV
+    kv_store: DenseKV
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A slab's part of a frame: tokens [lo, hi), attending in its layer number `layer`."""
 
-    slab: DenseKV
+    kv_store: DenseKV
     lo: int
     hi: int
     layer: int
@@ -55,7 +55,7 @@ class _Slabs:
         for part in self.parts:
             mine = slice(part.lo, part.hi)
             own = Tokens(now.query[mine], now.key[mine], now.value[mine], now.how)
-            outs.append(part.slab.attend(part.layer, own, self.kernels))
+            outs.append(part.kv_store.attend(part.layer, own, self.kernels))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -65,11 +65,11 @@ class _Cache:
     nothing here.
     """
 
-    slab: DenseKV
+    kv_store: DenseKV
     layer: int
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        return self.slab.write(self.layer, key, value)
+        return self.kv_store.write(self.layer, key, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Ones:
 
 def _cells(frame: ForwardContext) -> NativeOnes | None:
     parts = frame.dense.parts if isinstance(frame.dense, _Slabs) else ()
-    return parts[0].slab.ones() if len(parts) == 1 else None
+    return parts[0].kv_store.ones() if len(parts) == 1 else None
 
 
 class DenseContexts:
@@ -139,7 +139,7 @@ class DenseContexts:
     def program(
         self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
     ) -> tuple[StepProgram, int] | None:
-        if len(models) > 1 or self._batches[models[0]].slab.window.width > 1:
+        if len(models) > 1 or self._batches[models[0]].kv_store.window.width > 1:
             return None
         found = self._units.programs.get_program(key, units, at)
         return None if found is None else (_Ones(found[0]), found[1])
@@ -159,11 +159,15 @@ class DenseContexts:
         like: Tensor,
     ) -> Iterator[RowChunk]:
         for name, adapter, part in zip(models, adapters, self._parts(models, layers), strict=True):
-            slab, tables = part.slab, None if rotary is None else self._tables(name, rotary, like)
+            kv_store, tables = part.kv_store, None if rotary is None else self._tables(name, rotary, like)
             where = Where(
-                self._positions(name), tables, slab.mask(None, like.dtype), _Cache(slab, part.layer), slab.keys
+                self._positions(name),
+                tables,
+                kv_store.mask(None, like.dtype),
+                _Cache(kv_store, part.layer),
+                kv_store.keys,
             )
-            yield RowChunk(part.lo, part.hi, slab.columns.rows, self.frame((name,), (adapter,)), where)
+            yield RowChunk(part.lo, part.hi, kv_store.columns.rows, self.frame((name,), (adapter,)), where)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class DenseContexts:
         """[rows, width], or [1, computed] where not all of the window is; padding stands at 0, which every table
         has.
         """
-        window = self._batches[name].slab.window
+        window = self._batches[name].kv_store.window
         positions = window.positions.clamp_min(0)
         return positions if window.computed is None else positions.reshape(-1)[window.computed][None]
 
@@ -187,5 +191,5 @@ class DenseContexts:
         base = 0
         for name, layer in zip(models, layers, strict=True):
             batch = self._batches[name]
-            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer)
+            yield _Seen(batch.kv_store, base, base + batch.rows.tokens, layer)
             base += batch.rows.tokens

@@ -50,7 +50,7 @@ class DenseEngine:
     def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
         self._config = config
         self._device = device or config.device
-        self._residents = ModelRegistry(store, config, "dense")
+        self._registry = ModelRegistry(store, config, "dense")
         self._sizes = PageSizes(config.kv_cache_memory_bytes, half_page)
         self._lanes: dict[str, DenseBatch] = {}
         self.idle = IdleCounts()
@@ -76,28 +76,28 @@ class DenseEngine:
     @property
     def largest(self) -> Largest:
         """How this device finds greedy rows' tokens."""
-        return self._residents.units.operations.largest
+        return self._registry.units.operations.largest
 
     def load(self, stage: Stage) -> ModelSpec:
         """Make a chain ready; one that is loaded already costs nothing. Raises NotServable for a part of one, else
         as `ModelRegistry.load`.
         """
-        model = self._residents.load(stage.model, self._sizes, stage)
+        model = self._registry.load(stage.model, self._sizes, stage)
         if not (model.has_embedding and model.has_head):
-            self._residents.unload(stage.id)
+            self._registry.unload(stage.id)
             raise NotServable(f"{stage.id}: the dense executor runs whole chains only")
         if stage.id not in self._lanes:
-            self._lanes[stage.id] = DenseBatch(model, self._residents.units.device, self._config.dense)
+            self._lanes[stage.id] = DenseBatch(model, self._registry.units.device, self._config.dense)
         return model.spec
 
     def unload(self, stage: Stage) -> None:
         """Drop a chain; what no other one uses is freed. Raises NotFound."""
-        self._residents.unload(stage.id)
+        self._registry.unload(stage.id)
         del self._lanes[stage.id]
 
     def memory(self) -> EngineMemory:
         return EngineMemory(
-            self._residents.units.nbytes, self._residents.bytes_alone(), self._sizes.count * self.page_bytes
+            self._registry.units.nbytes, self._registry.bytes_alone(), self._sizes.count * self.page_bytes
         )
 
     @torch.inference_mode()
@@ -105,7 +105,7 @@ class DenseEngine:
         begin = time.perf_counter_ns()
         self._release(plan)
         for opened in plan.opened:
-            self._residents.models[opened.request.model].open(opened.request, opened.output)
+            self._registry.models[opened.request.model].open(opened.request, opened.output)
         step = _DenseStep(self, self._lanes, rows_by_model(plan.rows))
         step.run()
         self.idle = self.idle.plus(step.idle)
@@ -117,7 +117,7 @@ class DenseEngine:
             StepResult(plan.step, outcome.sampled, outcome.prompts, segments, busy, deferred, step.idle.wasted), {}
         )
 
-    def beside(self) -> None:
+    def second_lane(self) -> None:
         """There is no lane beside: stand-ins are parts of chains."""
 
     def read_pages(self, pages: Sequence[int]) -> Array:
@@ -141,7 +141,7 @@ class DenseEngine:
 
     def step_run(self, batches: Mapping[str, PaddedBatch]) -> StepRun:
         """A run over open windows."""
-        units = self._residents.units
+        units = self._registry.units
         rows = {name: batch.rows for name, batch in batches.items()}
         return StepRun(rows, DenseContexts(batches, units), units.device, self._config.trace_segments)
 
@@ -209,7 +209,7 @@ class _DenseStep:
         if self._windows:
             self._execute(self._windows)
         for lane in self._lanes.values():
-            if not lane.seats and lane.slab.stored_rows:
+            if not lane.seats and lane.kv_store.stored_rows:
                 lane.fit(0, 0, 0)
 
     def _turn(self, lane: DenseBatch, rows: Sequence[Row]) -> None:
@@ -221,7 +221,7 @@ class _DenseStep:
             lane.save(seq)
         spare = self._engine.spare(decision.pages)
         if decision.apart or not decision.window:
-            lane.fit(len(lane.seats), lane.slab.columns.needed, spare)
+            lane.fit(len(lane.seats), lane.kv_store.columns.needed, spare)
         for batch in decision.apart:
             try:
                 made = lane.apart([named[seq] for seq in batch])

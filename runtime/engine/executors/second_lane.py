@@ -66,7 +66,7 @@ class SecondLane:
         self._shared, self._theirs, self._trace, self._stays = models, released, trace, stays
         self._units = copy.copy(units)
         self._units.rotaries = {}
-        self._pool = pool.beside()
+        self._pool = pool.second_lane()
         self._models: dict[str, LoadedModel] = {}
         self.released = ReleasedTables(self._models)
         self._stream = torch.cuda.Stream(units.device) if units.device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -51,18 +51,18 @@ class StagedEngine:
     def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
         self._trace = config.trace_segments
         self._device = device or config.device
-        self._residents = ModelRegistry(store, config, "paged")
+        self._registry = ModelRegistry(store, config, "paged")
         self._pool = PagePool(config.kv_cache_memory_bytes, half_page, config.device)
-        self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
-        self._ahead = launches_ahead(config.async_scheduling, self._residents.units.device)
-        kernels = self._residents.units.kernels
-        self._again = (
-            DecodeReuse(self._residents.units) if kernels is not None and not self._trace and not self._ahead else None
+        self._graphs = None if self._trace else graphs_for(config.graphs, self._registry.units, self._pool)
+        self._ahead = launches_ahead(config.async_scheduling, self._registry.units.device)
+        kernels = self._registry.units.kernels
+        self._decode_reuse = (
+            DecodeReuse(self._registry.units) if kernels is not None and not self._trace and not self._ahead else None
         )
         self._before: Sampling | None = None
         self._over = 0  # when a result was last read
-        self._turn, self._released = threading.Lock(), ReleasedTables(self._residents.models)
-        self._beside: SecondLane | None = None
+        self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
+        self._second_lane: SecondLane | None = None
         self._stays = False
 
     lacks: frozenset[Lack] = frozenset()
@@ -84,11 +84,11 @@ class StagedEngine:
         DamagedObject.
         """
         with self._alone():
-            before = len(self._residents.models)
-            if self._again is not None:
-                self._again.clear()
-            spec = self._residents.load(stage.model, self._pool, stage).spec
-            if len(self._residents.models) > before:
+            before = len(self._registry.models)
+            if self._decode_reuse is not None:
+                self._decode_reuse.clear()
+            spec = self._registry.load(stage.model, self._pool, stage).spec
+            if len(self._registry.models) > before:
                 self._clear_reuse()  # adapters came to units that recordings have in them
             return spec
 
@@ -96,12 +96,12 @@ class StagedEngine:
         """Drop a stage; what no other one uses is freed. Raises NotFound."""
         with self._alone():
             self._clear_reuse()
-            self._residents.unload(stage.id)
+            self._registry.unload(stage.id)
 
     @property
     def ahead(self) -> bool:
         """(A lane beside takes no steps before they are over.)"""
-        return self._ahead and self._beside is None
+        return self._ahead and self._second_lane is None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
@@ -114,10 +114,10 @@ class StagedEngine:
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run one step. Raises as `launch`."""
-        if self._beside is None:
+        if self._second_lane is None:
             return self._begin(plan, inputs).result()
         with self._turn:
-            self._beside.released.add_released(plan.released)
+            self._second_lane.released.add_released(plan.released)
             self._released.add_released(plan.released)
             result = self._begin(replace(plan, released=self._released.drain_released()), inputs).result()
             self._finish()
@@ -129,26 +129,26 @@ class StagedEngine:
         return self._over - since
 
     def _begin(self, plan: StepPlan, inputs: Mapping[str, Array], before: Sampling | None = None) -> Begun:
-        residents = self._residents
+        registry = self._registry
         return stepped(
-            residents.models,
-            residents.units,
+            registry.models,
+            registry.units,
             self._pool,
             self._trace,
             plan,
             inputs,
             self._graphs,
-            self._again,
+            self._decode_reuse,
             self._stays,
             before,
         )
 
-    def beside(self) -> StepRunner:
-        units, models = self._residents.units, self._residents.models
+    def second_lane(self) -> StepRunner:
+        units, models = self._registry.units, self._registry.models
         if units.device.type == "cuda":
             self._graphs = None  # while one thread records, another's work would break the recording
-        self._beside = SecondLane(units, models, self._pool, self._released, self._trace, self._stays)
-        return self._beside
+        self._second_lane = SecondLane(units, models, self._pool, self._released, self._trace, self._stays)
+        return self._second_lane
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
         """`runtime.transport.interfaces.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where
@@ -159,13 +159,13 @@ class StagedEngine:
         )  # what there is of torch.distributed differs from build to build
         from runtime.engine.tensors.process_groups import rail_for
 
-        links = DirectLinks(rail_for(self._residents.units.device, host), config)
+        links = DirectLinks(rail_for(self._registry.units.device, host), config)
         self._stays = True
         return links
 
     def _clear_reuse(self) -> None:
-        if self._again is not None:
-            self._again.clear()
+        if self._decode_reuse is not None:
+            self._decode_reuse.clear()
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -175,7 +175,7 @@ class StagedEngine:
             return staying(self._pool.held(pages)) if self._stays else array_of(self._pool.read(pages))
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        given = joined([data], (len(pages), self.page_bytes), torch.uint8, self._residents.units.device)
+        given = joined([data], (len(pages), self.page_bytes), torch.uint8, self._registry.units.device)
         with self._alone():
             self._pool.write(pages, given)
 
@@ -183,25 +183,25 @@ class StagedEngine:
         return likeness(a, b)
 
     def memory(self) -> EngineMemory:
-        return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
+        return EngineMemory(self._registry.units.nbytes, self._registry.bytes_alone(), self._pool.nbytes)
 
     # -- two lanes -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Between steps of both lanes; the one beside learns of stages that came or went."""
-        if self._beside is None:
+        if self._second_lane is None:
             yield
             return
-        with self._turn, self._beside.turn:
+        with self._turn, self._second_lane.turn:
             yield
             self._finish()
-            self._beside.follow(self._residents.units)
+            self._second_lane.follow(self._registry.units)
 
     def _finish(self) -> None:
         """What one lane has written is there when the other one reads it."""
-        if self._residents.units.device.type == "cuda":
-            torch.cuda.current_stream(self._residents.units.device).synchronize()
+        if self._registry.units.device.type == "cuda":
+            torch.cuda.current_stream(self._registry.units.device).synchronize()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,11 @@ def stepped(
     plan: StepPlan,
     inputs: Mapping[str, Array],
     graphs: Graphs | None = None,
-    again: DecodeReuse | None = None,
+    decode_reuse: DecodeReuse | None = None,
     stays: bool = False,
     before: Sampling | None = None,
 ) -> Begun:
-    """Begin one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before.
+    """Begin one step; `graphs`: what decodes are recorded with; `decode_reuse`: what goes on from the step before.
     `stays`: what goes on to other stages stays on this device, for whoever takes it on. `before`: what the step
     before has sampled, which rows may await.
 
@@ -66,8 +66,8 @@ def stepped(
     open_pages(models, pool, plan)
     made = (
         None
-        if again is None
-        else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
+        if decode_reuse is None
+        else decode_reuse.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
     )
     if made is not None:
         return Begun(plan.step, begin, None, made)
@@ -77,9 +77,9 @@ def stepped(
         return Begun(plan.step, begin, *_replayed(batches, units, logits, stays, before))
     run = eager(batches, units, pool, trace)
     sampling = run.sample(units.operations.largest, before)
-    if again is not None:
+    if decode_reuse is not None:
         sampling.read()
-        again.remember_step(plan, batches, run)
+        decode_reuse.remember_step(plan, batches, run)
     return Begun(
         plan.step, begin, sampling, ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
     )

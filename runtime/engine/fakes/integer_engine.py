@@ -163,7 +163,7 @@ class IntegerEngine:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
         return self._lanes.run(plan, inputs)
 
-    def beside(self) -> StepRunner:
+    def second_lane(self) -> StepRunner:
         self._lanes.several = True
         return self._lanes
 

@@ -49,9 +49,21 @@ class _End:
     """What both have. `ended`: is called once, with the reason, unless it was closed; on any thread."""
 
     def __init__(
-        self, rail: ProcessGroup, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str
+        self,
+        process_group: ProcessGroup,
+        config: DirectConfig,
+        rank: int,
+        tell: Tell,
+        ended: Callable[[str], None],
+        name: str,
     ) -> None:
-        self._rail, self._config, self._rank, self._tell, self._ended = rail, config, rank, tell, ended
+        self._process_group, self._config, self._rank, self._tell, self._ended = (
+            process_group,
+            config,
+            rank,
+            tell,
+            ended,
+        )
         self._store = Rendezvous(lambda key, value: tell(_STORE + key, value), config.connect_timeout_s)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._lock = threading.Lock()
@@ -84,7 +96,7 @@ class _End:
         self._give_up(reason)
         self._ended(reason)
         if group is not None:
-            self._rail.abort(group)
+            self._process_group.abort(group)
 
     def join(self, seconds: float) -> None:
         """Behind `end`."""
@@ -107,20 +119,20 @@ class _End:
 
     def _make(self) -> Any:
         """A group whose other end has proven who it is."""
-        rail, seconds = self._rail, self._config.connect_timeout_s
-        group = rail.group(self._store, self._rank, seconds)
+        process_group, seconds = self._process_group, self._config.connect_timeout_s
+        group = process_group.group(self._store, self._rank, seconds)
         expected = self._store.get("/" + _TOKEN)
-        theirs = rail.empty(_TOKEN_BYTES)
+        theirs = process_group.empty(_TOKEN_BYTES)
         own = theirs.new_tensor(list(self._token_of(expected)), dtype=torch.uint8)
         other = 1 - self._rank
         if self._rank == 0:
-            sent = rail.send(group, own, _THERE, other)
-            rail.arrived(rail.receive(group, theirs, _BACK, other), seconds)
-            rail.arrived(sent, seconds)
+            sent = process_group.send(group, own, _THERE, other)
+            process_group.arrived(process_group.receive(group, theirs, _BACK, other), seconds)
+            process_group.arrived(sent, seconds)
         else:
-            rail.arrived(rail.receive(group, theirs, _THERE, other), seconds)
+            process_group.arrived(process_group.receive(group, theirs, _THERE, other), seconds)
             self._verify(theirs)
-            rail.arrived(rail.send(group, own, _BACK, other), seconds)
+            process_group.arrived(process_group.send(group, own, _BACK, other), seconds)
         self._verify(theirs)
         return group
 
@@ -150,9 +162,9 @@ class OutgoingTensors(_End):
     """The end that sends. Tensors are flat, of uint8."""
 
     def __init__(
-        self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str
+        self, process_group: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str
     ) -> None:
-        super().__init__(rail, config, 0, tell, ended, f"to-{name}")
+        super().__init__(process_group, config, 0, tell, ended, f"to-{name}")
         self._under_way: queue.SimpleQueue[tuple[Any, Tensor] | None] = queue.SimpleQueue()
         self._nbytes = 0
 
@@ -168,7 +180,7 @@ class OutgoingTensors(_End):
         if group is None:
             return
         try:
-            self._under_way.put((self._rail.send(group, tensor, _FIRST + ticket), tensor))
+            self._under_way.put((self._process_group.send(group, tensor, _FIRST + ticket), tensor))
         except Exception as error:
             self.end(_words(error))
 
@@ -177,7 +189,7 @@ class OutgoingTensors(_End):
             if self._nbytes < self._config.max_inflight_bytes // 4:
                 time.sleep(_LATER)
             work, tensor = one
-            self._rail.arrived(work, self._config.send_timeout_s)
+            self._process_group.arrived(work, self._config.send_timeout_s)
             with self._lock:
                 self._nbytes -= tensor.numel()
             del one, work, tensor
@@ -206,14 +218,14 @@ class IncomingTensors(_End):
 
     def __init__(
         self,
-        rail: ProcessGroup,
+        process_group: ProcessGroup,
         config: DirectConfig,
         tell: Tell,
         ended: Callable[[str], None],
         came: Callable[[int, Tensor | None, str], None],
         name: str,
     ) -> None:
-        super().__init__(rail, config, 1, tell, ended, f"from-{name}")
+        super().__init__(process_group, config, 1, tell, ended, f"from-{name}")
         self._came = came
         self._awaited: deque[_Awaited] = deque()
         self._begun = 0  # of those awaited: their receives have been begun
@@ -245,8 +257,8 @@ class IncomingTensors(_End):
             one = self._awaited[self._begun]
             if self._bytes and self._bytes + one.nbytes > self._config.max_inflight_bytes:
                 return
-            one.tensor = self._rail.empty(one.nbytes)
-            one.work = self._rail.receive(self._group, one.tensor, _FIRST + one.ticket)
+            one.tensor = self._process_group.empty(one.nbytes)
+            one.work = self._process_group.receive(self._group, one.tensor, _FIRST + one.ticket)
             self._begun += 1
             self._bytes += one.nbytes
 
@@ -260,7 +272,7 @@ class IncomingTensors(_End):
                 if self._over:
                     return
                 one = self._awaited[0]
-            self._rail.arrived(one.work, self._config.receive_timeout_s)
+            self._process_group.arrived(one.work, self._config.receive_timeout_s)
             with self._changed:
                 if self._over:
                     return

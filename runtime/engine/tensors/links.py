@@ -40,8 +40,8 @@ warnings.filterwarnings("ignore", message="The given buffer is not writable")  #
 class DirectLinks:
     """See the top of the file. `as_bytes`: arrays come as bytes of the host's memory, which on a CPU costs nothing."""
 
-    def __init__(self, rail: ProcessGroup, config: DirectConfig, as_bytes: bool = False) -> None:
-        self._rail, self._config = rail, config
+    def __init__(self, process_group: ProcessGroup, config: DirectConfig, as_bytes: bool = False) -> None:
+        self._process_group, self._config = process_group, config
         self._shape: Callable[[Tensor], Any] = bytes_of if as_bytes else lambda data: data
         self._wake: Callable[[], None] = lambda: None
         self._outgoing: dict[str, OutgoingTensors] = {}
@@ -51,8 +51,8 @@ class DirectLinks:
         self._came: SimpleQueue[tuple[IncomingTensors, str, int, Tensor | None, str]] = SimpleQueue()
 
     @property
-    def rail(self) -> str:
-        return self._rail.name
+    def process_group(self) -> str:
+        return self._process_group.name
 
     def begin(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -64,7 +64,7 @@ class DirectLinks:
             return
         end: OutgoingTensors
         end = OutgoingTensors(
-            self._rail,
+            self._process_group,
             self._config,
             lambda *told: self._queue_notice(end, peer, True, *told),
             lambda why: self._report_closed(end, peer, why),
@@ -169,7 +169,7 @@ class DirectLinks:
     def _accept(self, peer: str) -> None:
         end: IncomingTensors
         end = IncomingTensors(
-            self._rail,
+            self._process_group,
             self._config,
             lambda *told: self._queue_notice(end, peer, False, *told),
             lambda why: self._report_closed(end, peer, why, False),
@@ -199,7 +199,7 @@ class DirectLinks:
         return (self._outgoing if outgoing else self._incoming).get(peer) is end
 
     def _on_device(self, array: Array) -> Tensor:
-        return flat_of(array).to(self._rail.device)
+        return flat_of(array).to(self._process_group.device)
 
     def _cut(self, whole: Tensor, kinds: Sequence[Array]) -> tuple[Array, ...]:
         out: list[Array] = []

@@ -43,7 +43,7 @@ class Admission:
     def arrive(self, request: SequenceRequest, now: int) -> None:
         """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
         state = self._state
-        if request.seq in state.members or request.seq in self._seating.donors:
+        if request.seq in state.sequences or request.seq in self._seating.prefix_cache:
             raise ValueError(f"sequence {request.seq} exists already")
         state.tell.arrive(now, request)
         chain = state.chains.get(request.model)
@@ -53,18 +53,18 @@ class Admission:
         variant = self._adaptive.choose(request, chain, now)
         if variant is not None:
             chain = variant.chain
-            state.tally.adapted += 1
+            state.counters.adapted += 1
         why = refusal(request, chain.spec) or state.block_map.why_not(chain)
         if why is not None:
             self._seating.refuse(request, why, now)
             return
         self._arrivals += 1
-        member = ScheduledSequence(
+        sequence = ScheduledSequence(
             request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant
         )
-        state.members[request.seq] = member
+        state.sequences[request.seq] = sequence
         state.users[chain.loaded_as] += 1
-        state.waiting.add(member)
+        state.waiting.add(sequence)
         state.changed = True
 
     def admit(self, now: int) -> None:
@@ -74,27 +74,34 @@ class Admission:
             return
         told = partial(self._trace_choice, now)
         full: set[str] = set()
-        heads = [(member.rank, member) for member in state.waiting.heads()]
+        heads = [(sequence.rank, sequence) for sequence in state.waiting.heads()]
         while heads:
-            member = heads[0][1]
+            sequence = heads[0][1]
             route = None
             if not (
-                member.suspect and any(other.suspect and other.waits.paused is None for other in state.running.values())
+                sequence.suspect
+                and any(other.suspect and other.waits.paused is None for other in state.running.values())
             ):
                 if (
                     full
-                    and state.block_map.within(member.chain, full)
-                    and not (state.tell.on and state.router.measured(member.chain))
+                    and state.block_map.within(sequence.chain, full)
+                    and not (state.tell.on and state.router.measured(sequence.chain))
                 ):
                     state.router.turn()  # as `route` does; without it nobody is told of candidates that are full
                 else:
                     route = state.router.route(
-                        member.chain, state.devices.loads, context=member.tokens, groups=member.longest, on_table=told
+                        sequence.chain,
+                        state.devices.loads,
+                        context=sequence.tokens,
+                        groups=sequence.longest,
+                        on_table=told,
                     )
-            if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
+            if route is None or not (
+                self._joins(sequence, route, full, now) or self._let_in(sequence, route, full, now)
+            ):
                 heapq.heappop(heads)
                 continue
-            after = state.waiting.first(member.chain.version)
+            after = state.waiting.first(sequence.chain.version)
             if after is None:
                 heapq.heappop(heads)
             else:
@@ -102,48 +109,50 @@ class Admission:
 
     def turn_away(self, now: int) -> None:
         """End whoever waits for a chain that the cluster cannot hold."""
-        for member in tuple(self._state.waiting):
-            why = self._state.block_map.why_not(member.chain)
+        for sequence in tuple(self._state.waiting):
+            why = self._state.block_map.why_not(sequence.chain)
             if why is not None:
-                self._seating.end(member, "error", now, why)
+                self._seating.end(sequence, "error", now, why)
 
-    def _joins(self, member: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
+    def _joins(self, sequence: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
         """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear
         (BL-19).
         """
-        for match in self._matches(member):
-            if any(hop.device in full for hop in match.path) or not self._state.router.allows(member.chain, match.path):
+        for match in self._matches(sequence):
+            if any(hop.device in full for hop in match.path) or not self._state.router.allows(
+                sequence.chain, match.path
+            ):
                 continue
-            route = self._state.router.along(member.chain, match.path)
-            if not self._worth_it(member, match, route, cheapest):
+            route = self._state.router.along(sequence.chain, match.path)
+            if not self._worth_it(sequence, match, route, cheapest):
                 continue
-            if self._fits(member, route, match):
-                self._seating.seat(member, route, now, match)
+            if self._fits(sequence, route, match):
+                self._seating.seat(sequence, route, now, match)
                 return True
         return False
 
-    def _matches(self, member: ScheduledSequence) -> list[PrefixMatch]:
+    def _matches(self, sequence: ScheduledSequence) -> list[PrefixMatch]:
         """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by
         running only.
         """
-        state, spec = self._state, member.chain.spec
+        state, spec = self._state, sequence.chain.spec
         if (
             state.config.prefix_caching == "off"
-            or member.shared.alone
+            or sequence.shared.alone
             or spec.virtual_tokens
-            or member.request.sampling.prompt_logprobs is not None
+            or sequence.request.sampling.prompt_logprobs is not None
         ):
             return []
-        return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
+        return state.prefixes.matches(sequence.realm, sequence.mark(), (sequence.tokens - 1) // spec.page_tokens)
 
-    def _worth_it(self, member: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
+    def _worth_it(self, sequence: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
         config, loads, holds = self._state.config, self._state.devices.loads, self._state.router.holds
-        if holds(route) < min(member.longest, holds(cheapest)):
+        if holds(route) < min(sequence.longest, holds(cheapest)):
             return False  # it would end earlier there
         there, best = (
-            path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path)
+            path_cost(devices_of(sequence.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path)
         )
-        share = match.groups * member.chain.spec.page_tokens / member.tokens
+        share = match.groups * sequence.chain.spec.page_tokens / sequence.tokens
         return there <= best + config.owner_margin * share
 
     def _trace_choice(
@@ -155,58 +164,58 @@ class Admission:
                 terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
                 self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
 
-    def _let_in(self, member: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
+    def _let_in(self, sequence: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
         router, alive = self._state.router, self._state.devices.alive
-        if router.holds(route) < member.longest:  # is that the last word?
-            route = router.roomier(member.chain, route, member.longest)
+        if router.holds(route) < sequence.longest:  # is that the last word?
+            route = router.roomier(sequence.chain, route, sequence.longest)
         if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
             return False
         missing = router.lacking(route)
-        if self._shunned(member, missing):
-            return self._again(member, full, now)
-        why = self._hopeless(member, route, missing)
+        if self._shunned(sequence, missing):
+            return self._again(sequence, full, now)
+        why = self._hopeless(sequence, route, missing)
         if why is not None:
-            self._seating.end(member, "error", now, why)
+            self._seating.end(sequence, "error", now, why)
             return True
         if missing:
             for device, stage in missing:
-                self._state.ask_for(member.chain, device, stage)
-            self._warm(member.chain, route, now)
+                self._state.ask_for(sequence.chain, device, stage)
+            self._warm(sequence.chain, route, now)
             # Meanwhile it may run where all is loaded already.
             other = router.route(
-                member.chain,
+                sequence.chain,
                 self._state.devices.loads,
                 True,
-                member.tokens,
-                member.longest,
+                sequence.tokens,
+                sequence.longest,
                 partial(self._trace_choice, now),
             )
             if other is None or router.lacking(other) or not full.isdisjoint(other.devices):
                 return False
-            if router.holds(other) < min(member.longest, router.holds(route)):
+            if router.holds(other) < min(sequence.longest, router.holds(route)):
                 return False
             route = other
-        if not self._fits(member, route):
+        if not self._fits(sequence, route):
             full.update(route.devices)
             return False
-        self._seating.seat(member, route, now)
+        self._seating.seat(sequence, route, now)
         return True
 
-    def _shunned(self, member: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
+    def _shunned(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
         """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may
         have been given them again since.)"""
         state, shunned = self._state, False
         for device, stage in missing:
             refused = state.devices[device].stages.refused
             if refused and stage in refused:
-                shunned |= state.block_map.shun(device, blocks_of(member.chain, stage))
+                shunned |= state.block_map.shun(device, blocks_of(sequence.chain, stage))
         return shunned
 
-    def _again(self, member: ScheduledSequence, full: set[str], now: int) -> bool:
+    def _again(self, sequence: ScheduledSequence, full: set[str], now: int) -> bool:
         """As `_let_in`, over the path that is there now; each time there is one instance less."""
-        route = self._state.router.route(member.chain, self._state.devices.loads, groups=member.longest)
-        return route is not None and self._let_in(member, route, full, now)
+        route = self._state.router.route(sequence.chain, self._state.devices.loads, groups=sequence.longest)
+        return route is not None and self._let_in(sequence, route, full, now)
 
     def _warm(self, chain: Chain, route: Route, now: int) -> None:
         """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more
@@ -223,25 +232,25 @@ class Admission:
                 for name, stage in state.router.missing(chain, path):
                     state.ask_for(chain, name, stage)
 
-    def _hopeless(self, member: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
+    def _hopeless(self, sequence: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for
         the sequence.
         """
-        state, chain = self._state, member.chain
+        state, chain = self._state, sequence.chain
         for device, stage in missing:
             refused = state.devices[device].stages.refused
             if refused and (reason := refused.get(stage)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
-        groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
+        groups = groups_for(chain.spec, sequence.tokens + (1 if sequence.samples else 0))
         for name, pages in route.weights:
             if groups * pages > state.devices[name].pages.capacity:
                 return (
-                    f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has "
+                    f"its {sequence.tokens} tokens need {groups * pages} pages on {name}, which has "
                     f"{state.devices[name].pages.capacity}"
                 )
         return None
 
-    def _fits(self, member: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
+    def _fits(self, sequence: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
         """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does
         not count.
 
@@ -251,10 +260,10 @@ class Admission:
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
             return False
         copies = any(devices[name].copies for name in route.devices)
-        groups = groups_for(member.chain.spec, member.tokens) - (0 if match is None or copies else match.groups)
+        groups = groups_for(sequence.chain.spec, sequence.tokens) - (0 if match is None or copies else match.groups)
         needs = {name: pages * groups for name, pages in route.weights}
         slack = {
             name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0
             for name in needs
         }
-        return self._seating.donors.make_room(needs, match.beginning if match is not None else None, slack)
+        return self._seating.prefix_cache.make_room(needs, match.prefix if match is not None else None, slack)

@@ -23,28 +23,28 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
         """All of them, chain by chain, and then whoever stands aside."""
-        yield from (member for queue in self._queues.values() for member in queue)
+        yield from (sequence for queue in self._queues.values() for sequence in queue)
         yield from self._aside.values()
 
-    def add(self, member: ScheduledSequence) -> None:
-        if member.waits.paused is not None:
-            self._aside[member.seq] = member
+    def add(self, sequence: ScheduledSequence) -> None:
+        if sequence.waits.paused is not None:
+            self._aside[sequence.seq] = sequence
             return
-        queue = self._queues.get(member.chain.version)
+        queue = self._queues.get(sequence.chain.version)
         if queue is None:
-            queue = self._queues[member.chain.version] = RankedQueue()
-        queue.add(member)
+            queue = self._queues[sequence.chain.version] = RankedQueue()
+        queue.add(sequence)
         self._count += 1
 
-    def remove(self, member: ScheduledSequence) -> None:
+    def remove(self, sequence: ScheduledSequence) -> None:
         """Raises KeyError if it does not wait."""
-        if self._aside.pop(member.seq, None) is not None:
+        if self._aside.pop(sequence.seq, None) is not None:
             return
-        queue = self._queues[member.chain.version]
-        queue.remove(member)
+        queue = self._queues[sequence.chain.version]
+        queue.remove(sequence)
         self._count -= 1
         if not len(queue):
-            del self._queues[member.chain.version]
+            del self._queues[sequence.chain.version]
 
     def first(self, version: str) -> ScheduledSequence | None:
         """Who of a chain is next."""
@@ -53,7 +53,7 @@ class WaitingQueue:
 
     def heads(self) -> list[ScheduledSequence]:
         """The first of each chain, in rank order."""
-        return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda member: member.rank)
+        return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda sequence: sequence.rank)
 
     def count(self, version: str) -> int:
         """How many wait for a chain."""

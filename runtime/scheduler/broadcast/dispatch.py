@@ -37,7 +37,7 @@ class Candidates:
         self._state = state
         self._most = state.config.broadcast_fanout if state.config.dispatch == "broadcast" else 1
 
-    def hop_candidates(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
+    def hop_candidates(self, sequence: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
         """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones
         first.
         """
@@ -49,7 +49,9 @@ class Candidates:
             if at == 0 or sum(each.device == hop.device for each in route.path) > 1:
                 continue
             able = (
-                each for each in self._holders(member, hop) if each.name not in taken and self._able(member, hop, each)
+                each
+                for each in self._holders(sequence, hop)
+                if each.name not in taken and self._able(sequence, hop, each)
             )
             others = [
                 each.name
@@ -64,10 +66,10 @@ class Candidates:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _holders(self, member: ScheduledSequence, hop: Hop) -> list[Device]:
+    def _holders(self, sequence: ScheduledSequence, hop: Hop) -> list[Device]:
         """Living devices that are to hold all blocks of a hop, and stay so."""
         placed = self._state.block_map
-        blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
+        blocks = [use.block for use in sequence.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
         names = placed.instances.get(blocks[0], ())
         found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
         return [
@@ -76,18 +78,18 @@ class Candidates:
             if each.plan.blocks.issuperset(blocks) and not any((b, each.name) in placed.leaving for b in blocks)
         ]
 
-    def _able(self, member: ScheduledSequence, hop: Hop, device: Device) -> bool:
+    def _able(self, sequence: ScheduledSequence, hop: Hop, device: Device) -> bool:
         """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
-        config, stage = self._state.config, member.chain.stage(hop.lo, hop.hi)
+        config, stage = self._state.config, sequence.chain.stage(hop.lo, hop.hi)
         if not device.stages.has(stage):
-            self._state.ask_for(member.chain, device.name, stage)
+            self._state.ask_for(sequence.chain, device.name, stage)
             return False
         if (
             device.pages.capacity < self._state.devices[hop.device].pages.capacity
             or device.passing.expected >= config.max_num_seqs
         ):
             return False
-        needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
+        needs = groups_for(sequence.chain.spec, sequence.tokens) * (hop.layers[1] - hop.layers[0])
         slack = int(device.pages.capacity * config.watermark) if device.passing.count else 0
         return device.pages.free - slack >= needs
 
@@ -102,31 +104,31 @@ class BroadcastDispatch:
     @property
     def settled(self) -> int:
         """Hops that were won."""
-        return self._state.tally.hops_won
+        return self._state.counters.hops_won
 
     def won(self, event: HopAssigned, now: int) -> None:
         """Hops have been taken."""
         columns = zip(event.seqs, event.epochs, event.hops, event.starts, event.counts, event.devices, strict=True)
         for seq, epoch, at, start, count, device in columns:
-            member = self._state.running.get(seq)
-            if member is None or member.epoch != epoch or at not in member.offered.hops:
+            sequence = self._state.running.get(seq)
+            if sequence is None or sequence.epoch != epoch or at not in sequence.offered.hops:
                 continue
-            candidates = member.offered.hops[at]
-            hop = member.path[at]
+            candidates = sequence.offered.hops[at]
+            hop = sequence.path[at]
             if device not in candidates or not self._state.devices[device].stages.has(
-                member.chain.stage(hop.lo, hop.hi)
+                sequence.chain.stage(hop.lo, hop.hi)
             ):
-                self._seating.preempt(member, now)
+                self._seating.preempt(sequence, now)
                 continue
-            self._seating.settle(member, at, device)
-            self._state.tally.hops_won += 1
-            tell, request = self._state.tell, member.request
+            self._seating.settle(sequence, at, device)
+            self._state.counters.hops_won += 1
+            tell, request = self._state.tell, sequence.request
             if tell.on:
-                tell.hop(now, request, start, count, at, member.path[at])
+                tell.hop(now, request, start, count, at, sequence.path[at])
             tell.control(now, "dispatch.choose", "BL-23", device, seq=seq, rule="broadcast", hop=at, offered=candidates)
 
     def remove_device(self, device: str) -> None:
         """A device has died: where it was one of several, the others are left."""
-        for member in self._state.running.values():
-            if device in member.offered.devices:
-                self._seating.narrow(member, device)
+        for sequence in self._state.running.values():
+            if device in sequence.offered.devices:
+                self._seating.narrow(sequence, device)

@@ -4,7 +4,7 @@ instances that go.
     grow(blocks, device)             another instance; new sequences may use it at once, its stages are loaded when they
                                      are
                                      first needed
-    wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or
+    move request(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or
                                      it takes too long
     drain(blocks, device)            no new sequences any more; who is there moves on; then its stages are dropped, and
                                      the
@@ -84,17 +84,17 @@ class ActionCounts:
 
 
 class Actions:
-    def __init__(self, state: ClusterState, handovers: Migrations, donors: PrefixCache) -> None:
+    def __init__(self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache) -> None:
         self._state = state
-        self._handovers = handovers
-        self._donors = donors
-        self._wishes: deque[MoveRequest] = deque()
+        self._migrations = migrations
+        self._prefix_cache = prefix_cache
+        self._move_requests: deque[MoveRequest] = deque()
         self._wished: set[str] = set()
         self._drains: list[Drain] = []
         self.counts = ActionCounts()
 
     def __len__(self) -> int:
-        return len(self._wishes) + len(self._drains)
+        return len(self._move_requests) + len(self._drains)
 
     # -- what control says ---------------------------------------------------------------------------------------------
 
@@ -110,11 +110,11 @@ class Actions:
                 state.tell.control(now, "instance.add", cause, device, block)
         state.changed = True
 
-    def wish(self, wish: MoveRequest) -> None:
+    def move_request(self, move_request: MoveRequest) -> None:
         """At most one for a sequence at a time: others are forgotten."""
-        if wish.seq not in self._wished:
-            self._wished.add(wish.seq)
-            self._wishes.append(wish)
+        if move_request.seq not in self._wished:
+            self._wished.add(move_request.seq)
+            self._move_requests.append(move_request)
 
     def wished(self, seq: str) -> bool:
         return seq in self._wished
@@ -135,41 +135,55 @@ class Actions:
 
     def advance(self, now: int) -> None:
         """Go on with all that is not over."""
-        for _ in range(min(len(self._wishes), _ASKED)):
-            wish = self._wishes.popleft()
-            if self._pending(wish, now):
-                self._wishes.append(wish)
+        for _ in range(min(len(self._move_requests), _ASKED)):
+            move_request = self._move_requests.popleft()
+            if self._pending(move_request, now):
+                self._move_requests.append(move_request)
             else:
-                self._wished.discard(wish.seq)
+                self._wished.discard(move_request.seq)
         self._drains = [drain for drain in self._drains if self._draining(drain, now)]
 
-    def _pending(self, wish: MoveRequest, now: int) -> bool:
+    def _pending(self, move_request: MoveRequest, now: int) -> bool:
         """Ask for a sequence's move; whether it is to be asked for again."""
         devices = self._state.devices
-        member = self._state.running.get(wish.seq)
-        if member is None or wish.source not in member.place.devices or not devices.alive(wish.target):
+        sequence = self._state.running.get(move_request.seq)
+        if (
+            sequence is None
+            or move_request.source not in sequence.place.devices
+            or not devices.alive(move_request.target)
+        ):
             return False
-        if now > wish.until:
+        if now > move_request.until:
             self.counts.lapsed += 1
             return False
-        part = next(runs(member, wish.source, wish.blocks), None)
+        part = next(runs(sequence, move_request.source, move_request.blocks), None)
         if part is None:
             return False
-        if not self._stays(wish.target, member.chain, part):
+        if not self._stays(move_request.target, sequence.chain, part):
             self.counts.lapsed += 1
             return False
-        if not member.waits.move and len(self._handovers) < self._state.config.control.max_migrations:
-            self._start(member, part, wish.target, wish.cause, now, wish)
+        if not sequence.waits.move and len(self._migrations) < self._state.config.control.max_migrations:
+            self._start(sequence, part, move_request.target, move_request.cause, now, move_request)
         return True
 
     def _start(
-        self, member: ScheduledSequence, part: range, target: str, cause: str, now: int, wish: MoveRequest | None = None
+        self,
+        sequence: ScheduledSequence,
+        part: range,
+        target: str,
+        cause: str,
+        now: int,
+        move_request: MoveRequest | None = None,
     ) -> None:
-        how = {} if wish is None else {"copy": wish.copy, "recompute": wish.recompute, "hold": wish.hold}
-        if self._handovers.start(member, part, target, now, **how) is None:
+        how = (
+            {}
+            if move_request is None
+            else {"copy": move_request.copy, "recompute": move_request.recompute, "hold": move_request.hold}
+        )
+        if self._migrations.start(sequence, part, target, now, **how) is None:
             self.counts.moved += 1
             self._state.tell.control(
-                now, "sequence.move", cause, target, member.chain.uses[part.start].block, seq=member.seq
+                now, "sequence.move", cause, target, sequence.chain.uses[part.start].block, seq=sequence.seq
             )
 
     def _draining(self, drain: Drain, now: int) -> bool:
@@ -179,14 +193,14 @@ class Actions:
             return self._cancel_drain(drain, LAST, now)
         if device.alive:
             here = (
-                (member, next(runs(member, drain.source, drain.blocks), None))
-                for member in device.passing.here.values()
+                (sequence, next(runs(sequence, drain.source, drain.blocks), None))
+                for sequence in device.passing.here.values()
             )
-            staying = [(member, part) for member, part in here if part]
+            staying = [(sequence, part) for sequence, part in here if part]
             if staying and now > drain.until:
                 return self._cancel_drain(drain, f"{len(staying)} sequences could not leave in time", now)
-            for member, part in staying:
-                self._send_on(member, part, drain, now)
+            for sequence, part in staying:
+                self._send_on(sequence, part, drain, now)
             if staying or self._awaited(device, drain.blocks):
                 return True
         if (why := self._needed(drain)) is not None:
@@ -209,10 +223,10 @@ class Actions:
 
     def _awaited(self, device: Device, blocks: frozenset[str]) -> bool:
         """Whether what is under way to a device needs these blocks: a stage, a move, or a sequence that may come."""
-        if device.stages.brings(blocks) or self._handovers.moves.bound_for(device.name, blocks):
+        if device.stages.brings(blocks) or self._migrations.moves.bound_for(device.name, blocks):
             return True
         asked = (self._state.running[seq] for seq in device.passing.asked)
-        hops = ((member.chain, member.path[member.offered.devices[device.name]]) for member in asked)
+        hops = ((sequence.chain, sequence.path[sequence.offered.devices[device.name]]) for sequence in asked)
         return any(not blocks.isdisjoint(chain.blocks(hop.lo, hop.hi)) for chain, hop in hops)
 
     def _stays(self, device: str, chain: Chain, part: range) -> bool:
@@ -222,19 +236,19 @@ class Actions:
         there = known.alive and known.plan.blocks.issuperset(blocks)
         return there and not any((block, device) in leaving for block in blocks)
 
-    def _send_on(self, member: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
+    def _send_on(self, sequence: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
         """Have a sequence leave an instance that is to go, if any may move now."""
-        if member.waits.move or len(self._handovers) >= self._state.config.control.max_migrations:
+        if sequence.waits.move or len(self._migrations) >= self._state.config.control.max_migrations:
             return
         target = drain.target
-        if target is None or not self._stays(target, member.chain, part):
-            found = elsewhere(self._state, member.chain, part, drain.source)
+        if target is None or not self._stays(target, sequence.chain, part):
+            found = elsewhere(self._state, sequence.chain, part, drain.source)
             if found is None and len(part) > 1:
                 part = range(part.start, part.start + 1)
-                found = elsewhere(self._state, member.chain, part, drain.source)
+                found = elsewhere(self._state, sequence.chain, part, drain.source)
             target = found.name if found is not None else None
         if target is not None:
-            self._start(member, part, target, drain.cause, now)
+            self._start(sequence, part, target, drain.cause, now)
 
     def _recall(self, drain: Drain, blocks: frozenset[str], now: int) -> None:
         """Some of the instances that a drain is about stay after all; the others go on their way."""
@@ -250,16 +264,16 @@ class Actions:
 
     def _unload_blocks(self, device: Device, blocks: frozenset[str]) -> None:
         """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""
-        self._donors.remove_device(device.name)
+        self._prefix_cache.remove_device(device.name)
         gone = device.stages.remove_blocks(blocks)
         if gone and device.alive:
             self._state.out.unload_stages(device.name, gone)
 
 
-def runs(member: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:
+def runs(sequence: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:
     """Numbers of neighbouring blocks in a sequence's chain that are among these and run on a device, in order."""
-    uses = member.chain.uses
-    spans = [(hop.lo, hop.hi) for hop in member.path if hop.device == device]
+    uses = sequence.chain.uses
+    spans = [(hop.lo, hop.hi) for hop in sequence.path if hop.device == device]
     first: int | None = None
     for at, use in enumerate(uses):
         inside = use.block in blocks and any(lo <= use.lo and use.hi <= hi for lo, hi in spans)

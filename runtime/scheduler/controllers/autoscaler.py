@@ -9,7 +9,7 @@
 
 Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most
 `_SPOTS`
-are offered: what it costs does not grow with sequences. What it decides becomes `orders`.
+are offered: what it costs does not grow with sequences. What it decides becomes `actions`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _HOT, _SPOTS = 16, 64
 class Autoscaler:
     """`asked`: copies are made by demand, too, not only where memory is full."""
 
-    def __init__(self, state: ClusterState, orders: Actions, flow: TrafficCounter, asked: bool) -> None:
+    def __init__(self, state: ClusterState, actions: Actions, traffic: TrafficCounter, asked: bool) -> None:
         config = state.config.control
         self._state = state
-        self._orders = orders
-        self._flow = flow
+        self._actions = actions
+        self._traffic = traffic
         self._asked = asked
         self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.cooldown_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
@@ -81,7 +81,7 @@ class Autoscaler:
             for each in holders(self._state, part.blocks)
             if each is not device and full[each.name] < self._limits.low
         ]
-        if calm and any(self._orders.wished(each.seq) for each in part.members):
+        if calm and any(self._actions.wished(each.seq) for each in part.sequences):
             return  # they are on their way
         load = self._load(device, part, queues)
         cluster, room = self._cluster(device, part, full)
@@ -117,16 +117,18 @@ class Autoscaler:
     def _grow(self, part: ChainPart, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
         self._changed[part.blocks] = now
         self._grown[part.blocks, target] = now
-        self._orders.grow(part.blocks, target, cause, now)
+        self._actions.grow(part.blocks, target, cause, now)
         self._send(part, source, target, moves, cause, now)
 
     def _send(self, part: ChainPart, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
         for seq in moves:
-            self._orders.wish(MoveRequest(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
+            self._actions.move_request(
+                MoveRequest(seq, frozenset(part.blocks), source, target, now + self._patience, cause)
+            )
 
     def _load(self, device: Device, part: ChainPart, queues: Hotspots) -> BlockDemand:
         """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
-        here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
+        here, own = len(part.sequences), max(part.pages / max(len(part.sequences), 1), 1.0)
         others = max(device.pages.used_pages - part.pages, 0)
         places = self._state.config.max_num_seqs - (device.passing.count - here)
         longest = max(min(int((device.pages.capacity - others) / own), places), 1)
@@ -140,10 +142,11 @@ class Autoscaler:
 
     def _movers(self, part: ChainPart, device: str) -> tuple[Mover, ...]:
         """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
-        able = (member for member in part.members if not member.waits.move and not member.waits.doomed)
-        ledger = self._state.ledger
+        able = (sequence for sequence in part.sequences if not sequence.waits.move and not sequence.waits.doomed)
+        page_accounting = self._state.page_accounting
         return tuple(
-            ledger.mover(each.seq, each.pages.holding, each.computed // each.spec.page_tokens, device) for each in able
+            page_accounting.mover(each.seq, each.pages.holding, each.computed // each.spec.page_tokens, device)
+            for each in able
         )
 
     def _cluster(self, hot: Device, part: ChainPart, full: Mapping[str, float]) -> tuple[ClusterLayout, dict[str, int]]:
@@ -158,7 +161,7 @@ class Autoscaler:
         pairs: dict[tuple[str, str], float] = {}
         there = [Instance(part.name, hot.name)]
         nbytes = {part.name: sum(state.block_map.block(block).nbytes for block in part.blocks)}
-        for (sender, receiver), rows in self._flow.pairs.items():
+        for (sender, receiver), rows in self._traffic.pairs.items():
             if sender == part.blocks[-1] or receiver == part.blocks[0]:
                 other = receiver if sender == part.blocks[-1] else sender
                 if not state.block_map.knows(other):
@@ -185,10 +188,10 @@ class Autoscaler:
             for part in stages_of(state.devices[name], queues):
                 if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
                     continue  # new sequences go there, perhaps to a copy that has just come
-                measure = BySequences(loads[name], max(len(part.members), 1), margin)
+                measure = BySequences(loads[name], max(len(part.sequences), 1), margin)
                 found = replicate(self._spots(part.blocks, idle, loads), measure)
                 if found is not None:
-                    moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]
+                    moves = [each.mover.seq for each in order_moves(movers_of(part.sequences))[: found.moves]]
                     self._state.tell.control(
                         now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks)
                     )
@@ -210,7 +213,7 @@ class Autoscaler:
                 continue
             found: list[tuple[Replica, ChainPart]] = []
             for part in stages_of(alive[name], queues):
-                if part.members and not any(self._orders.wished(each.seq) for each in part.members):
+                if part.sequences and not any(self._actions.wished(each.seq) for each in part.sequences):
                     spots = self._offers(
                         part, [each for each in idle if each != name and each not in taken], loads, reads
                     )
@@ -224,7 +227,7 @@ class Autoscaler:
 
     def _relieved(self, name: str, part: ChainPart, relief: Replica, now: int) -> None:
         """Some of a part's sequences go to a device that holds it, or to a new copy."""
-        moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
+        moves = [each.mover.seq for each in order_moves(movers_of(part.sequences))[: relief.moves]]
         copied = not self._state.devices[relief.device].plan.blocks.issuperset(part.blocks)
         extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
         self._state.tell.control(
@@ -237,16 +240,18 @@ class Autoscaler:
 
     def _measure(self, part: ChainPart, device: Device, load: float, reads: int) -> ByBytes:
         """A part as what it reads; weights that others on the device use, too, are read anyway."""
-        others = {id(member) for member in part.members}
+        others = {id(sequence) for sequence in part.sequences}
         used = {
             use.block
-            for member in device.passing.here.values()
-            if id(member) not in others
-            for use in member.chain.uses
+            for sequence in device.passing.here.values()
+            if id(sequence) not in others
+            for use in sequence.chain.uses
         }
         alone = sum(self._state.block_map.block(block).nbytes for block in part.blocks if block not in used)
-        pages = sum(member.pages.groups * dict(member.place.weights).get(device.name, 0) for member in part.members)
-        return ByBytes(load, reads, len(part.members), pages * device.pages.page_bytes / len(part.members), alone)
+        pages = sum(
+            sequence.pages.groups * dict(sequence.place.weights).get(device.name, 0) for sequence in part.sequences
+        )
+        return ByBytes(load, reads, len(part.sequences), pages * device.pages.page_bytes / len(part.sequences), alone)
 
     def _offers(
         self, part: ChainPart, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]
@@ -286,7 +291,7 @@ class Autoscaler:
                 self._grown[blocks, name] = None  # it comes again with what it is to hold
             elif device.stages.brings(blocks):
                 self._grown[blocks, name] = None  # nothing can run there yet
-            elif any(next(runs(member, name, blocks), None) for member in device.passing.here.values()):
+            elif any(next(runs(sequence, name, blocks), None) for sequence in device.passing.here.values()):
                 self._grown[blocks, name] = None
             elif since is None:
                 self._grown[blocks, name] = now
@@ -305,6 +310,6 @@ class Autoscaler:
         for down in decided.downs:
             if down.device == name:
                 self._grown[blocks, name] = now  # should it not go, it is looked at again
-                if self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24")) is None:
+                if self._actions.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24")) is None:
                     self._changed[blocks] = now
                     self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))

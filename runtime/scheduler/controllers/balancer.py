@@ -28,10 +28,10 @@ _NOBODY = Hotspots({}, {}, {})
 
 
 class Balancer:
-    def __init__(self, state: ClusterState, orders: Actions) -> None:
+    def __init__(self, state: ClusterState, actions: Actions) -> None:
         config = state.config.control
         self._state = state
-        self._orders = orders
+        self._actions = actions
         self._how = config.rebalance
         self._margin = config.rebalance_margin if self._how == "owner" else 1
         self._patience = config.migration_timeout_ms * _MS
@@ -51,17 +51,17 @@ class Balancer:
         if target is None or device.passing.count - target.passing.count <= self._margin:
             return
         movers = [
-            one.mover.seq for one in order_moves(movers_of(part.members)) if not self._orders.wished(one.mover.seq)
+            one.mover.seq for one in order_moves(movers_of(part.sequences)) if not self._actions.wished(one.mover.seq)
         ]
-        waiting = len(part.members) - len(movers)  # those that are on their way already
+        waiting = len(part.sequences) - len(movers)  # those that are on their way already
         count = (device.passing.count - target.passing.count) // 2 - waiting
         for seq in movers[: max(count, 0)]:
             self._state.tell.control(
                 now, "dispatch.choose", "BL-19", target.name, part.blocks[0], seq=seq, rule=self._how, owner=device.name
             )
-            self._orders.wish(self._wish(seq, part, device.name, target.name, now))
+            self._actions.move_request(self._move_request(seq, part, device.name, target.name, now))
 
-    def _wish(self, seq: str, part: ChainPart, source: str, target: str, now: int) -> MoveRequest:
+    def _move_request(self, seq: str, part: ChainPart, source: str, target: str, now: int) -> MoveRequest:
         blocks, until = frozenset(part.blocks), now + self._patience
         baseline = self._how != "owner"
         return MoveRequest(

@@ -8,7 +8,7 @@ one as it serves.
 
 Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing
 happens here. None of it costs anything per token, and what a tick costs grows with devices, not with sequences. Moves
-are `handover`'s, their order is `orders`'.
+are `handover`'s, their order is `actions`'.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _PATHS = 2048
 
 
 class Controller:
-    def __init__(self, state: ClusterState, handovers: Migrations, donors: PrefixCache) -> None:
+    def __init__(self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache) -> None:
         self._state = state
         self._config = state.config.control
-        self.orders = Actions(state, handovers, donors)
-        self.flow = TrafficCounter(state.devices, state.used_paths)
-        self.pauses = Pauses(state, self.orders)
-        self._scaler = Autoscaler(state, self.orders, self.flow, state.block_map.by_demand)
-        self._rearranger = LocalityController(state, self.orders, self.flow)
-        self._balancer = Balancer(state, self.orders)
+        self.actions = Actions(state, migrations, prefix_cache)
+        self.traffic = TrafficCounter(state.devices, state.used_paths)
+        self.pauses = Pauses(state, self.actions)
+        self._scaler = Autoscaler(state, self.actions, self.traffic, state.block_map.by_demand)
+        self._rearranger = LocalityController(state, self.actions, self.traffic)
+        self._balancer = Balancer(state, self.actions)
         self._next = 0
         self._begun: int | None = None
 
@@ -48,18 +48,18 @@ class Controller:
         self.pauses.look(now)
         if now >= self._next:
             self._next = now + self._config.interval_ms * _MS
-            self.flow.gather(_PATHS)
+            self.traffic.gather(_PATHS)
             if self._config.scaling:
                 self._scaler.look(now)
             self._balancer.look(now)
         rearranging = self._config.rearranging and self._config.locality
         if self._is_over(now):
-            self.flow.turn()
+            self.traffic.turn()
             if rearranging:
                 self._rearranger.decide(now)
         if rearranging:
             self._rearranger.look(now)
-        self.orders.advance(now)
+        self.actions.advance(now)
 
     def _is_over(self, now: int) -> bool:
         """Whether a period of what rows are counted in is over: another begins then. Scaling goes by it too."""
@@ -72,9 +72,9 @@ class Controller:
 
     @property
     def counts(self) -> ActionCounts:
-        return self.orders.counts
+        return self.actions.counts
 
     def crossings(self) -> Crossings:
         """Rows that changed device and server so far."""
-        self.flow.gather()
-        return self.flow.totals
+        self.traffic.gather()
+        return self.traffic.totals

@@ -32,7 +32,7 @@ class ChainPart:
     """
 
     blocks: tuple[str, ...]
-    members: tuple[ScheduledSequence, ...]
+    sequences: tuple[ScheduledSequence, ...]
     pages: int
     layers: int
 
@@ -83,31 +83,31 @@ def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]
 def parts_of(device: Device) -> list[ChainPart]:
     """What runs on a device, most pages first, of equals most sequences."""
     stages: dict[tuple[str, int, int], list[ScheduledSequence]] = {}
-    for members in _by_path(device):
-        for hop in members[0].path:
+    for sequences in _by_path(device):
+        for hop in sequences[0].path:
             if hop.device == device.name:
-                stages.setdefault((members[0].chain.version, hop.lo, hop.hi), []).extend(members)
+                stages.setdefault((sequences[0].chain.version, hop.lo, hop.hi), []).extend(sequences)
     users: dict[str, list[tuple[str, int, int]]] = {}
-    for key, members in stages.items():
-        for use in members[0].chain.uses:
+    for key, sequences in stages.items():
+        for use in sequences[0].chain.uses:
             if key[1] <= use.lo and use.hi <= key[2]:
                 users.setdefault(use.block, []).append(key)
     found: dict[tuple[str, ...], ChainPart] = {}
-    for key, members in stages.items():
-        for blocks, layers in _cut(members[0].chain, key, users):
+    for key, sequences in stages.items():
+        for blocks, layers in _cut(sequences[0].chain, key, users):
             if blocks not in found:
-                all_of_them = [member for each in dict.fromkeys(users[blocks[0]]) for member in stages[each]]
+                all_of_them = [sequence for each in dict.fromkeys(users[blocks[0]]) for sequence in stages[each]]
                 found[blocks] = ChainPart(
-                    blocks, tuple(all_of_them), layers * sum(member.pages.groups for member in all_of_them), layers
+                    blocks, tuple(all_of_them), layers * sum(sequence.pages.groups for sequence in all_of_them), layers
                 )
-    return sorted(found.values(), key=lambda part: (-part.pages, -len(part.members), part.blocks))
+    return sorted(found.values(), key=lambda part: (-part.pages, -len(part.sequences), part.blocks))
 
 
 def _by_path(device: Device) -> list[list[ScheduledSequence]]:
     """Sequences on a device, those of one path together."""
     found: dict[int, list[ScheduledSequence]] = {}
-    for member in device.passing.here.values():
-        found.setdefault(id(member.place.passes), []).append(member)
+    for sequence in device.passing.here.values():
+        found.setdefault(id(sequence.place.path_usage), []).append(sequence)
     return list(found.values())
 
 
@@ -132,28 +132,28 @@ def _cut(
 def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
     """All that a sequence uses on a device, as one part; most sequences first. A copy of it elsewhere adds no hop."""
     found: dict[tuple[str, ...], list[ScheduledSequence]] = {}
-    for members in _by_path(device):
-        uses = members[0].chain.uses
-        spans = [(hop.lo, hop.hi) for hop in members[0].path if hop.device == device.name]
+    for sequences in _by_path(device):
+        uses = sequences[0].chain.uses
+        spans = [(hop.lo, hop.hi) for hop in sequences[0].path if hop.device == device.name]
         blocks = tuple(use.block for use in uses if any(lo <= use.lo and use.hi <= hi for lo, hi in spans))
-        found.setdefault(blocks, []).extend(members)
+        found.setdefault(blocks, []).extend(sequences)
     for chain, _ in queues.chains.values():
         if blocks := tuple(use.block for use in chain.uses if use.block in device.plan.blocks):
             found.setdefault(blocks, [])
-    parts = [ChainPart(blocks, tuple(members), 0, 1) for blocks, members in found.items()]
-    return sorted(parts, key=lambda part: (-len(part.members), part.blocks))
+    parts = [ChainPart(blocks, tuple(sequences), 0, 1) for blocks, sequences in found.items()]
+    return sorted(parts, key=lambda part: (-len(part.sequences), part.blocks))
 
 
-def movers_of(members: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
+def movers_of(sequences: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
     """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume
     later.
     """
     made: list[Mover] = []
     first = 0
-    for member in members:
-        if not member.waits.move and not member.waits.doomed:
+    for sequence in sequences:
+        if not sequence.waits.move and not sequence.waits.doomed:
             made.append(
-                Mover(member.seq, frozenset(range(first, first + member.pages.groups)), member.waits.paused or 0)
+                Mover(sequence.seq, frozenset(range(first, first + sequence.pages.groups)), sequence.waits.paused or 0)
             )
-            first += member.pages.groups
+            first += sequence.pages.groups
     return tuple(made)

@@ -1,5 +1,5 @@
 """Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over
-what `flow` has counted.
+what `traffic` has counted.
 
 A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top
 between servers. So what a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are
@@ -43,11 +43,11 @@ class _Planned:
 
 
 class LocalityController:
-    def __init__(self, state: ClusterState, orders: Actions, flow: TrafficCounter) -> None:
+    def __init__(self, state: ClusterState, actions: Actions, traffic: TrafficCounter) -> None:
         config = state.config.control
         self._state = state
-        self._orders = orders
-        self._flow = flow
+        self._actions = actions
+        self._traffic = traffic
         self._crossing = config.crossing_us / 1e6
         self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.rearrange_interval_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
@@ -91,8 +91,8 @@ class LocalityController:
         extra = {"from": move.source, "saved": round(move.saved, 1), **planned.weights}
         self._state.tell.control(now, "placement.move", "BL-26", move.target, move.block, **extra)
         self._moved[move.block, move.target] = now
-        self._orders.grow([move.block], move.target, "BL-26", now)
-        self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
+        self._actions.grow([move.block], move.target, "BL-26", now)
+        self._actions.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
 
     def _wait(self) -> float:
         """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under
@@ -104,8 +104,8 @@ class LocalityController:
 
     def _cluster(self, now: int) -> ClusterLayout:
         """The blocks that exchange most rows, where they are, and the devices that they could go to."""
-        state, flow = self._state, self._flow
-        pairs = dict(heapq.nlargest(_PAIRS, flow.pairs.items(), key=lambda each: each[1]))
+        state, traffic = self._state, self._traffic
+        pairs = dict(heapq.nlargest(_PAIRS, traffic.pairs.items(), key=lambda each: each[1]))
         instances: list[Instance] = []
         for block in dict.fromkeys(block for pair in pairs for block in pair):
             where = state.block_map.instances.get(block, ())

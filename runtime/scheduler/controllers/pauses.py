@@ -21,9 +21,9 @@ _MS = 1_000_000
 class Pauses:
     """`proactive`: whether their K and V move."""
 
-    def __init__(self, state: ClusterState, orders: Actions) -> None:
+    def __init__(self, state: ClusterState, actions: Actions) -> None:
         self._state = state
-        self._orders = orders
+        self._actions = actions
         config = state.config.control
         self._proactive, self._low, self._bandwidth = config.proactive, config.low, config.bandwidth
         self._patience = config.migration_timeout_ms * _MS
@@ -32,51 +32,53 @@ class Pauses:
 
     def pause(self, seq: str, expected: int | None, now: int) -> None:
         """No rows from now on. `expected`: how long it will be, in ns, where that is known."""
-        member = self._state.members.get(seq)
-        if member is not None and member.waits.paused is None:
-            self._set(member, now)
+        sequence = self._state.sequences.get(seq)
+        if sequence is not None and sequence.waits.paused is None:
+            self._set(sequence, now)
             self._state.starved.pop(seq, None)
             self._paused[seq] = Waiting(seq, now, expected)
             self._state.tell.control(now, "pause", "BL-17", "", seq=seq)
 
     def resume(self, seq: str, now: int) -> None:
         """It goes on."""
-        member = self._state.members.get(seq)
+        sequence = self._state.sequences.get(seq)
         self._remove_sequence(seq)
-        if member is not None and member.waits.paused is not None:
-            self._set(member, None)
+        if sequence is not None and sequence.waits.paused is not None:
+            self._set(sequence, None)
             self._state.tell.control(now, "resume", "BL-17", "", seq=seq)
-            if member.path:
-                self._state.ready.append(member)
+            if sequence.path:
+                self._state.ready.append(sequence)
 
     def look(self, now: int) -> None:
         """Decide for each that is due."""
         for seq, waiting in tuple(self._paused.items()):
-            member = self._state.members.get(seq)
-            if member is None:
+            sequence = self._state.sequences.get(seq)
+            if sequence is None:
                 self._remove_sequence(seq)
-            elif self._proactive and member.path and now >= self._again.get(seq, 0) and not self._orders.wished(seq):
-                self._foresee(member, waiting, now)
+            elif self._proactive and sequence.path and now >= self._again.get(seq, 0) and not self._actions.wished(seq):
+                self._foresee(sequence, waiting, now)
 
-    def _foresee(self, member: ScheduledSequence, waiting: Waiting, now: int) -> None:
-        short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.pages.share)
-        part = next(runs(member, short.name, {use.block for use in member.chain.uses}), None)
-        if part is None or short.pages.share <= self._low or member.waits.move or member.flying:
+    def _foresee(self, sequence: ScheduledSequence, waiting: Waiting, now: int) -> None:
+        short = max((self._state.devices[hop.device] for hop in sequence.path), key=lambda device: device.pages.share)
+        part = next(runs(sequence, short.name, {use.block for use in sequence.chain.uses}), None)
+        if part is None or short.pages.share <= self._low or sequence.waits.move or sequence.flying:
             return
-        uses = member.chain.uses[part.start : part.stop]
-        pages = member.pages.groups * sum(use.kv_layers for use in uses)
+        uses = sequence.chain.uses[part.start : part.stop]
+        pages = sequence.pages.groups * sum(use.kv_layers for use in uses)
         target = self._roomier(short, tuple(use.block for use in uses), pages)
         if target is None:
             return
         seen = foresee(waiting, int(pages * short.pages.page_bytes / self._bandwidth * 1e9), now)
         if not seen.migrate:
-            self._again[member.seq] = seen.again or now
+            self._again[sequence.seq] = seen.again or now
             return
         self._state.tell.control(
-            now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=member.seq, needed=seen.needed
+            now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=sequence.seq, needed=seen.needed
         )
         blocks = frozenset(use.block for use in uses)
-        self._orders.wish(MoveRequest(member.seq, blocks, short.name, target.name, now + self._patience, "BL-17"))
+        self._actions.move_request(
+            MoveRequest(sequence.seq, blocks, short.name, target.name, now + self._patience, "BL-17")
+        )
 
     def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
         """A device that has less of its memory taken, even with these pages."""
@@ -90,14 +92,14 @@ class Pauses:
             return None
         return found
 
-    def _set(self, member: ScheduledSequence, paused: int | None) -> None:
+    def _set(self, sequence: ScheduledSequence, paused: int | None) -> None:
         """Whoever waits stands aside meanwhile."""
-        state, waits = self._state, member.seq not in self._state.running
+        state, waits = self._state, sequence.seq not in self._state.running
         if waits:
-            state.waiting.remove(member)
-        member.pause(paused)
+            state.waiting.remove(sequence)
+        sequence.pause(paused)
         if waits:
-            state.waiting.add(member)
+            state.waiting.add(sequence)
             state.changed = True
 
     def _remove_sequence(self, seq: str) -> None:

@@ -46,108 +46,111 @@ class DecodeLoop:
         for at, (seq, epoch, count, sampled) in enumerate(
             zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)
         ):
-            member = running.get(seq)
-            if member is None or member.epoch != epoch or not member.flying:
+            sequence = running.get(seq)
+            if sequence is None or sequence.epoch != epoch or not sequence.flying:
                 continue
-            if member.predicted is not None:
-                member.predicted.tries.back(
+            if sequence.predicted is not None:
+                sequence.predicted.in_flight.back(
                     done.attempts[at] if done.attempts else 0, Result(sampled, scores.get(seq, ()))
                 )
-                self._advance_predicted(member, now)
+                self._advance_predicted(sequence, now)
                 continue
             earlier = done.earlier[at] if done.earlier else ()
-            if (count != member.issued or earlier) and not (
-                sampled is not None and len(earlier) + 1 == count <= member.issued
+            if (count != sequence.issued or earlier) and not (
+                sampled is not None and len(earlier) + 1 == count <= sequence.issued
             ):
-                self._state.tally.failed_steps += 1
-                why = f"{done.device} says that it has run {count} tokens, of {member.issued}"
-                self._seating.end(member, "error", now, why)
+                self._state.counters.failed_steps += 1
+                why = f"{done.device} says that it has run {count} tokens, of {sequence.issued}"
+                self._seating.end(sequence, "error", now, why)
                 continue
-            member.flying = False
+            sequence.flying = False
             if (
-                sampled is not None and count == 1 and member.phase == "decode"
+                sampled is not None and count == 1 and sequence.phase == "decode"
             ):  # `_advance` for nearly all: one token behind the last
-                member.computed += 1
-                member.output.append(sampled.token)
+                sequence.computed += 1
+                sequence.output.append(sampled.token)
                 made += 1
-                self._emit(member, sampled, (), now)
+                self._emit(sequence, sampled, (), now)
             else:
-                self._advance(member, count, sampled, scores.get(seq, ()), now, earlier)
-            if member.path:
-                ready.append(member)
-        self._state.tally.generated_tokens += made
+                self._advance(sequence, count, sampled, scores.get(seq, ()), now, earlier)
+            if sequence.path:
+                ready.append(sequence)
+        self._state.counters.generated_tokens += made
 
-    def judged(self, verdict: SpeculationResult, now: int) -> None:
+    def judged(self, outcome: SpeculationResult, now: int) -> None:
         """Predictions have been compared with what they were to be."""
-        for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.attempts, strict=True)):
-            member = self._state.running.get(seq)
-            if member is None or member.epoch != epoch or member.predicted is None:
+        for at, (seq, epoch, attempt) in enumerate(zip(outcome.seqs, outcome.epochs, outcome.attempts, strict=True)):
+            sequence = self._state.running.get(seq)
+            if sequence is None or sequence.epoch != epoch or sequence.predicted is None:
                 continue
-            one = member.predicted.tries.judged(turn, verdict.stands[at])
+            one = sequence.predicted.in_flight.judged(attempt, outcome.stands[at])
             if one is not None:
-                self._speculation.verified(now, member, one, verdict.cosines[at])
-                self._advance_predicted(member, now)
+                self._speculation.verified(now, sequence, one, outcome.cosines[at])
+                self._advance_predicted(sequence, now)
 
     def rows_lost(self, lost: RowsLost, now: int) -> None:
         """Rows that did not come through: sequences run again, or end with the error of their step."""
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
-            member = self._state.running.get(seq)
-            if member is None or member.epoch != epoch:
-                self._seating.donors.remove_prefix(seq)
+            sequence = self._state.running.get(seq)
+            if sequence is None or sequence.epoch != epoch:
+                self._seating.prefix_cache.remove_prefix(seq)
                 continue
             if lost.retry:
-                member.shared.alone = True
-                self._seating.preempt(member, now)
+                sequence.shared.alone = True
+                self._seating.preempt(sequence, now)
             else:
-                self._state.tally.failed_steps += 1
-                self._seating.end(member, "error", now, lost.reason)
+                self._state.counters.failed_steps += 1
+                self._seating.end(sequence, "error", now, lost.reason)
 
-    def _advance_predicted(self, member: ScheduledSequence, now: int) -> None:
+    def _advance_predicted(self, sequence: ScheduledSequence, now: int) -> None:
         """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there
         is one.
         """
-        if member.predicted is None:
+        if sequence.predicted is None:
             return
-        tries = member.predicted.tries
-        while tries and (result := tries.first.result) is not None:
-            one = tries.pop()
-            self._speculation.decided(now, member, one)
-            member.flying = len(tries) > 0
-            self._advance(member, one.count, result.sampled, result.scores, now)
-            if member.seq not in self._state.running:
+        in_flight = sequence.predicted.in_flight
+        while in_flight and (result := in_flight.first.result) is not None:
+            one = in_flight.pop()
+            self._speculation.decided(now, sequence, one)
+            sequence.flying = len(in_flight) > 0
+            self._advance(sequence, one.count, result.sampled, result.scores, now)
+            if sequence.seq not in self._state.running:
                 return
-            if not member.flying:
-                self._state.ready.append(member)
+            if not sequence.flying:
+                self._state.ready.append(sequence)
                 return
-            if member.waits.doomed:
-                self._seating.preempt(member, now)
+            if sequence.waits.doomed:
+                self._seating.preempt(sequence, now)
                 return
-            if tries.first.guess != member.output[-1]:
+            if in_flight.first.guess != sequence.output[-1]:
                 # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its
                 # pages are taken).
-                tries.clear()
+                in_flight.clear()
                 self._speculation.redone()
-                self._issue(member, now)
-        self._guess(member, tries, now)
+                self._issue(sequence, now)
+        self._guess(sequence, in_flight, now)
 
-    def _guess(self, member: ScheduledSequence, tries: InFlightRows, now: int) -> None:
+    def _guess(self, sequence: ScheduledSequence, in_flight: InFlightRows, now: int) -> None:
         """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
-        if len(tries) != 1 or member.waits is not FREE:
+        if len(in_flight) != 1 or sequence.waits is not FREE:
             return
-        tentative = tries.first.tentative
-        if tentative is None or tentative.sampled is None or member.would_end(tentative.sampled.token):
+        tentative = in_flight.first.tentative
+        if tentative is None or tentative.sampled is None or sequence.would_end(tentative.sampled.token):
             return
-        devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.pages.groups)
-        if any(devices[name].pages.free < pages * more for name, pages in member.place.weights):
+        devices, more = (
+            self._state.devices,
+            max(0, groups_for(sequence.spec, sequence.tokens + 1) - sequence.pages.groups),
+        )
+        if any(devices[name].pages.free < pages * more for name, pages in sequence.place.weights):
             return
         if more:
-            self._seating.grow(member, more)
-        member.place.passes.tokens += 1
-        self._send_predicted(member, tries, (tentative.sampled.token,), True, tentative.sampled.token, now)
+            self._seating.grow(sequence, more)
+        sequence.place.path_usage.tokens += 1
+        self._send_predicted(sequence, in_flight, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
     def _advance(
         self,
-        member: ScheduledSequence,
+        sequence: ScheduledSequence,
         count: int,
         sampled: Sampled | None,
         scores: tuple[PromptLogprobs, ...],
@@ -155,48 +158,50 @@ class DecodeLoop:
         earlier: Sequence[Sampled] = (),
     ) -> None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
-        tally = self._state.tally
-        member.computed += count
-        self._seating.show(member)
-        if member.phase == "resume":
-            tally.resumed_tokens += count
-        if scores and not member.output:
-            member.prompt_logprobs.extend(scores)
+        counters = self._state.counters
+        sequence.computed += count
+        self._seating.show(sequence)
+        if sequence.phase == "resume":
+            counters.resumed_tokens += count
+        if scores and not sequence.output:
+            sequence.prompt_logprobs.extend(scores)
         if sampled is None:
-            if member.computed >= member.tokens:
-                tally.prompt_tokens += len(member.request.prompt)
-                self._seating.end(member, "length", now)
+            if sequence.computed >= sequence.tokens:
+                counters.prompt_tokens += len(sequence.request.prompt)
+                self._seating.end(sequence, "length", now)
             return
-        if not member.output:
-            tally.prompt_tokens += len(member.request.prompt)
-        fresh = member.computed + 1 - member.tokens  # more than one only behind a decode credit
-        member.phase = "decode"
-        tally.generated_tokens += fresh
+        if not sequence.output:
+            counters.prompt_tokens += len(sequence.request.prompt)
+        fresh = sequence.computed + 1 - sequence.tokens  # more than one only behind a decode credit
+        sequence.phase = "decode"
+        counters.generated_tokens += fresh
         for one in earlier:
-            member.output.append(one.token)
-            self._emit(member, one, (), now)
-            if member.seq not in self._state.running:
+            sequence.output.append(one.token)
+            self._emit(sequence, one, (), now)
+            if sequence.seq not in self._state.running:
                 return  # what a device tells beyond an end is nobody's
-        member.output.extend([sampled.token] * (fresh - len(earlier)))
-        told = tuple(member.prompt_logprobs)
+        sequence.output.extend([sampled.token] * (fresh - len(earlier)))
+        told = tuple(sequence.prompt_logprobs)
         if told:
-            member.prompt_logprobs.clear()
-        self._emit(member, sampled, told, now)
+            sequence.prompt_logprobs.clear()
+        self._emit(sequence, sampled, told, now)
 
-    def _emit(self, member: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+    def _emit(
+        self, sequence: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int
+    ) -> None:
         """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
-        state, request, token, made = self._state, member.request, sampled.token, len(member.output)
-        if member.failures is not NO_FAILURES:
-            member.failures, state.changed = NO_FAILURES, True
+        state, request, token, made = self._state, sequence.request, sampled.token, len(sequence.output)
+        if sequence.failures is not NO_FAILURES:
+            sequence.failures, state.changed = NO_FAILURES, True
         reason: FinishReason | None = None
-        place = member.place
+        place = sequence.place
         if token in place.ends and made >= request.sampling.min_tokens:
             reason = "stop"
         elif made >= place.most:
             reason = "length"
         if state.tell.on:
             state.tell.token(now, request, made - 1, token)
-        served = None if member.variant is None else member.variant.name
+        served = None if sequence.variant is None else sequence.variant.name
         state.out.events.append(
             TokenEvent(
                 request.seq,
@@ -212,126 +217,126 @@ class DecodeLoop:
             )
         )
         if reason is not None:
-            self._seating.end_sequence(member, reason, now)
+            self._seating.end_sequence(sequence, reason, now)
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
-    def go_on_all(self, members: Iterable[ScheduledSequence], now: int) -> None:
+    def go_on_all(self, sequences: Iterable[ScheduledSequence], now: int) -> None:
         """`go_on` for each that is ready; written out for nearly all of them, which decode and have pages."""
         state, strides = self._state, self._state.config.stride > 1
         starved, tell = state.starved, state.tell
         device: str | None = None
-        for member in members:
+        for sequence in sequences:
             if (
-                member.phase != "decode" or member.computed >= member.pages.room or member.predicted is not None
-                or member.waits is not FREE or member.flying or not member.path or strides
+                sequence.phase != "decode" or sequence.computed >= sequence.pages.room or sequence.predicted is not None
+                or sequence.waits is not FREE or sequence.flying or not sequence.path or strides
             ):  # fmt: skip
-                if member.waits.move:
-                    self._on_rest(member, now)
-                self.go_on(member, now)
+                if sequence.waits.move:
+                    self._on_rest(sequence, now)
+                self.go_on(sequence, now)
                 device = None  # it may have been told something else
                 continue
-            if member.path[0].device != device:
-                device = member.path[0].device
+            if sequence.path[0].device != device:
+                device = sequence.path[0].device
                 put = state.out.rows(device).append
-            request, output = member.request, member.output
-            member.flying, member.issued = True, 1
-            member.place.passes.tokens += 1
+            request, output = sequence.request, sequence.output
+            sequence.flying, sequence.issued = True, 1
+            sequence.place.path_usage.tokens += 1
             if tell.on:
-                tell.hops(now, request, member.computed, 1, member.path, member.offered.hops)
-            put((request.seq, member.epoch, member.computed, (output[-1],), True, len(output), 1, 0, False))
+                tell.hops(now, request, sequence.computed, 1, sequence.path, sequence.offered.hops)
+            put((request.seq, sequence.epoch, sequence.computed, (output[-1],), True, len(output), 1, 0, False))
             if starved:
                 starved.pop(request.seq, None)
 
-    def go_on(self, member: ScheduledSequence, now: int) -> None:
+    def go_on(self, sequence: ScheduledSequence, now: int) -> None:
         """The next row of a sequence that is at rest, if it runs and nothing holds it."""
-        if not member.path or member.flying or member.waits.held:
+        if not sequence.path or sequence.flying or sequence.waits.held:
             return
         starved = self._state.starved
-        if member.waits.doomed:
-            self._seating.preempt(member, now)
-        elif member.waits.paused is not None:
+        if sequence.waits.doomed:
+            self._seating.preempt(sequence, now)
+        elif sequence.waits.paused is not None:
             return
-        elif not self._issue(member, now):
-            starved[member.seq] = member
+        elif not self._issue(sequence, now):
+            starved[sequence.seq] = sequence
         elif starved:
-            starved.pop(member.seq, None)
+            starved.pop(sequence.seq, None)
 
     def feed(self, now: int) -> None:
         """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way,
         or of them.
         """
         starved = self._state.starved
-        for member in sorted(starved.values(), key=lambda m: m.rank):
-            if member.seq in starved:
-                self.go_on(member, now)
+        for sequence in sorted(starved.values(), key=lambda m: m.rank):
+            if sequence.seq in starved:
+                self.go_on(sequence, now)
         if starved and not any(m.flying or m.waits.held for m in self._state.running.values()):
             paused = [m for m in self._state.running.values() if m.waits.paused is not None and m.pages.groups]
             self._seating.preempt(max(paused or starved.values(), key=lambda m: m.rank), now)
-            for member in sorted(starved.values(), key=lambda m: m.rank):
-                if member.seq in starved:
-                    self.go_on(member, now)
+            for sequence in sorted(starved.values(), key=lambda m: m.rank):
+                if sequence.seq in starved:
+                    self.go_on(sequence, now)
 
-    def _issue(self, member: ScheduledSequence, now: int) -> bool:
+    def _issue(self, sequence: ScheduledSequence, now: int) -> bool:
         """Send its next row; false if there are no pages for it now."""
         state = self._state
-        if member.phase == "decode":
-            count, steps = 1, self._stride(member)
+        if sequence.phase == "decode":
+            count, steps = 1, self._stride(sequence)
         else:
-            count, steps = min(state.config.prefill_chunk, member.tokens - member.computed), 1
-        after = member.computed + count + steps - 1
-        if after > member.pages.room:
-            more = groups_for(member.spec, after) - member.pages.groups
-            if not self._room(member, more, now):
+            count, steps = min(state.config.prefill_chunk, sequence.tokens - sequence.computed), 1
+        after = sequence.computed + count + steps - 1
+        if after > sequence.pages.room:
+            more = groups_for(sequence.spec, after) - sequence.pages.groups
+            if not self._room(sequence, more, now):
                 return False
-            self._seating.grow(member, more)
-        member.flying, member.issued = True, count + steps - 1
-        member.place.passes.tokens += member.issued
+            self._seating.grow(sequence, more)
+        sequence.flying, sequence.issued = True, count + steps - 1
+        sequence.place.path_usage.tokens += sequence.issued
         if state.tell.on:
-            state.tell.hops(now, member.request, member.computed, count, member.path, member.offered.hops)
+            state.tell.hops(now, sequence.request, sequence.computed, count, sequence.path, sequence.offered.hops)
         tokens: tuple[int, ...]
-        if member.phase == "decode":
-            tokens, sample = (member.output[-1],), True
+        if sequence.phase == "decode":
+            tokens, sample = (sequence.output[-1],), True
         else:
-            tokens, sample = member.span(count), member.computed + count == member.tokens and member.samples
-        if member.predicted is None:
-            state.out.run_row(member, tokens, steps, sample)
+            tokens, sample = sequence.span(count), sequence.computed + count == sequence.tokens and sequence.samples
+        if sequence.predicted is None:
+            state.out.run_row(sequence, tokens, steps, sample)
         else:
-            self._send_predicted(member, member.predicted.tries, tokens, sample, None, now)
+            self._send_predicted(sequence, sequence.predicted.in_flight, tokens, sample, None, now)
         return True
 
     def _send_predicted(
         self,
-        member: ScheduledSequence,
-        tries: InFlightRows,
+        sequence: ScheduledSequence,
+        in_flight: InFlightRows,
         tokens: tuple[int, ...],
         sample: bool,
         guess: int | None,
         now: int,
     ) -> None:
-        member.turn += 2
+        sequence.attempt += 2
         # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
-        wanted = member.waits.move == 0 and self._speculation.goes_on(member)
-        started = wanted and (sample or (member.ahead is not None and member.ahead.threshold is not None))
-        one = InFlightRow(member.turn, len(tokens), started, guess)
-        tries.add(one)
-        self._speculation.started(now, member, one)
-        self._state.out.run_row(member, tokens, 1, sample, one)
+        wanted = sequence.waits.move == 0 and self._speculation.goes_on(sequence)
+        started = wanted and (sample or (sequence.ahead is not None and sequence.ahead.threshold is not None))
+        one = InFlightRow(sequence.attempt, len(tokens), started, guess)
+        in_flight.add(one)
+        self._speculation.started(now, sequence, one)
+        self._state.out.run_row(sequence, tokens, 1, sample, one)
 
-    def _stride(self, member: ScheduledSequence) -> int:
+    def _stride(self, sequence: ScheduledSequence) -> int:
         stride = self._state.config.stride
-        if stride == 1 or len(member.path) > 1:
+        if stride == 1 or len(sequence.path) > 1:
             return 1
-        return max(1, min(stride, member.place.most - len(member.output)))
+        return max(1, min(stride, sequence.place.most - len(sequence.output)))
 
-    def _room(self, member: ScheduledSequence, groups: int, now: int) -> bool:
+    def _room(self, sequence: ScheduledSequence, groups: int, now: int) -> bool:
         """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
-        for name, pages in member.place.weights:
+        for name, pages in sequence.place.weights:
             device = self._state.devices[name]
             while device.pages.free < pages * groups:
-                if self._seating.donors.give_way(name):
+                if self._seating.prefix_cache.give_way(name):
                     continue
-                victim = self._victim(member, name)
+                victim = self._victim(sequence, name)
                 if victim is None:
                     return False
                 if victim.flying:
@@ -340,9 +345,9 @@ class DecodeLoop:
                 self._seating.preempt(victim, now)
         return True
 
-    def _victim(self, member: ScheduledSequence, device: str) -> ScheduledSequence | None:
-        """The last in rank behind `member` with pages on a device; none if one is about to go already."""
-        last, rank = None, member.rank
+    def _victim(self, sequence: ScheduledSequence, device: str) -> ScheduledSequence | None:
+        """The last in rank behind `sequence` with pages on a device; none if one is about to go already."""
+        last, rank = None, sequence.rank
         for other in self._state.devices[device].passing.here.values():
             if other.pages.groups and other.rank > rank and device in dict(other.place.weights):
                 if other.waits.doomed:

@@ -68,23 +68,23 @@ class StallDetector:
         """
         seen: dict[str, tuple[_Marks, int]] = {}
         late: list[ScheduledSequence] = []
-        for member in (member for device in self._still for member in here(device)) if self._limit else ():
-            if member.seq in seen or not (member.flying or member.waits.move):
+        for sequence in (sequence for device in self._still for sequence in here(device)) if self._limit else ():
+            if sequence.seq in seen or not (sequence.flying or sequence.waits.move):
                 continue
-            goes = target(member)
+            goes = target(sequence)
             could = [
                 self._still.get(name)
-                for name in (*member.place.devices, *member.offered.devices, *(() if goes is None else (goes,)))
+                for name in (*sequence.place.devices, *sequence.offered.devices, *(() if goes is None else (goes,)))
             ]
             still = [each for each in could if each is not None]
             if len(still) < len(could):
                 continue
-            marks = (member.epoch, member.computed, member.turn, member.flying, member.waits.move)
-            known = self._seen.get(member.seq)
+            marks = (sequence.epoch, sequence.computed, sequence.attempt, sequence.flying, sequence.waits.move)
+            known = self._seen.get(sequence.seq)
             since = known[1] if known is not None and known[0] == marks else now
-            seen[member.seq] = marks, since
-            limit = self._limit if member.flying else MOVES * self._limit
+            seen[sequence.seq] = marks, since
+            limit = self._limit if sequence.flying else MOVES * self._limit
             if min(each.upto for each in still) - max(since, *(each.since for each in still)) >= limit:
-                late.append(member)
+                late.append(sequence)
         self._seen = seen
         return late

@@ -261,13 +261,13 @@ class Devices:
         device.passing = Passing()
         self.loads[name] = 0.0
 
-    def enter(self, name: str, member: ScheduledSequence) -> None:
+    def enter(self, name: str, sequence: ScheduledSequence) -> None:
         """One more sequence passes it."""
-        self._devices[name].passing.here[member.seq] = member
+        self._devices[name].passing.here[sequence.seq] = sequence
         self.loads[name] += 1.0
 
-    def depart(self, name: str, member: ScheduledSequence) -> None:
-        del self._devices[name].passing.here[member.seq]
+    def depart(self, name: str, sequence: ScheduledSequence) -> None:
+        del self._devices[name].passing.here[sequence.seq]
         self.loads[name] -= 1.0
 
     def check(self) -> None:

@@ -29,14 +29,14 @@ class DeviceEvents:
         state: ClusterState,
         seating: SequenceLifecycle,
         admission: Admission,
-        handovers: Migrations,
+        migrations: Migrations,
         updates: ModelUpdates,
         offers: BroadcastDispatch,
     ) -> None:
         self._state = state
         self._seating = seating
         self._admission = admission
-        self._handovers = handovers
+        self._migrations = migrations
         self._updates = updates
         self._offers = offers
         self._overdue = StallDetector(int(state.config.row_timeout_s * 1e9))
@@ -76,50 +76,50 @@ class DeviceEvents:
         for other in state.devices:
             if other.alive:
                 state.out.add_message(other.name, PeerDown(down.device))
-        for member in [m for m in state.running.values() if down.device in m.place.devices]:
-            self._bereave(member, down, now)
+        for sequence in [m for m in state.running.values() if down.device in m.place.devices]:
+            self._bereave(sequence, down, now)
         self._offers.remove_device(down.device)
-        self._handovers.remove_device(down.device, now)
-        self._seating.donors.remove_device(down.device)
+        self._migrations.remove_device(down.device, now)
+        self._seating.prefix_cache.remove_device(down.device)
         state.out.replace(down.device)
         state.changed = True
 
-    def _bereave(self, member: ScheduledSequence, down: AgentDown, now: int) -> None:
+    def _bereave(self, sequence: ScheduledSequence, down: AgentDown, now: int) -> None:
         """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too
         often.
         """
-        if member.flying and not down.planned:
-            member.failures = replace(member.failures, deaths=member.failures.deaths + 1)
-        if member.failures.deaths >= self._state.config.max_crashes:
+        if sequence.flying and not down.planned:
+            sequence.failures = replace(sequence.failures, deaths=sequence.failures.deaths + 1)
+        if sequence.failures.deaths >= self._state.config.max_crashes:
             why = (
-                f"{member.failures.deaths} devices in a row died while they ran it, the last of them {down.device}: "
+                f"{sequence.failures.deaths} devices in a row died while they ran it, the last of them {down.device}: "
                 f"{down.reason}"
             )
-            self._seating.end(member, "error", now, why)
-        elif not self._handovers.survives(member, down.device):
-            self._seating.preempt(member, now)
+            self._seating.end(sequence, "error", now, why)
+        elif not self._migrations.survives(sequence, down.device):
+            self._seating.preempt(sequence, now)
 
     def overdue(self, now: int) -> None:
         """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often;
         moves are given up.
         """
         state = self._state
-        for member in self._overdue.look(
-            lambda name: state.devices[name].passing.here.values(), self._handovers.moves.target, now
+        for sequence in self._overdue.look(
+            lambda name: state.devices[name].passing.here.values(), self._migrations.moves.target, now
         ):
-            if not member.flying:
-                self._handovers.give_up(
-                    member, now, f"nothing has come of it for {MOVES * state.config.row_timeout_s:g} s"
+            if not sequence.flying:
+                self._migrations.give_up(
+                    sequence, now, f"nothing has come of it for {MOVES * state.config.row_timeout_s:g} s"
                 )
                 continue
-            member.failures = replace(member.failures, strays=member.failures.strays + 1)
-            member.shared.alone = True
+            sequence.failures = replace(sequence.failures, strays=sequence.failures.strays + 1)
+            sequence.shared.alone = True
             why = f"no device has its row, after {state.config.row_timeout_s:g} s"
-            state.tell.fault(now, 0, f"{member.seq}: {why}")
-            if member.failures.strays >= state.config.max_crashes:
-                self._seating.end(member, "error", now, f"{why}; the {member.failures.strays}th in a row")
+            state.tell.fault(now, 0, f"{sequence.seq}: {why}")
+            if sequence.failures.strays >= state.config.max_crashes:
+                self._seating.end(sequence, "error", now, f"{why}; the {sequence.failures.strays}th in a row")
             else:
-                self._seating.preempt(member, now)
+                self._seating.preempt(sequence, now)
 
     def loaded(self, loaded: StageReady) -> None:
         device = self._state.devices[loaded.device]

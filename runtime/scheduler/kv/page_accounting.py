@@ -65,13 +65,13 @@ class PageExtent:
 
 @dataclass(slots=True, eq=False)
 class PageHolding:
-    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `donor`: of a sequence
+    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `cached_prefix`: of a sequence
     that has ended.
     """
 
     ends: dict[int, PageExtent] = field(default_factory=dict)
     groups: int = 0
-    donor: bool = False
+    cached_prefix: bool = False
 
     def extents(self) -> Iterator[PageExtent]:
         return (extent for end in self.ends.values() for extent in end.path())
@@ -116,11 +116,11 @@ class PageAccounting:
     def free(self, holding: PageHolding) -> None:
         """All of it is given back; what others use too stays."""
         for extent in holding.extents():
-            _use(extent, -1, -1 if holding.donor else 0)
+            _use(extent, -1, -1 if holding.cached_prefix else 0)
         holding.ends, holding.groups = {}, 0
 
     def share_groups(self, holding: PageHolding, groups: int) -> PageHolding:
-        """A donor's: the first groups of a holding."""
+        """A cached prefix's: the first groups of a holding."""
         made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
         for extent in made.extents():
             _use(extent, 1, 1)
@@ -165,7 +165,7 @@ class PageAccounting:
             if any(sum(extent.groups for extent in end.path()) != holding.groups for end in holding.ends.values()):
                 raise RuntimeError("a holding's extents are not all its groups")
             users.update(holding.extents())
-            idle.update(holding.extents() if holding.donor else ())
+            idle.update(holding.extents() if holding.cached_prefix else ())
         if any((extent.users, extent.idle) != (count, idle[extent]) for extent, count in users.items()):
             raise RuntimeError("an extent's users are not those that hold it")
         used, unused = Counter(moving), Counter[str]()

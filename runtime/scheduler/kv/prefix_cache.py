@@ -38,69 +38,69 @@ class PrefixCacheCounts:
 class PrefixCache:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._donors: dict[str, CachedPrefix] = {}  # least recently used first
+        self._prefix_cache: dict[str, CachedPrefix] = {}  # least recently used first
         self._ends: dict[tuple[PrefixShelf, bytes], CachedPrefix] = {}  # by the last mark
         self._number = 0
         self._swept_at = 0
         self._kept = self._displaced = self._evicted = self._swept = self._swept_pages = 0
 
     def __len__(self) -> int:
-        return len(self._donors)
+        return len(self._prefix_cache)
 
     def __iter__(self) -> Iterator[CachedPrefix]:
-        return iter(self._donors.values())
+        return iter(self._prefix_cache.values())
 
     def __contains__(self, name: str) -> bool:
-        return name in self._donors
+        return name in self._prefix_cache
 
     def counts(self) -> PrefixCacheCounts:
         return PrefixCacheCounts(len(self), self._kept, self._displaced, self._evicted, self._swept, self._swept_pages)
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    def add_sequence(self, member: ScheduledSequence, now: int) -> None:
+    def add_sequence(self, sequence: ScheduledSequence, now: int) -> None:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
-        beginning = member.shared.beginning
+        prefix = sequence.shared.prefix
         if (
             self._state.config.prefix_caching != "cached"
-            or beginning is None
-            or not beginning.known
-            or not member.pages.holding.ends
+            or prefix is None
+            or not prefix.known
+            or not sequence.pages.holding.ends
         ):
             return
-        if member.chain.loaded_as in self._state.leaving:
+        if sequence.chain.loaded_as in self._state.leaving:
             return
-        shelf, groups = beginning.shelf, beginning.known
-        longer = next((each for each in shelf.places[beginning.marks[groups - 1]] if each.donor), None)
+        shelf, groups = prefix.shelf, prefix.known
+        longer = next((each for each in shelf.places[prefix.marks[groups - 1]] if each.cached_prefix), None)
         if longer is not None:
             self.used(longer, now)
             return
         name = self._name()
-        donor = CachedPrefix(
+        cached_prefix = CachedPrefix(
             name,
-            self._state.ledger.share_groups(member.pages.holding, groups),
-            beginning.marks[:groups],
+            self._state.page_accounting.share_groups(sequence.pages.holding, groups),
+            prefix.marks[:groups],
             shelf,
             used=now,
         )
-        self._state.prefixes.reaches(donor, groups)
-        self._donors[name] = self._ends[shelf, donor.marks[-1]] = donor
+        self._state.prefixes.reaches(cached_prefix, groups)
+        self._prefix_cache[name] = self._ends[shelf, cached_prefix.marks[-1]] = cached_prefix
         self._kept += 1
-        request = SequenceRequest(name, name, member.chain.loaded_as, (), _NOTHING, tenant=member.request.tenant)
-        for device in sorted(member.place.devices):
+        request = SequenceRequest(name, name, sequence.chain.loaded_as, (), _NOTHING, tenant=sequence.request.tenant)
+        for device in sorted(sequence.place.devices):
             self._state.out.hold_sequence(
-                device, request, shelf.path, (member.seq, groups * member.chain.spec.page_tokens)
+                device, request, shelf.path, (sequence.seq, groups * sequence.chain.spec.page_tokens)
             )
-        for shorter in [self._ends.get((shelf, mark)) for mark in donor.marks[:-1]]:
+        for shorter in [self._ends.get((shelf, mark)) for mark in cached_prefix.marks[:-1]]:
             if shorter is not None:
                 self._displaced += 1
                 self._evict_prefix(shorter)
 
-    def used(self, beginning: CachedPrefix, now: int) -> None:
+    def used(self, prefix: CachedPrefix, now: int) -> None:
         """Somebody has begun as it did."""
-        if beginning.donor:
-            beginning.used = now
-            self._donors[beginning.name] = self._donors.pop(beginning.name)
+        if prefix.cached_prefix:
+            prefix.used = now
+            self._prefix_cache[prefix.name] = self._prefix_cache.pop(prefix.name)
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class PrefixCache:
     ) -> bool:
         """See to it that so many pages are free, by device; false, and nothing has gone, where that cannot be.
 
-        `spared`: stays. `slack`: pages by device that must be free, or a donor's, beside these.
+        `spared`: stays. `slack`: pages by device that must be free, or a cached prefix's, beside these.
         """
         devices = self._state.devices
         own = spared.holding.idle() if spared is not None else {}
@@ -127,33 +127,33 @@ class PrefixCache:
         """The least recently used that has idle pages on a device goes; false if there is none."""
         if not self._state.devices[device].pages.idle:
             return False
-        for donor in self._donors.values():
-            if donor is not spared and donor.holding.idle().get(device):
+        for cached_prefix in self._prefix_cache.values():
+            if cached_prefix is not spared and cached_prefix.holding.idle().get(device):
                 self._evicted += 1
-                self._evict_prefix(donor)
+                self._evict_prefix(cached_prefix)
                 return True
         return False
 
     def remove_device(self, device: str) -> None:
         """A device has died, or gives blocks up."""
-        for donor in [each for each in self if any(hop.device == device for hop in each.path)]:
-            self._evict_prefix(donor)
+        for cached_prefix in [each for each in self if any(hop.device == device for hop in each.path)]:
+            self._evict_prefix(cached_prefix)
 
     def remove_prefix(self, name: str) -> None:
         """An agent does not have it."""
-        donor = self._donors.get(name)
-        if donor is not None:
-            self._evict_prefix(donor)
+        cached_prefix = self._prefix_cache.get(name)
+        if cached_prefix is not None:
+            self._evict_prefix(cached_prefix)
 
     def remove_version(self, version: str) -> None:
         """A version of a chain is served no more (UN-09)."""
-        for donor in [each for each in self if each.shelf.realm[0] == version]:
-            self._evict_prefix(donor)
+        for cached_prefix in [each for each in self if each.shelf.realm[0] == version]:
+            self._evict_prefix(cached_prefix)
 
     def clear(self) -> None:
         """All of them."""
-        for donor in tuple(self):
-            self._evict_prefix(donor)
+        for cached_prefix in tuple(self):
+            self._evict_prefix(cached_prefix)
 
     def sweep(self, now: int) -> None:
         """Once a minute: what is there more than once, and was not needed since, goes (BL-27)."""
@@ -162,53 +162,53 @@ class PrefixCache:
         self._swept_at = now
         copies: dict[str, Copy] = {}
         owners: dict[str, Copy] = {}
-        for donor in self:
-            owner = max(self._others(donor), key=_worth, default=donor)
-            if _worth(owner) > _worth(donor):
-                copies[donor.name] = self._copy(donor, donor, False)
-                owners[donor.name] = self._copy(owner, donor, True)
+        for cached_prefix in self:
+            owner = max(self._others(cached_prefix), key=_worth, default=cached_prefix)
+            if _worth(owner) > _worth(cached_prefix):
+                copies[cached_prefix.name] = self._copy(cached_prefix, cached_prefix, False)
+                owners[cached_prefix.name] = self._copy(owner, cached_prefix, True)
         for copy in sweep([*owners.values(), *copies.values()], now, PERIOD).dropped:
-            donor = self._donors[copy.seq]
+            cached_prefix = self._prefix_cache[copy.seq]
             self._swept += 1
-            self._swept_pages += sum(donor.holding.idle().values())
-            self._evict_prefix(donor)
+            self._swept_pages += sum(cached_prefix.holding.idle().values())
+            self._evict_prefix(cached_prefix)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _evict_prefix(self, donor: CachedPrefix) -> None:
+    def _evict_prefix(self, cached_prefix: CachedPrefix) -> None:
         state = self._state
-        del self._donors[donor.name]
-        del self._ends[donor.shelf, donor.marks[-1]]
-        state.prefixes.remove_prefix(donor)
-        state.ledger.free(donor.holding)
-        for device in sorted({hop.device for hop in donor.path}):
+        del self._prefix_cache[cached_prefix.name]
+        del self._ends[cached_prefix.shelf, cached_prefix.marks[-1]]
+        state.prefixes.remove_prefix(cached_prefix)
+        state.page_accounting.free(cached_prefix.holding)
+        for device in sorted({hop.device for hop in cached_prefix.path}):
             if state.devices.alive(device):
-                state.out.close(device, donor.name, 1)
+                state.out.close(device, cached_prefix.name, 1)
         state.changed = True
 
-    def _others(self, donor: CachedPrefix) -> list[CachedPrefix]:
+    def _others(self, cached_prefix: CachedPrefix) -> list[CachedPrefix]:
         """Donors on other paths that have all that it has."""
-        having = self._state.prefixes.having(donor.shelf.realm, donor.marks[-1])
-        return [each for each in having if each.donor and each.shelf is not donor.shelf]
+        having = self._state.prefixes.having(cached_prefix.shelf.realm, cached_prefix.marks[-1])
+        return [each for each in having if each.cached_prefix and each.shelf is not cached_prefix.shelf]
 
-    def _copy(self, beginning: CachedPrefix, named: CachedPrefix, authoritative: bool) -> Copy:
-        """What a donor has of the beginning that `named` is, as the sweep sees it."""
-        extents = list(beginning.holding.extents())
+    def _copy(self, prefix: CachedPrefix, named: CachedPrefix, authoritative: bool) -> Copy:
+        """What a cached prefix has of the beginning that `named` is, as the sweep sees it."""
+        extents = list(prefix.holding.extents())
         leased = any(not extent.unused for extent in extents)
-        where = " ".join(hop.device for hop in beginning.path)
-        version = beginning.shelf.realm[0]
+        where = " ".join(hop.device for hop in prefix.path)
+        version = prefix.shelf.realm[0]
         return Copy(
-            named.name, version, where, sum(extent.size for extent in extents), 1, authoritative, leased, beginning.used
+            named.name, version, where, sum(extent.size for extent in extents), 1, authoritative, leased, prefix.used
         )
 
     def _name(self) -> str:
         """One that no sequence has."""
         self._number += 1
-        while f"~{self._number}" in self._state.members:
+        while f"~{self._number}" in self._state.sequences:
             self._number += 1
         return f"~{self._number}"
 
 
-def _worth(beginning: CachedPrefix) -> tuple[int, int, str]:
+def _worth(prefix: CachedPrefix) -> tuple[int, int, str]:
     """Of two that have the same, the longer stays, then the one used later."""
-    return beginning.known, beginning.used, beginning.name
+    return prefix.known, prefix.used, prefix.name

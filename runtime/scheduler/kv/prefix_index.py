@@ -65,20 +65,20 @@ class CachedPrefix:
         return self.shelf.path
 
     @property
-    def donor(self) -> bool:
-        return self.holding.donor
+    def cached_prefix(self) -> bool:
+        return self.holding.cached_prefix
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `groups` groups are there already, with `beginning`."""
+    """The first `groups` groups are there already, with `prefix`."""
 
-    beginning: CachedPrefix
+    prefix: CachedPrefix
     groups: int
 
     @property
     def path(self) -> Path:
-        return self.beginning.path
+        return self.prefix.path
 
 
 class PrefixIndex:
@@ -93,24 +93,24 @@ class PrefixIndex:
             known = paths[path] = PrefixShelf(realm, path)
         return known
 
-    def reaches(self, beginning: CachedPrefix, groups: int) -> None:
+    def reaches(self, prefix: CachedPrefix, groups: int) -> None:
         """So many groups of it are computed now."""
-        if not beginning.known:
-            beginning.shelf = self.shelf(beginning.shelf.realm, beginning.shelf.path)
-        places = beginning.shelf.places
-        for mark in beginning.marks[beginning.known : groups]:
-            places.setdefault(mark, {})[beginning] = None
-        beginning.known = max(beginning.known, groups)
+        if not prefix.known:
+            prefix.shelf = self.shelf(prefix.shelf.realm, prefix.shelf.path)
+        places = prefix.shelf.places
+        for mark in prefix.marks[prefix.known : groups]:
+            places.setdefault(mark, {})[prefix] = None
+        prefix.known = max(prefix.known, groups)
 
-    def remove_prefix(self, beginning: CachedPrefix) -> None:
+    def remove_prefix(self, prefix: CachedPrefix) -> None:
         """Its pages are about to go, or to be elsewhere."""
-        shelf = beginning.shelf
-        for mark in beginning.marks[: beginning.known]:
+        shelf = prefix.shelf
+        for mark in prefix.marks[: prefix.known]:
             having = shelf.places[mark]
-            del having[beginning]
+            del having[prefix]
             if not having:
                 del shelf.places[mark]
-        beginning.known = 0
+        prefix.known = 0
         if not shelf.places:
             paths = self._shelves.get(shelf.realm, {})
             if paths.get(shelf.path) is shelf:
@@ -133,14 +133,14 @@ class PrefixIndex:
         for shelf in self._shelves.get(realm, {}).values():
             yield from shelf.places.get(mark, ())
 
-    def check(self, beginnings: Sequence[CachedPrefix]) -> None:
+    def check(self, prefixes: Sequence[CachedPrefix]) -> None:
         """Verify that exactly these are on shelves, with all that they know. Raises RuntimeError."""
         standing = {
-            (id(shelf), mark, beginning)
+            (id(shelf), mark, prefix)
             for paths in self._shelves.values() for shelf in paths.values()
-            for mark, having in shelf.places.items() for beginning in having
+            for mark, having in shelf.places.items() for prefix in having
         }  # fmt: skip
-        if standing != {(id(each.shelf), mark, each) for each in beginnings for mark in each.marks[: each.known]}:
+        if standing != {(id(each.shelf), mark, each) for each in prefixes for mark in each.marks[: each.known]}:
             raise RuntimeError("the index of beginnings does not have what its sequences have")
 
 

@@ -26,7 +26,7 @@ class Migration:
     """
 
     number: int
-    member: ScheduledSequence
+    sequence: ScheduledSequence
     chain: Chain
     part: Hop
     target: str
@@ -85,13 +85,13 @@ class Moves:
     def get(self, number: int) -> Migration | None:
         return self._moves.get(number)
 
-    def get_move(self, member: ScheduledSequence) -> Migration | None:
+    def get_move(self, sequence: ScheduledSequence) -> Migration | None:
         """The move that a sequence is in."""
-        return self._moves.get(member.waits.move)
+        return self._moves.get(sequence.waits.move)
 
-    def target(self, member: ScheduledSequence) -> str | None:
+    def target(self, sequence: ScheduledSequence) -> str | None:
         """Where the move goes that a sequence is in, if it is in one."""
-        move = self.get_move(member)
+        move = self.get_move(sequence)
         return None if move is None else move.target
 
     def totals(self) -> MigrationCounts:
@@ -113,25 +113,25 @@ class Moves:
     def begin(self, move: Migration) -> None:
         """A move is under way."""
         self._moves[move.number] = move
-        move.member.moves(move.number)
+        move.sequence.moves(move.number)
         self.counts.started += 1
 
     def end_move(self, move: Migration) -> None:
         """A move is over: its pages at the destination are the sequence's, or nobody's."""
         del self._moves[move.number]
-        move.member.moves(0)
+        move.sequence.moves(0)
         device = self._state.devices[move.target]
         if device.alive:
             device.pages.used -= move.pages * move.groups
             self._state.changed = True
 
-    def cancel(self, member: ScheduledSequence) -> None:
+    def cancel(self, sequence: ScheduledSequence) -> None:
         """A sequence leaves its devices: its move is over."""
-        move = self.get_move(member)
+        move = self.get_move(sequence)
         if move is not None:
             self.end_move(move)
             self.counts.aborted += 1
-            self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
+            self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch, False))
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:

@@ -54,7 +54,7 @@ class Migrations:
 
     def start(
         self,
-        member: ScheduledSequence,
+        sequence: ScheduledSequence,
         blocks: range,
         target: str,
         now: int,
@@ -69,48 +69,48 @@ class Migrations:
         with the chain's first block can be recomputed there only from what its device kept of its inputs
         (`policy.migration.recompute_source`). Returns why that cannot be (now), or None once it has begun.
         """
-        chain = member.chain
+        chain = sequence.chain
         if any(
             self._state.devices[name].copies
-            for name in (*member.place.devices, target)
+            for name in (*sequence.place.devices, target)
             if self._state.devices.alive(name)
         ):
             return "K and V of the dense executor stay on their device"
         if (
-            not member.path
-            or member.waits.move
-            or member.waits.doomed
-            or member.offered.hops
+            not sequence.path
+            or sequence.waits.move
+            or sequence.waits.doomed
+            or sequence.offered.hops
             or not blocks
             or blocks.stop > len(chain.uses)
         ):
             return "the sequence does not run, or is about to go elsewhere"
-        before = devices_of(chain, member.path)
+        before = devices_of(chain, sequence.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
         part = part_of(chain, blocks, before[blocks.start])
         front = (
-            front_of(self._run(member, blocks.start, part), copy)
+            front_of(self._run(sequence, blocks.start, part), copy)
             if recompute
             else Front("none", "only copies were asked for")
         )
         if not copy and front.origin == "none":
             return f"it can only be copied where it goes: {front.reason}"
         path = self._state.router.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
-        if self._seating.shortens(member, path):
+        if self._seating.shortens(sequence, path):
             return "its answer would have to end sooner there"
         if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
             return lacking
         self._number += 1
-        move = Migration(self._number, member, chain, part, target, path, copy, front)
-        if not self._allocate_pages(move, member.computed):
+        move = Migration(self._number, sequence, chain, part, target, path, copy, front)
+        if not self._allocate_pages(move, sequence.computed):
             return f"no room for its pages on {target}"
         self.moves.begin(move)
         self._trace_move(now, "kv.move.start", move)
-        self._request_upto(move, member.computed)
+        self._request_upto(move, sequence.computed)
         if hold:
-            member.hold(True)
-            self._state.starved.pop(member.seq, None)
+            sequence.hold(True)
+            self._state.starved.pop(sequence.seq, None)
         return None
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -123,22 +123,22 @@ class Migrations:
         if move is None:
             return
         move.asked, move.last = False, event
-        member = move.member
-        if member.waits.held and not member.flying:
+        sequence = move.sequence
+        if sequence.waits.held and not sequence.flying:
             self._finish(move, now)
             return
-        config, width = self._state.config, member.spec.page_tokens
-        grown = member.computed - move.upto
-        remaining = 0 if grown == 0 else groups_for(member.spec, member.computed) - move.upto // width
+        config, width = self._state.config, sequence.spec.page_tokens
+        grown = sequence.computed - move.upto
+        remaining = 0 if grown == 0 else groups_for(sequence.spec, sequence.computed) - move.upto // width
         match next_stage(remaining, move.stages, config.migration_final_sets, config.migration_max_stages):
             case Phase.CONTINUE:
                 self._ask_more(move, now)
             case Phase.GIVE_UP:
                 self._abort(move, now, "it grows faster than it moves")
             case Phase.FINAL:
-                member.hold(True)
-                if not member.flying:
-                    self._state.starved.pop(member.seq, None)
+                sequence.hold(True)
+                if not sequence.flying:
+                    self._state.starved.pop(sequence.seq, None)
                     self._finish(move, now)
 
     def stuck(self, event: MigrationFailed, now: int) -> None:
@@ -147,25 +147,25 @@ class Migrations:
         if move is not None:
             self._abort(move, now, event.reason, settle=False)
 
-    def at_rest(self, member: ScheduledSequence, now: int) -> None:
+    def at_rest(self, sequence: ScheduledSequence, now: int) -> None:
         """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be
         under way.
         """
-        move = self.moves.get_move(member)
-        if move is not None and member.waits.held and not move.asked and not member.flying:
+        move = self.moves.get_move(sequence)
+        if move is not None and sequence.waits.held and not move.asked and not sequence.flying:
             self._finish(move, now)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def give_up(self, member: ScheduledSequence, now: int, why: str) -> None:
+    def give_up(self, sequence: ScheduledSequence, now: int, why: str) -> None:
         """A sequence's move is not waited for any longer: it goes on where it is."""
-        move = self.moves.get_move(member)
+        move = self.moves.get_move(sequence)
         if move is not None:
             self._abort(move, now, why)
 
-    def survives(self, member: ScheduledSequence, device: str) -> bool:
+    def survives(self, sequence: ScheduledSequence, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""
-        move = self.moves.get_move(member)
+        move = self.moves.get_move(sequence)
         if move is None or not move.recompute or move.source != device:
             return False
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
@@ -177,30 +177,30 @@ class Migrations:
         for move in self.moves:
             if move.target == device:
                 self._abort(move, now, f"{device} is gone", settle=False)
-            elif self.survives(move.member, device):
+            elif self.survives(move.sequence, device):
                 move.orphan = True
-                move.member.hold(True)
-                move.member.flying = False
-                self._seating.hide(move.member)
-                self._state.ledger.bereft(move.member.pages.holding, device)
-                move.member.bereft(device)
-                self._state.starved.pop(move.member.seq, None)
+                move.sequence.hold(True)
+                move.sequence.flying = False
+                self._seating.hide(move.sequence)
+                self._state.page_accounting.bereft(move.sequence.pages.holding, device)
+                move.sequence.bereft(device)
+                self._state.starved.pop(move.sequence.seq, None)
                 if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
                     self._finish(move, now)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _run(self, member: ScheduledSequence, first: int, part: Hop) -> RecomputeRun:
+    def _run(self, sequence: ScheduledSequence, first: int, part: Hop) -> RecomputeRun:
         """Blocks from number `first` on, as `policy.migration.recompute_source` sees them."""
-        chain, device = member.chain, self._state.devices[part.device]
+        chain, device = sequence.chain, self._state.devices[part.device]
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
-        hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
+        hop = next(hop.lo for hop in sequence.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
         kv_bytes = layers * device.pages.page_bytes / chain.spec.page_tokens
         return RecomputeRun(
             part.lo,
             hop,
-            member.computed,
-            member.spec.virtual_tokens > 0,
+            sequence.computed,
+            sequence.spec.virtual_tokens > 0,
             device.facts.inputs,
             use.input_bytes,
             kv_bytes,
@@ -218,30 +218,30 @@ class Migrations:
         return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
 
     def _request_upto(self, move: Migration, upto: int) -> None:
-        member = move.member
-        tokens = member.first(upto) if move.front.origin == "tokens" else ()
+        sequence = move.sequence
+        tokens = sequence.first(upto) if move.front.origin == "tokens" else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
         self._state.out.add_message(
             move.target,
             StartMigration(
                 move.number,
-                member.seq,
-                member.epoch,
+                sequence.seq,
+                sequence.epoch,
                 move.chain.stage(move.part.lo, move.part.hi),
                 move.part.layers,
-                member.spec.page_tokens,
+                sequence.spec.page_tokens,
                 move.source,
                 upto,
                 tokens,
                 move.copy,
-                member.device_request,
+                sequence.device_request,
                 move.front.origin == "inputs",
             ),
         )
 
     def _ask_more(self, move: Migration, now: int) -> None:
-        if self._allocate_pages(move, move.member.computed):
-            self._request_upto(move, move.member.computed)
+        if self._allocate_pages(move, move.sequence.computed):
+            self._request_upto(move, move.sequence.computed)
         else:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
@@ -249,7 +249,7 @@ class Migrations:
         """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it
         holds.
         """
-        if move.member.computed > move.upto:
+        if move.sequence.computed > move.upto:
             self._ask_more(move, now)
         elif self._allocate_pages(move, move.upto):  # of a row that was lost with its device it may hold a group more
             self._commit(move, now)
@@ -258,10 +258,10 @@ class Migrations:
 
     def _commit(self, move: Migration, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
-        member, last = move.member, move.last
+        sequence, last = move.sequence, move.last
         self.moves.end_move(move)
-        self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch + 1, True))
-        self._seating.reseat(member, move.path)
+        self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch + 1, True))
+        self._seating.reseat(sequence, move.path)
         self.moves.counts.committed += 1
         if last is not None:
             self.moves.counts.copied += sum(hi - lo for lo, hi in last.copied)
@@ -269,35 +269,35 @@ class Migrations:
             self.moves.counts.nbytes += last.nbytes
             self.moves.counts.inputs += last.activation_bytes
         self._trace_move(now, "kv.meet", move)
-        self._state.ready.append(member)
+        self._state.ready.append(sequence)
 
     def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
         """The sequence stays where it is; if that is dead, it runs again."""
-        member = move.member
+        sequence = move.sequence
         self.moves.end_move(move)
         self.moves.counts.aborted += 1
         self._trace_move(now, "kv.move.abort", move, why=why)
         if settle:
-            self._state.out.add_message(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
+            self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch, False))
         if move.orphan:
-            self._seating.preempt(member, now)
-        elif not member.flying:
-            self._state.ready.append(member)
+            self._seating.preempt(sequence, now)
+        elif not sequence.flying:
+            self._state.ready.append(sequence)
 
     def _trace_move(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
         last = move.last if event == "kv.meet" else None
         told = MoveDetails(
             move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream
         )
-        self._state.tell.move(now, event, move.member.request, told, last, why)
+        self._state.tell.move(now, event, move.sequence.request, told, last, why)
 
     def _allocate_pages(self, move: Migration, upto: int) -> bool:
         """Take pages at the destination for that many tokens."""
         device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.
-        groups = max(groups_for(move.member.spec, upto), move.member.pages.groups)
+        groups = max(groups_for(move.sequence.spec, upto), move.sequence.pages.groups)
         more = (groups - move.groups) * move.pages
-        if more > device.pages.free and not self._seating.donors.make_room({move.target: more}):
+        if more > device.pages.free and not self._seating.prefix_cache.make_room({move.target: more}):
             return False
         device.pages.used += max(more, 0)
         move.groups = max(groups, move.groups)

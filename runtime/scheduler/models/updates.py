@@ -25,9 +25,9 @@ from runtime.scheduler.state import ClusterState
 
 
 class ModelUpdates:
-    def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
+    def __init__(self, state: ClusterState, prefix_cache: PrefixCache) -> None:
         self._state = state
-        self._donors = donors
+        self._prefix_cache = prefix_cache
         self._coming: dict[str, ServeModel] = {}
         self._placed: set[str] = set()
 
@@ -190,16 +190,16 @@ class ModelUpdates:
             self._state.changed = True
             exact = next((chain for chain in self._state.in_use() if chain.loaded_as == name), None)
             if exact is not None:
-                for member in [m for m in self._state.waiting if m.variant is broken and not m.output]:
-                    self._rebase(member, exact)
+                for sequence in [m for m in self._state.waiting if m.variant is broken and not m.output]:
+                    self._rebase(sequence, exact)
 
-    def _rebase(self, member: ScheduledSequence, exact: Chain) -> None:
+    def _rebase(self, sequence: ScheduledSequence, exact: Chain) -> None:
         state = self._state
-        state.waiting.remove(member)
-        state.users[member.chain.loaded_as] -= 1
-        member.chain, member.spec, member.variant = exact, exact.spec, None
+        state.waiting.remove(sequence)
+        state.users[sequence.chain.loaded_as] -= 1
+        sequence.chain, sequence.spec, sequence.variant = exact, exact.spec, None
         state.users[exact.loaded_as] += 1
-        state.waiting.add(member)
+        state.waiting.add(sequence)
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class ModelUpdates:
         if any(other.loaded_as == name for other in state.in_use()):
             del state.leaving[name]  # it is wanted again, or still
             return
-        self._donors.remove_version(chain.version)
+        self._prefix_cache.remove_version(chain.version)
         waits = False
         for device in state.devices:
             stages = device.stages

@@ -101,10 +101,10 @@ class ClusterPicture:
 def picture_of(scheduler: Scheduler) -> ClusterPicture:
     """Now. O(sequences + instances)."""
     through: Counter[tuple[str, str]] = Counter()
-    for member in scheduler.members.values():
-        if member.path:
+    for sequence in scheduler.sequences.values():
+        if sequence.path:
             through.update(
-                zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True)
+                zip((use.block for use in sequence.chain.uses), devices_of(sequence.chain, sequence.path), strict=True)
             )
     placed = [(block, device) for block, devices in scheduler.block_map.instances.items() for device in devices]
     return ClusterPicture(
@@ -114,10 +114,10 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
         migrations=tuple(
-            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.waits.held)
-            for move in scheduler.handovers
+            MovePicture(move.sequence.seq, move.source, move.target, move.upto, move.stages, move.sequence.waits.held)
+            for move in scheduler.migrations
         ),
-        migration_totals=asdict(scheduler.handovers.counts()),
+        migration_totals=asdict(scheduler.migrations.counts()),
         starved=scheduler.starved,
     )
 
@@ -151,8 +151,8 @@ def _instance(scheduler: Scheduler, block: str, device: str, through: Mapping[tu
 def _chains(scheduler: Scheduler) -> tuple[ChainPicture, ...]:
     running: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
-    for member in scheduler.members.values():
-        (running if member.path else waiting)[member.chain.version] += 1
+    for sequence in scheduler.sequences.values():
+        (running if sequence.path else waiting)[sequence.chain.version] += 1
     pictures = []
     for chain in scheduler.chains():
         paths = tuple((devices_of(chain, each.path), each.tokens) for each in scheduler.used_paths.of_chain(chain))

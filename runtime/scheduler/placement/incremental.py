@@ -21,10 +21,10 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
     placed = state.block_map
     fresh = list({use.block: use for use in chain.uses if not placed.instances.get(use.block)}.values())
     room = _room(state)
-    wishes = (
+    move_requests = (
         _alone(state, fresh, room) if before is None else {use.block: _instead(state, use, before) for use in fresh}
     )
-    needs = [Need(use.block, placed.block(use.block).nbytes, wishes.get(use.block, ())) for use in fresh]
+    needs = [Need(use.block, placed.block(use.block).nbytes, move_requests.get(use.block, ())) for use in fresh]
     found = renew(needs, room)
     if found is None:
         need, have = (
@@ -60,9 +60,9 @@ def _alone(state: ClusterState, fresh: list[BlockUse], room: dict[str, int | Non
     """A chain that takes nobody's place: spread over the room there is as the first ones were over empty devices."""
     names = [name for name, left in room.items() if left is None or left > 0]
     limits, sizes = [room[name] or 0 for name in names], [state.block_map.block(use.block).nbytes for use in fresh]
-    wishes: dict[str, tuple[str, ...]] = {}
+    move_requests: dict[str, tuple[str, ...]] = {}
     for group in cells(sizes, limits, state.config.placement == "partition"):
         plan = spread(sizes, [limits[at] for at in group]) or ()
         for use, at in zip(fresh, plan, strict=True):
-            wishes[use.block] = (*wishes.get(use.block, ()), names[group[at]])
-    return wishes
+            move_requests[use.block] = (*move_requests.get(use.block, ()), names[group[at]])
+    return move_requests

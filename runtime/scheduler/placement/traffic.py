@@ -57,32 +57,32 @@ class TrafficCounter:
         del self._left[first:]
         by_chain: dict[str, tuple[Passes, int]] = {}
         idle: list[Passes] = []
-        for passes in some:
-            tokens = passes.tokens - passes.counted
+        for path_usage in some:
+            tokens = path_usage.tokens - path_usage.counted
             if not tokens:
-                if not passes.users and len(self._used_paths) > _KEPT:
-                    idle.append(passes)
+                if not path_usage.users and len(self._used_paths) > _KEPT:
+                    idle.append(path_usage)
                 continue
-            passes.counted = passes.tokens
-            known = by_chain.get(passes.chain.version)
-            by_chain[passes.chain.version] = passes, tokens + (known[1] if known is not None else 0)
-            if len(passes.path) > 1:
-                self._cross(passes, tokens)
-        for passes, tokens in by_chain.values():
-            self.totals.steps += tokens * (len(passes.chain.uses) - 1)
-            for sender, receiver in pairwise(passes.chain.uses):
+            path_usage.counted = path_usage.tokens
+            known = by_chain.get(path_usage.chain.version)
+            by_chain[path_usage.chain.version] = path_usage, tokens + (known[1] if known is not None else 0)
+            if len(path_usage.path) > 1:
+                self._cross(path_usage, tokens)
+        for path_usage, tokens in by_chain.values():
+            self.totals.steps += tokens * (len(path_usage.chain.uses) - 1)
+            for sender, receiver in pairwise(path_usage.chain.uses):
                 self._pairs[sender.block, receiver.block] += tokens
-        for passes in idle:
-            self._used_paths.remove_path(passes)
+        for path_usage in idle:
+            self._used_paths.remove_path(path_usage)
 
     def turn(self) -> None:
         """Begin another period."""
         self.pairs = blend(self.pairs, self._pairs)
         self._pairs.clear()
 
-    def _cross(self, passes: Passes, tokens: int) -> None:
-        self.totals.hops += tokens * (len(passes.path) - 1)
-        for one, other in pairwise(passes.path):
+    def _cross(self, path_usage: Passes, tokens: int) -> None:
+        self.totals.hops += tokens * (len(path_usage.path) - 1)
+        for one, other in pairwise(path_usage.path):
             here, there = self._devices[one.device].facts.server, self._devices[other.device].facts.server
             if here != there:
                 self.totals.crossings += tokens

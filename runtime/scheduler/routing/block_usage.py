@@ -22,15 +22,15 @@ class BlockUsage:
         self._paths: dict[str, Counter[str]] = {}
         self._nbytes: dict[str, int] = {}
 
-    def begins(self, passes: Passes) -> None:
-        for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
+    def begins(self, path_usage: Passes) -> None:
+        for use, (device, _) in zip(path_usage.chain.uses, path_usage.places, strict=True):
             paths = self._paths.setdefault(device, Counter())
             paths[use.block] += 1
             if paths[use.block] == 1:
                 self._nbytes[device] = self._nbytes.get(device, 0) + self._block(use.block).nbytes
 
-    def ends(self, passes: Passes) -> None:
-        for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
+    def ends(self, path_usage: Passes) -> None:
+        for use, (device, _) in zip(path_usage.chain.uses, path_usage.places, strict=True):
             paths = self._paths[device]
             paths[use.block] -= 1
             if not paths[use.block]:

@@ -19,44 +19,44 @@ class UsedPaths:
     """`reads`: what steps read of weights, by the paths that are in use."""
 
     def __init__(self, blocks: BlockMap) -> None:
-        self._passes: dict[tuple[str, Path], Passes] = {}
+        self._path_usage: dict[tuple[str, Path], Passes] = {}
         self.reads = BlockUsage(blocks.block)
 
     def __len__(self) -> int:
-        return len(self._passes)
+        return len(self._path_usage)
 
     def __iter__(self) -> Iterator[Passes]:
-        return iter(self._passes.values())
+        return iter(self._path_usage.values())
 
     def along(self, chain: Chain, path: Path) -> Passes:
         """Where the tokens of a chain's sequences along a path are counted."""
         key = chain.version, path
-        known = self._passes.get(key)
+        known = self._path_usage.get(key)
         if known is None:
             places = zip(devices_of(chain, path), (use.kv_layers for use in chain.uses), strict=True)
-            known = self._passes[key] = Passes(chain, path, places=tuple(places))
+            known = self._path_usage[key] = Passes(chain, path, places=tuple(places))
         return known
 
     def of_chain(self, chain: Chain) -> list[Passes]:
         """The paths that a chain's tokens have gone so far."""
-        return [passes for (version, _), passes in self._passes.items() if version == chain.version]
+        return [path_usage for (version, _), path_usage in self._path_usage.items() if version == chain.version]
 
-    def enter(self, passes: Passes) -> None:
+    def enter(self, path_usage: Passes) -> None:
         """Count one more sequence on a path."""
-        passes.users += 1
-        if passes.users == 1:
-            self.reads.begins(passes)
+        path_usage.users += 1
+        if path_usage.users == 1:
+            self.reads.begins(path_usage)
 
-    def remove_sequence(self, passes: Passes) -> None:
+    def remove_sequence(self, path_usage: Passes) -> None:
         """Count one sequence less on a path."""
-        passes.users -= 1
-        if not passes.users:
-            self.reads.ends(passes)
+        path_usage.users -= 1
+        if not path_usage.users:
+            self.reads.ends(path_usage)
 
-    def remove_path(self, passes: Passes) -> None:
+    def remove_path(self, path_usage: Passes) -> None:
         """Forget a path that no sequence is on any more."""
-        self._passes.pop((passes.chain.version, passes.path), None)
+        self._path_usage.pop((path_usage.chain.version, path_usage.path), None)
 
     def remove_version(self, version: str) -> None:
         """Forget all paths of a version of a chain."""
-        self._passes = {key: passes for key, passes in self._passes.items() if key[0] != version}
+        self._path_usage = {key: path_usage for key, path_usage in self._path_usage.items() if key[0] != version}

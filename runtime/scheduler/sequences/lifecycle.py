@@ -46,210 +46,210 @@ class Hooks:
 
 
 class SequenceLifecycle:
-    """`donors`: ended sequences that stay."""
+    """`prefix_cache`: ended sequences that stay."""
 
-    def __init__(self, state: ClusterState, donors: PrefixCache, hooks: Hooks) -> None:
+    def __init__(self, state: ClusterState, prefix_cache: PrefixCache, hooks: Hooks) -> None:
         self._state = state
-        self.donors = donors
+        self.prefix_cache = prefix_cache
         self._shares = state.config.prefix_caching != "off"
         self._hooks = hooks
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
-        self._state.tally.finished["error"] += 1
+        self._state.counters.finished["error"] += 1
         self._state.tell.sequence_ended(now, request, "error", 0)
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:
         return SharingCounts(
-            self._state.tally.shared, self._state.tally.shared_tokens, self._state.tally.prefix_queries
+            self._state.counters.shared, self._state.counters.shared_tokens, self._state.counters.prefix_queries
         )
 
-    def seat(self, member: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
+    def seat(self, sequence: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
         """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its
         beginning there.
         """
         state = self._state
-        state.waiting.remove(member)
-        state.running[member.seq] = member
-        self._put(member, route)
-        planned = self._hooks.predict(member, route.path) if match is None else None
+        state.waiting.remove(sequence)
+        state.running[sequence.seq] = sequence
+        self._put(sequence, route)
+        planned = self._hooks.predict(sequence, route.path) if match is None else None
         if planned is not None:
-            member.predict(planned.ahead, planned.device, planned.pages)
+            sequence.predict(planned.ahead, planned.device, planned.pages)
         elif match is None:
-            member.offer(self._hooks.offer(member, route))
-        member.holds(groups_for(member.spec, member.tokens))
+            sequence.offer(self._hooks.offer(sequence, route))
+        sequence.holds(groups_for(sequence.spec, sequence.tokens))
         if self._shares:
-            self._state.tally.prefix_queries += member.tokens
-        shared = self._allocate_pages(member, match, planned, now)
-        for name in sorted(member.place.devices):
-            state.devices.enter(name, member)
-            state.out.open(name, member, shared=shared)
-        for name in sorted(member.offered.devices):
-            state.devices[name].passing.asked.add(member.seq)
-            state.out.open(name, member)
-        state.tell.inserted(now, member.request, member.phase, member.tokens)
-        state.ready.append(member)
+            self._state.counters.prefix_queries += sequence.tokens
+        shared = self._allocate_pages(sequence, match, planned, now)
+        for name in sorted(sequence.place.devices):
+            state.devices.enter(name, sequence)
+            state.out.open(name, sequence, shared=shared)
+        for name in sorted(sequence.offered.devices):
+            state.devices[name].passing.asked.add(sequence.seq)
+            state.out.open(name, sequence)
+        state.tell.inserted(now, sequence.request, sequence.phase, sequence.tokens)
+        state.ready.append(sequence)
 
-    def reseat(self, member: ScheduledSequence, path: Path) -> None:
+    def reseat(self, sequence: ScheduledSequence, path: Path) -> None:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
-        state, before, epoch = self._state, member.place.devices, member.epoch
-        self.hide(member)
-        self._put(member, state.router.along(member.chain, path))
-        state.ledger.rehouse(member.pages.holding, member.place.passes.places)
-        self.show(member)
-        for name in sorted(member.place.devices - before):
-            state.devices.enter(name, member)
-        for name in sorted(member.place.devices):
-            state.out.open(name, member, keep=True)
-        for name in sorted(before - member.place.devices):
-            self._depart(name, member, epoch)
+        state, before, epoch = self._state, sequence.place.devices, sequence.epoch
+        self.hide(sequence)
+        self._put(sequence, state.router.along(sequence.chain, path))
+        state.page_accounting.rehouse(sequence.pages.holding, sequence.place.path_usage.places)
+        self.show(sequence)
+        for name in sorted(sequence.place.devices - before):
+            state.devices.enter(name, sequence)
+        for name in sorted(sequence.place.devices):
+            state.out.open(name, sequence, keep=True)
+        for name in sorted(before - sequence.place.devices):
+            self._depart(name, sequence, epoch)
 
-    def settle(self, member: ScheduledSequence, at: int, device: str) -> None:
+    def settle(self, sequence: ScheduledSequence, at: int, device: str) -> None:
         """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
-        state, before = self._state, member.path[at].device
-        path = (*member.path[:at], replace(member.path[at], device=device), *member.path[at + 1 :])
-        candidates = member.offered.hops[at]
+        state, before = self._state, sequence.path[at].device
+        path = (*sequence.path[:at], replace(sequence.path[at], device=device), *sequence.path[at + 1 :])
+        candidates = sequence.offered.hops[at]
         others = [each for each in candidates if each != device]
-        member.offered = member.offered.settled(at)
+        sequence.offered = sequence.offered.settled(at)
         for name in candidates:
-            state.devices[name].passing.asked.discard(member.seq)
-        route = state.router.along(member.chain, path)
-        state.used_paths.remove_sequence(member.place.passes)
-        member.place.passes = state.used_paths.along(member.chain, path)
-        state.used_paths.enter(member.place.passes)
-        member.path, member.place.devices = path, frozenset(route.devices)
-        member.place.weights = route.weights + member.spare
-        state.ledger.rehouse(member.pages.holding, (*member.place.passes.places, *member.spare))
+            state.devices[name].passing.asked.discard(sequence.seq)
+        route = state.router.along(sequence.chain, path)
+        state.used_paths.remove_sequence(sequence.place.path_usage)
+        sequence.place.path_usage = state.used_paths.along(sequence.chain, path)
+        state.used_paths.enter(sequence.place.path_usage)
+        sequence.path, sequence.place.devices = path, frozenset(route.devices)
+        sequence.place.weights = route.weights + sequence.spare
+        state.page_accounting.rehouse(sequence.pages.holding, (*sequence.place.path_usage.places, *sequence.spare))
         if device != before:
-            state.devices.enter(device, member)
-            state.devices.depart(before, member)
+            state.devices.enter(device, sequence)
+            state.devices.depart(before, sequence)
         for name in others:
-            state.out.close(name, member.seq, member.epoch)
+            state.out.close(name, sequence.seq, sequence.epoch)
         state.changed = True
-        self.show(member)
+        self.show(sequence)
 
-    def narrow(self, member: ScheduledSequence, device: str) -> None:
+    def narrow(self, sequence: ScheduledSequence, device: str) -> None:
         """A device that might have taken a hop of it is gone; others are left."""
-        member.offered = member.offered.without(device)
-        member.place.without(device)
-        self._state.ledger.bereft(member.pages.holding, device)
+        sequence.offered = sequence.offered.without(device)
+        sequence.place.without(device)
+        self._state.page_accounting.bereft(sequence.pages.holding, device)
 
-    def show(self, member: ScheduledSequence) -> None:
+    def show(self, sequence: ScheduledSequence) -> None:
         """What is computed of its beginning may be found from now on."""
-        spec = member.spec
-        if not self._shares or spec.virtual_tokens or member.shared.tentative or member.offered.hops:
+        spec = sequence.spec
+        if not self._shares or spec.virtual_tokens or sequence.shared.tentative or sequence.offered.hops:
             return
-        groups = member.computed // spec.page_tokens
-        if not groups or (member.shared.beginning is not None and member.shared.beginning.known >= groups):
+        groups = sequence.computed // spec.page_tokens
+        if not groups or (sequence.shared.prefix is not None and sequence.shared.prefix.known >= groups):
             return
-        marks = member.mark()  # first: they may be the first ones, of a sequence that was not to share
-        if member.shared.beginning is None:
-            shelf = self._state.prefixes.shelf(member.realm, member.path)
-            member.shared.beginning = CachedPrefix(member.seq, member.pages.holding, marks, shelf)
-        self._state.prefixes.reaches(member.shared.beginning, min(groups, len(marks)))
+        marks = sequence.mark()  # first: they may be the first ones, of a sequence that was not to share
+        if sequence.shared.prefix is None:
+            shelf = self._state.prefixes.shelf(sequence.realm, sequence.path)
+            sequence.shared.prefix = CachedPrefix(sequence.seq, sequence.pages.holding, marks, shelf)
+        self._state.prefixes.reaches(sequence.shared.prefix, min(groups, len(marks)))
 
-    def hide(self, member: ScheduledSequence) -> None:
+    def hide(self, sequence: ScheduledSequence) -> None:
         """It may not be found any more."""
-        if member.shared.beginning is not None:
-            self._state.prefixes.remove_prefix(member.shared.beginning)
-            member.shared.beginning = None
+        if sequence.shared.prefix is not None:
+            self._state.prefixes.remove_prefix(sequence.shared.prefix)
+            sequence.shared.prefix = None
 
-    def shortens(self, member: ScheduledSequence, path: Path) -> bool:
+    def shortens(self, sequence: ScheduledSequence, path: Path) -> bool:
         """Whether a running sequence's answer could not become as long along another path as it may on its own."""
-        spec = self._capped(member.chain.spec, self._state.router.along(member.chain, path).weights)
-        return member.most_on(spec) < member.place.most
+        spec = self._capped(sequence.chain.spec, self._state.router.along(sequence.chain, path).weights)
+        return sequence.most_on(spec) < sequence.place.most
 
-    def grow(self, member: ScheduledSequence, groups: int) -> None:
+    def grow(self, sequence: ScheduledSequence, groups: int) -> None:
         """So many page groups more on each device of its path."""
-        self._state.ledger.grow(member.pages.holding, groups)
-        member.holds(member.pages.groups + groups)
-        self.show(member)
+        self._state.page_accounting.grow(sequence.pages.holding, groups)
+        sequence.holds(sequence.pages.groups + groups)
+        self.show(sequence)
 
-    def preempt(self, member: ScheduledSequence, now: int) -> None:
+    def preempt(self, sequence: ScheduledSequence, now: int) -> None:
         """Take a sequence off its devices; it waits, and will run again from its prompt and output."""
-        self._state.tally.preemptions += 1
-        self._state.tell.preempted(now, member.request, len(member.output))
-        self._unseat(member)
-        member.restart()
-        self._state.waiting.add(member)
+        self._state.counters.preemptions += 1
+        self._state.tell.preempted(now, sequence.request, len(sequence.output))
+        self._unseat(sequence)
+        sequence.restart()
+        self._state.waiting.add(sequence)
 
-    def end(self, member: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
+    def end(self, sequence: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
         """End a sequence without a token."""
-        self._state.out.events.append(end_event(member, reason, error, member.served))
-        self.end_sequence(member, reason, now)
+        self._state.out.events.append(end_event(sequence, reason, error, sequence.served))
+        self.end_sequence(sequence, reason, now)
 
-    def end_sequence(self, member: ScheduledSequence, reason: FinishReason, now: int) -> None:
+    def end_sequence(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
         """Its last event has been told."""
         state = self._state
-        state.tally.finished[reason] += 1
-        del state.members[member.seq]
-        state.users[member.chain.loaded_as] -= 1
-        state.changed |= member.chain.loaded_as in state.leaving
-        if member.seq in state.running:
+        state.counters.finished[reason] += 1
+        del state.sequences[sequence.seq]
+        state.users[sequence.chain.loaded_as] -= 1
+        state.changed |= sequence.chain.loaded_as in state.leaving
+        if sequence.seq in state.running:
             if reason in ("stop", "length"):
-                self.show(member)
-                self.donors.add_sequence(member, now)
-            self._unseat(member)
+                self.show(sequence)
+                self.prefix_cache.add_sequence(sequence, now)
+            self._unseat(sequence)
         else:
-            state.waiting.remove(member)
-        state.tell.sequence_ended(now, member.request, reason, len(member.output))
+            state.waiting.remove(sequence)
+        state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _unseat(self, member: ScheduledSequence) -> None:
+    def _unseat(self, sequence: ScheduledSequence) -> None:
         state = self._state
-        del state.running[member.seq]
-        state.starved.pop(member.seq, None)
-        self._hooks.leaving(member)
-        self.hide(member)
-        state.ledger.free(member.pages.holding)
-        for name in sorted(member.place.devices):
-            self._depart(name, member, member.epoch)
-        for name in sorted(member.offered.devices):
-            state.devices[name].passing.asked.discard(member.seq)
+        del state.running[sequence.seq]
+        state.starved.pop(sequence.seq, None)
+        self._hooks.leaving(sequence)
+        self.hide(sequence)
+        state.page_accounting.free(sequence.pages.holding)
+        for name in sorted(sequence.place.devices):
+            self._depart(name, sequence, sequence.epoch)
+        for name in sorted(sequence.offered.devices):
+            state.devices[name].passing.asked.discard(sequence.seq)
             if state.devices.alive(name):
-                state.out.close(name, member.seq, member.epoch)
-        self._state.used_paths.remove_sequence(member.place.passes)
-        member.unseated()
+                state.out.close(name, sequence.seq, sequence.epoch)
+        self._state.used_paths.remove_sequence(sequence.place.path_usage)
+        sequence.unseated()
         state.changed = True
 
     def _allocate_pages(
-        self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
+        self, sequence: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
     ) -> tuple[str, int] | None:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
-        ledger, places = self._state.ledger, member.place.passes.places
+        page_accounting, places = self._state.page_accounting, sequence.place.path_usage.places
         if match is None:
-            stand_in = member.spare if planned is None else ((planned.device, planned.pages),)
-            member.pages.holding = ledger.allocate((*places, *stand_in), member.pages.groups)
+            stand_in = sequence.spare if planned is None else ((planned.device, planned.pages),)
+            sequence.pages.holding = page_accounting.allocate((*places, *stand_in), sequence.pages.groups)
             return None
-        other, tokens = match.beginning, match.groups * member.spec.page_tokens
-        copies = any(self._state.devices[name].copies for name in member.place.devices)
-        member.pages.holding = (
-            ledger.allocate(places, member.pages.groups)
+        other, tokens = match.prefix, match.groups * sequence.spec.page_tokens
+        copies = any(self._state.devices[name].copies for name in sequence.place.devices)
+        sequence.pages.holding = (
+            page_accounting.allocate(places, sequence.pages.groups)
             if copies
-            else ledger.allocate(places, member.pages.groups, other.holding, match.groups)
+            else page_accounting.allocate(places, sequence.pages.groups, other.holding, match.groups)
         )
-        member.computed = tokens
-        self._state.tally.shared += 1
-        self._state.tally.shared_tokens += tokens
-        self.donors.used(other, now)
-        self.show(member)
+        sequence.computed = tokens
+        self._state.counters.shared += 1
+        self._state.counters.shared_tokens += tokens
+        self.prefix_cache.used(other, now)
+        self.show(sequence)
         self._state.tell.shared(
-            now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.place.weights)
+            now, sequence.request, other.name, tokens, match.groups * sum(pages for _, pages in sequence.place.weights)
         )
         return other.name, tokens
 
-    def _depart(self, name: str, member: ScheduledSequence, epoch: int) -> None:
+    def _depart(self, name: str, sequence: ScheduledSequence, epoch: int) -> None:
         if self._state.devices.alive(name):
-            self._state.devices.depart(name, member)
-            self._state.out.close(name, member.seq, epoch)
+            self._state.devices.depart(name, sequence)
+            self._state.out.close(name, sequence.seq, epoch)
 
-    def _put(self, member: ScheduledSequence, route: Route) -> None:
-        if member.path:
-            self._state.used_paths.remove_sequence(member.place.passes)
-        passes = self._state.used_paths.along(member.chain, route.path)
-        member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
-        self._state.used_paths.enter(member.place.passes)
+    def _put(self, sequence: ScheduledSequence, route: Route) -> None:
+        if sequence.path:
+            self._state.used_paths.remove_sequence(sequence.place.path_usage)
+        path_usage = self._state.used_paths.along(sequence.chain, route.path)
+        sequence.seated(path_usage, route.weights, self._capped(sequence.chain.spec, route.weights))
+        self._state.used_paths.enter(sequence.place.path_usage)
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """A model with a context that this path can hold for one sequence alone."""

@@ -25,12 +25,12 @@ Weights = tuple[tuple[str, int], ...]
 
 @dataclass(slots=True)
 class Place:
-    """What its path asks for and allows. `devices`: of the path; `weights`: pages that a group takes there; `passes`:
+    """What its path asks for and allows. `devices`: of the path; `weights`: pages that a group takes there; `path_usage`:
     where its tokens are counted. `most`: tokens that it gets at most on this path; `ends`: those that end it."""
 
     devices: frozenset[str] = frozenset()
     weights: Weights = ()
-    passes: Passes = NO_PASSES
+    path_usage: Passes = NO_PASSES
     most: int = 0
     ends: frozenset[int] = frozenset()
 
@@ -51,11 +51,11 @@ class PagesTaken:
 
 @dataclass(slots=True)
 class Shared:
-    """`beginning`: what new sequences find of it; `marks`: of its tokens, by groups of `width`. `alone`: it shares
+    """`prefix`: what new sequences find of it; `marks`: of its tokens, by groups of `width`. `alone`: it shares
     nothing any more. `tentative`: it was predicted here, so that no other sequence may begin with its K and V
     (UN-13)."""
 
-    beginning: CachedPrefix | None = None
+    prefix: CachedPrefix | None = None
     marks: list[bytes] = field(default_factory=list)
     width: int = 0
     alone: bool = False
@@ -80,10 +80,10 @@ FREE = Waits()
 
 @dataclass(slots=True)
 class Predicted:
-    """`ahead`: the hop that is predicted; `tries`: its rows under way."""
+    """`ahead`: the hop that is predicted; `in_flight`: its rows under way."""
 
     ahead: RunAhead
-    tries: InFlightRows = field(default_factory=InFlightRows)
+    in_flight: InFlightRows = field(default_factory=InFlightRows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from runtime.types import ModelSpec, SequenceRequest
 @dataclass(slots=True, eq=False)
 class ScheduledSequence(LiveSequence):
     """`variant`: what it runs on instead of the chain that it named (BL-28). `flying`: a row of it is under way, of
-    `issued` tokens; `turn`: of the latest one that was predicted, or could have been. The parts are explained where
+    `issued` tokens; `attempt`: of the latest one that was predicted, or could have been. The parts are explained where
     they are defined; `predicted`: None while no hop of it is. What a row looks at each time stands here itself.
     """
 
@@ -44,7 +44,7 @@ class ScheduledSequence(LiveSequence):
     path: Path = ()
     flying: bool = False
     issued: int = 0
-    turn: int = 0
+    attempt: int = 0
     waits: Waits = FREE
     predicted: Predicted | None = None
     failures: Failures = NO_FAILURES
@@ -100,17 +100,17 @@ class ScheduledSequence(LiveSequence):
 
     # -- where it runs -------------------------------------------------------------------------------------------------
 
-    def seated(self, passes: Passes, weights: Weights, spec: ModelSpec) -> None:
+    def seated(self, path_usage: Passes, weights: Weights, spec: ModelSpec) -> None:
         """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context
         that this path can hold."""
         self.epoch += 1
         self.predicted = None
-        self.path, self.spec = passes.path, spec
+        self.path, self.spec = path_usage.path, spec
         sampling = self.request.sampling
         self.place = Place(
             frozenset(hop.device for hop in self.path),
             weights,
-            passes,
+            path_usage,
             self.most_on(spec),
             frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids)),
         )
@@ -128,7 +128,7 @@ class ScheduledSequence(LiveSequence):
         self.place.devices -= {device}
         self.place.without(device)
         if self.predicted is not None:
-            self.predicted.tries.clear()
+            self.predicted.in_flight.clear()
 
     def unseated(self) -> None:
         """It runs nowhere."""

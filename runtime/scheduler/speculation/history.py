@@ -41,14 +41,14 @@ class SpeculationHistory:
         }
         self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
 
-    def add(self, now: int, member: ScheduledSequence, instance: Instance, hit: bool) -> bool:
+    def add(self, now: int, sequence: ScheduledSequence, instance: Instance, hit: bool) -> bool:
         """One more outcome; whether it is the one that ends the instance's predictions."""
         window = self._config.window
         if not window or instance in self._resting:
             return False
         seen = self._outcomes.setdefault(instance, deque(maxlen=window))
         seen.append(hit)
-        found = judge(tuple(seen), self._needed(member), window)
+        found = judge(tuple(seen), self._needed(sequence), window)
         if found.ends:
             del self._outcomes[instance]
             self._resting[instance] = self._config.rest
@@ -58,13 +58,13 @@ class SpeculationHistory:
             )
         return found.ends
 
-    def _needed(self, member: ScheduledSequence) -> float:
+    def _needed(self, sequence: ScheduledSequence) -> float:
         """The share of right predictions that gains anything, for a sequence's hop. A check costs next to nothing."""
-        if member.ahead is None:
+        if sequence.ahead is None:
             return 0.0
-        times = [self._seconds(hop) for hop in member.path]
-        at = member.ahead.hop
-        cheap = times[at] * self._share(member, member.path[at], self._made.get(member.ahead.stage.model))
+        times = [self._seconds(hop) for hop in sequence.path]
+        at = sequence.ahead.hop
+        cheap = times[at] * self._share(sequence, sequence.path[at], self._made.get(sequence.ahead.stage.model))
         return (
             Times(times[at], cheap, 0.0, sum(times[at + 1 :]), self._config.lane == "shared").needed
             if times[at]
@@ -76,12 +76,12 @@ class SpeculationHistory:
         device = self._state.devices[hop.device]
         return device.work.busy / max(device.work.tokens, 1) / 1e9
 
-    def _share(self, member: ScheduledSequence, hop: Hop, made: Surrogate | None) -> float:
+    def _share(self, sequence: ScheduledSequence, hop: Hop, made: Surrogate | None) -> float:
         """Bytes that a hop reads with a stand-in in it, against its own: layers of a block are taken for alike."""
         if made is None:
             return 0.0
         block, whole, saved = self._state.block_map.block, 0.0, 0.0
-        for use in member.chain.uses:
+        for use in sequence.chain.uses:
             if hop.lo <= use.lo and use.hi <= hop.hi:
                 whole += block(use.block).nbytes
                 replaced = max(0, min(use.hi, made.hi) - max(use.lo, made.lo))

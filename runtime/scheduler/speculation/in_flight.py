@@ -32,7 +32,7 @@ class InFlightRow:
     of it.
     """
 
-    turn: int
+    attempt: int
     count: int
     started: bool
     guess: int | None = None
@@ -78,17 +78,17 @@ class InFlightRows:
     def clear(self) -> None:
         self._rows.clear()
 
-    def back(self, turn: int, result: Result) -> None:
+    def back(self, attempt: int, result: Result) -> None:
         """A row is through its last hop; of an odd turn it was tentative."""
         for each in self._rows:
-            if each.turn == turn:
+            if each.attempt == attempt:
                 each.real = result
-            elif each.turn - 1 == turn:
+            elif each.attempt - 1 == attempt:
                 each.tentative = result
 
-    def judged(self, turn: int, stands: bool) -> InFlightRow | None:
+    def judged(self, attempt: int, stands: bool) -> InFlightRow | None:
         """Its prediction was checked."""
-        found = next((each for each in self._rows if each.turn == turn), None)
+        found = next((each for each in self._rows if each.attempt == attempt), None)
         if found is not None:
             found.stands = stands
         return found

@@ -82,7 +82,7 @@ class Speculation:
         self.passed_by: tuple[PassedBy, ...] = ()
         #: Rows sent on from a guess, and of these from the wrong one; all else stands in the tally.
         self._guesses = self._redone = 0
-        self.trials = SpeculationHistory(state, surrogates)
+        self.history = SpeculationHistory(state, surrogates)
 
     @property
     def chosen(self) -> tuple[tuple[str, str], ...]:
@@ -90,10 +90,10 @@ class Speculation:
         return self._chosen
 
     def counts(self) -> SpeculationCounts:
-        tally = self._state.tally
-        hits, misses = tally.speculation_hits, tally.speculation_misses
+        counters = self._state.counters
+        hits, misses = counters.speculation_hits, counters.speculation_misses
         return SpeculationCounts(
-            tally.speculations, hits, misses, self._guesses, self._redone, tally.speculations_ended
+            counters.speculations, hits, misses, self._guesses, self._redone, counters.speculations_ended
         )
 
     # -- which instances -----------------------------------------------------------------------------------------------
@@ -103,14 +103,14 @@ class Speculation:
         config, state = self._state.config.speculation, self._state
         if config.mode == "off" or not self._surrogates or self._pinned:
             return
-        self.trials.review()
+        self.history.review()
         self._passing = self._passing_now()
         self._reviews += 1
         instances = [
             SlowHop(block, name, self._drain(block, name))
             for block, where in state.block_map.instances.items()
             for name in where
-            if state.devices.alive(name) and not self.trials.is_resting(block, name)
+            if state.devices.alive(name) and not self.history.is_resting(block, name)
         ]
         chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
         choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
@@ -150,8 +150,8 @@ class Speculation:
     def _passing_now(self) -> dict[tuple[str, str], float]:
         """Running sequences by the block instances on their paths, a mean over some fifty reviews."""
         found = {key: kept for key, value in self._passing.items() if (kept := value * _PASSED) > _LEAST / 10}
-        for member in self._state.running.values():
-            for use, (device, _) in zip(member.chain.uses, member.place.passes.places, strict=True):
+        for sequence in self._state.running.values():
+            for use, (device, _) in zip(sequence.chain.uses, sequence.place.path_usage.places, strict=True):
                 found[use.block, device] = found.get((use.block, device), 0.0) + 1 - _PASSED
         return found
 
@@ -179,22 +179,22 @@ class Speculation:
 
     # -- which sequences -----------------------------------------------------------------------------------------------
 
-    def plan(self, member: ScheduledSequence, path: Path) -> Planned | None:
+    def plan(self, sequence: ScheduledSequence, path: Path) -> Planned | None:
         """What a sequence that is about to run along this path is given. What is not loaded for that is asked for."""
-        sampling = member.request.sampling
-        if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not member.samples:
+        sampling = sequence.request.sampling
+        if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not sequence.samples:
             return None
         for block, device in self._chosen:
             for at, hop in enumerate(path[:-1]):
-                if hop.device == device and (planned := self._planned(member, path, at, block)) is not None:
+                if hop.device == device and (planned := self._planned(sequence, path, at, block)) is not None:
                     return planned
         return None
 
-    def _planned(self, member: ScheduledSequence, path: Path, at: int, block: str) -> Planned | None:
+    def _planned(self, sequence: ScheduledSequence, path: Path, at: int, block: str) -> Planned | None:
         hop, config, device = path[at], self._state.config.speculation, self._state.devices[path[at].device]
-        if not any(use.block == block and hop.lo <= use.lo and use.hi <= hop.hi for use in member.chain.uses):
+        if not any(use.block == block and hop.lo <= use.lo and use.hi <= hop.hi for use in sequence.chain.uses):
             return None
-        surrogate, stage = self._stand_in(member, hop, block)
+        surrogate, stage = self._stand_in(sequence, hop, block)
         if surrogate is None or stage is None:
             return None
         spec = device.stages.loaded.get(stage)
@@ -206,17 +206,17 @@ class Speculation:
             ):
                 self._ask_for(hop.device, stage, block)
             return None
-        if spec.page_tokens < member.spec.page_tokens or not self._room(member, path, hop.device, spec.kv_layers):
+        if spec.page_tokens < sequence.spec.page_tokens or not self._room(sequence, path, hop.device, spec.kv_layers):
             return None
-        lossy = config.mode == "similarity" and member.request.adaptive
+        lossy = config.mode == "similarity" and sequence.request.adaptive
         return Planned(RunAhead(at, stage, config.threshold if lossy else None), hop.device, spec.kv_layers)
 
-    def _stand_in(self, member: ScheduledSequence, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
+    def _stand_in(self, sequence: ScheduledSequence, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
         """A surrogate of a part of this block that lies in this hop."""
-        if member.chain.version != self._versions.get(member.chain.model):
+        if sequence.chain.version != self._versions.get(sequence.chain.model):
             return None, None  # another version, or a variant: they were made for that of the beginning
-        uses = [use for use in member.chain.uses if use.block == block]
-        for each in self._surrogates.get(member.chain.model, ()):
+        uses = [use for use in sequence.chain.uses if use.block == block]
+        for each in self._surrogates.get(sequence.chain.model, ()):
             stage = each.stage(hop)
             if stage is not None and any(each.lo < use.hi and use.lo < each.hi for use in uses):
                 return each, stage
@@ -241,64 +241,69 @@ class Speculation:
             if device.stages.loaded.pop(stage, None) is not None:
                 state.out.unload_stages(name, [stage])
 
-    def _room(self, member: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
+    def _room(self, sequence: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
         """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone
         there.
         """
-        device, spec = self._state.devices[name], member.spec
-        each = pages + dict(self._state.router.along(member.chain, path).weights).get(name, 0)
-        longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)
+        device, spec = self._state.devices[name], sequence.spec
+        each = pages + dict(self._state.router.along(sequence.chain, path).weights).get(name, 0)
+        longest = len(sequence.request.prompt) + min(sequence.request.sampling.max_tokens, spec.max_model_len)
         if groups_for(spec, spec.virtual_tokens + longest) * each > device.pages.capacity:
             return False
         spare = int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
-        return device.pages.free - groups_for(spec, member.tokens) * each >= spare
+        return device.pages.free - groups_for(spec, sequence.tokens) * each >= spare
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
-    def goes_on(self, member: ScheduledSequence) -> bool:
+    def goes_on(self, sequence: ScheduledSequence) -> bool:
         """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
-        instance = self._instance(member)
-        return self._pinned or instance is None or not self.trials.is_resting(*instance)
+        instance = self._instance(sequence)
+        return self._pinned or instance is None or not self.history.is_resting(*instance)
 
-    def _instance(self, member: ScheduledSequence) -> tuple[str, str] | None:
+    def _instance(self, sequence: ScheduledSequence) -> tuple[str, str] | None:
         """(block, device) that a sequence has predicted."""
-        if member.ahead is None:
+        if sequence.ahead is None:
             return None
-        device = member.path[member.ahead.hop].device
-        block = self._loaded.get((device, member.ahead.stage))
+        device = sequence.path[sequence.ahead.hop].device
+        block = self._loaded.get((device, sequence.ahead.stage))
         return None if block is None else (block, device)
 
-    def started(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
+    def started(self, now: int, sequence: ScheduledSequence, one: InFlightRow) -> None:
         """A row goes out that may be predicted, or from a guess."""
         self._guesses += one.guess is not None
         if one.started:
-            self._state.tally.speculations += 1
-            self._trace_row(now, "spec.start", member, one)
+            self._state.counters.speculations += 1
+            self._trace_row(now, "spec.start", sequence, one)
 
-    def verified(self, now: int, member: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
-        self._trace_row(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
+    def verified(self, now: int, sequence: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
+        self._trace_row(now, "spec.verify", sequence, one, cosine=cosine, stands=one.stands)
 
-    def decided(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
+    def decided(self, now: int, sequence: ScheduledSequence, one: InFlightRow) -> None:
         """A row counts."""
-        hit = one.hit(member.ahead is not None and member.ahead.threshold is None)
+        hit = one.hit(sequence.ahead is not None and sequence.ahead.threshold is None)
         if one.started and hit is not None:
-            self._state.tally.speculation_hits += hit
-            self._state.tally.speculation_misses += not hit
-            self._trace_row(now, "spec.hit" if hit else "spec.miss", member, one)
-            instance = self._instance(member)
-            if instance is not None and not self._pinned and self.trials.add(now, member, instance, hit):
-                self._state.tally.speculations_ended += 1
+            self._state.counters.speculation_hits += hit
+            self._state.counters.speculation_misses += not hit
+            self._trace_row(now, "spec.hit" if hit else "spec.miss", sequence, one)
+            instance = self._instance(sequence)
+            if instance is not None and not self._pinned and self.history.add(now, sequence, instance, hit):
+                self._state.counters.speculations_ended += 1
                 self._chosen = tuple(each for each in self._chosen if each != instance)
 
     def redone(self) -> None:
         """A row that went on from a guess is sent again."""
         self._redone += 1
 
-    def _trace_row(self, now: int, event: str, member: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
-        if member.ahead is not None:
-            hop = member.path[member.ahead.hop]
-            where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}
-            self._state.tell.speculation(now, event, member.request, hop.device, one.count, where | extra)
+    def _trace_row(self, now: int, event: str, sequence: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
+        if sequence.ahead is not None:
+            hop = sequence.path[sequence.ahead.hop]
+            where = {
+                "hop": sequence.ahead.hop,
+                "of": len(sequence.path),
+                "stage": sequence.ahead.stage.id,
+                "turn": one.attempt,
+            }
+            self._state.tell.speculation(now, event, sequence.request, hop.device, one.count, where | extra)
 
 
 def _faded(sums: dict[Key, float]) -> dict[Key, float]:

@@ -164,7 +164,7 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily
     engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
     return Node(
-        Agent(name, pages, policy.relay, engine.alike, strides=True), engine, scenario.cluster.weight_bytes, lanes=lanes
+        Agent(name, pages, policy.agent, engine.alike, strides=True), engine, scenario.cluster.weight_bytes, lanes=lanes
     )
 
 

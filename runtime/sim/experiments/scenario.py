@@ -175,7 +175,7 @@ class Policy:
 
     cutting: Cutting = field(default_factory=Cutting)
     scheduler: ClusterConfig = field(default_factory=ClusterConfig)
-    relay: AgentConfig = field(default_factory=AgentConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     stand_ins: StandIns = field(default_factory=StandIns)
 
     @property

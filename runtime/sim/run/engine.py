@@ -131,7 +131,7 @@ class SimEngine:
             if not self._held[piece.name]:
                 del self._held[piece.name], self._sizes[piece.name]
 
-    def beside(self) -> None:
+    def second_lane(self) -> None:
         """Whoever runs this says what lanes there are."""
 
     def memory(self) -> EngineMemory:

@@ -19,7 +19,7 @@ class Node:
     `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its
     loader is free."""
 
-    relay: Agent
+    agent: Agent
     engine: SimEngine
     weights: int
     alive: bool = True

@@ -167,7 +167,7 @@ class Simulation:
     def _tick(self) -> None:
         busy = sum(node.busy for node in self.nodes.values())
         weights = sum(node.engine.memory().weights for node in self.nodes.values())
-        pages = [node.relay.pages() for node in self.nodes.values()]
+        pages = [node.agent.pages() for node in self.nodes.values()]
         kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
         self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv, self.ledger.made))
         self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
@@ -189,7 +189,7 @@ class Simulation:
                 name,
                 server,
                 0,
-                node.relay.inputs,
+                node.agent.inputs,
             )
         )
 
@@ -199,13 +199,13 @@ class Simulation:
         if node.alive:
             commands: list[AgentCommand] = []
             for send in sends:
-                commands += node.relay.handle(send.message, send.arrays, now)
+                commands += node.agent.handle(send.message, send.arrays, now)
             self._carry_out(name, node, commands)
 
     def _deliver(self, name: str, message: Message, arrays: Sequence[Array]) -> None:
         node = self.nodes[name]
         if node.alive:
-            self._carry_out(name, node, node.relay.handle(message, arrays, self.clock.now))
+            self._carry_out(name, node, node.agent.handle(message, arrays, self.clock.now))
 
     def _carry_out(self, name: str, node: Node, commands: Iterable[AgentCommand]) -> None:
         now = self.clock.now
@@ -251,7 +251,7 @@ class Simulation:
         """Something that happened on the device itself, unless it has died since."""
         node = self.nodes[name]
         if node.alive and node.life == life:
-            self._carry_out(name, node, node.relay.handle(event, (), self.clock.now))
+            self._carry_out(name, node, node.agent.handle(event, (), self.clock.now))
 
     def _load(self, name: str, node: Node, stage: Stage) -> None:
         """One load after the other, beside the steps."""
@@ -275,7 +275,7 @@ class Simulation:
     def _report(self, name: str) -> None:
         node = self.nodes[name]
         if node.alive:
-            self._send(name, SCHEDULER, node.relay.report(), ())
+            self._send(name, SCHEDULER, node.agent.report(), ())
             self._wake(name, node)
         self.clock.at(self.clock.now + self._pace.report, EventClass.TICK, (self._report, name))
 
@@ -300,10 +300,10 @@ class Simulation:
         """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and
         is what the step beside them takes longer."""
         now = self.clock.now
-        step = node.relay.next_step(now, lane)
+        step = node.agent.next_step(now, lane)
         if step is None:
-            if lane != "ahead" and node.relay.lingers is not None:
-                self.clock.at(node.relay.lingers, EventClass.TICK, (self._resume, name, node.life))
+            if lane != "ahead" and node.agent.lingers is not None:
+                self.clock.at(node.agent.lingers, EventClass.TICK, (self._resume, name, node.life))
             return
         result = node.engine.run(step.plan, step.inputs, step.strides)
         busy = result.result.busy
@@ -331,7 +331,7 @@ class Simulation:
             self.clock.at(now + late, EventClass.DONE, (self._finish, name, life, lane, result))
             return
         del node.stepping[lane]
-        self._carry_out(name, node, node.relay.finish_step(result, now, lane))
+        self._carry_out(name, node, node.agent.finish_step(result, now, lane))
 
     # -- faults --------------------------------------------------------------------------------------------------------
 

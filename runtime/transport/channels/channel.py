@@ -141,13 +141,15 @@ class DualChannel:
     heard as he comes.
     """
 
-    def __init__(self, road: ZmqChannel, quick: SeqpacketSocket, clock: Callable[[], float] = time.monotonic) -> None:
-        self._road, self._quick, self._clock = road, quick, clock
+    def __init__(
+        self, channel: ZmqChannel, seqpacket: SeqpacketSocket, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._channel, self._seqpacket, self._clock = channel, seqpacket, clock
         self._orders: dict[bytes, ReorderBuffer] = {}
 
     @property
     def polled(self) -> tuple[zmq.Socket[bytes] | int, ...]:
-        return (self._quick.fileno(), *self._road.polled)
+        return (self._seqpacket.fileno(), *self._channel.polled)
 
     @property
     def late(self) -> bool:
@@ -155,37 +157,37 @@ class DualChannel:
 
     @property
     def closed(self) -> bool:
-        return self._road.closed
+        return self._channel.closed
 
     def put(self, frames: list[Frame], to: bytes = b"") -> bool:
-        return self._quick.put(to, frames) or self._road.put(frames, to)
+        return self._seqpacket.put(to, frames) or self._channel.put(frames, to)
 
     def receive(self) -> Iterator[Came]:
         yield from self._short()
-        for who, frames in self._road.receive():
+        for who, frames in self._channel.receive():
             yield from self._short()  # what was sent before it has come, as far as it went that way
             yield from self._in_order(who, frames)
         for who, order in list(self._orders.items()):
             if order.ahead and order.late(self._clock()):
                 yield from ((who, frames) for frames in order.all())
-            if not order.ahead and not self._quick.has(who):
+            if not order.ahead and not self._seqpacket.has(who):
                 self._orders.pop(who, None)
 
     def close(self, linger_ms: int) -> None:
-        self._quick.close()
-        self._road.close(linger_ms)
+        self._seqpacket.close()
+        self._channel.close(linger_ms)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _short(self) -> Iterator[Came]:
-        for who, frames in self._quick.receive(_BURST):
+        for who, frames in self._seqpacket.receive(_BURST):
             if who not in self._orders:
                 self._orders[who] = ReorderBuffer()
             yield from self._in_order(who, frames)
 
     def _in_order(self, who: bytes, frames: list[memoryview]) -> Iterator[Came]:
         order = self._orders.get(who)
-        if order is None and self._quick.has(who):
+        if order is None and self._seqpacket.has(who):
             order = self._orders[who] = ReorderBuffer()
         if order is None:
             yield who, frames

@@ -34,7 +34,7 @@ class Sockets:
         self._keys, self._high_water = keys, high_water
         self._own_context = context is None
         self._context = context if context is not None else zmq.Context()
-        self._doorkeeper: Authenticator | None = None
+        self._authenticator: Authenticator | None = None
 
     def bound(self, address: str) -> tuple[Channel, str]:
         """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for
@@ -48,7 +48,7 @@ class Sockets:
             zmq.ROUTER_HANDOVER, 1
         )  # a peer that connects again is let in: its numbers tell whether something was lost
         if address.startswith("tcp:"):
-            self._doorkeeper = Authenticator(self._context, self._secrets())
+            self._authenticator = Authenticator(self._context, self._secrets())
             self._secrets().guard(socket)
         try:
             socket.bind(_slow(address))
@@ -57,10 +57,10 @@ class Sockets:
             self.close()
             raise
         if address.startswith(_UNIX) and AVAILABLE:
-            quick = SeqpacketSocket()
+            seqpacket = SeqpacketSocket()
             with suppress(OSError):  # others find nobody there, and take the other way
-                quick.listen(address.removeprefix(_UNIX) + SUFFIX)
-            return DualChannel(ZmqChannel(socket, named=True), quick), address
+                seqpacket.listen(address.removeprefix(_UNIX) + SUFFIX)
+            return DualChannel(ZmqChannel(socket, named=True), seqpacket), address
         return ZmqChannel(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def connected(self, address: str, who: bytes) -> Channel:
@@ -70,18 +70,18 @@ class Sockets:
         if address.startswith("tcp:"):
             self._secrets().introduce(socket)
         socket.connect(_slow(address))
-        road = ZmqChannel(socket, named=False)
+        channel = ZmqChannel(socket, named=False)
         if address.startswith(_UNIX) and AVAILABLE:
-            quick = SeqpacketSocket()
-            if quick.dial(address.removeprefix(_UNIX) + SUFFIX, who):
-                return DualChannel(road, quick)
-            quick.close()
-        return road
+            seqpacket = SeqpacketSocket()
+            if seqpacket.dial(address.removeprefix(_UNIX) + SUFFIX, who):
+                return DualChannel(channel, seqpacket)
+            seqpacket.close()
+        return channel
 
     def close(self) -> None:
         """Sockets are closed before."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         if self._own_context:
             self._context.term()
 
@@ -105,12 +105,12 @@ class Waker:
     """Wakes a poller; `ring` is for any thread."""
 
     def __init__(self) -> None:
-        self._bell, self._button = plain.socketpair()
-        self._bell.setblocking(False)
+        self._waker, self._button = plain.socketpair()
+        self._waker.setblocking(False)
         self._button.setblocking(False)
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._waker.fileno()
 
     def ring(self) -> None:
         with suppress(BlockingIOError, OSError):  # full: it rings; closed: nobody listens
@@ -118,11 +118,11 @@ class Waker:
 
     def quiet(self) -> None:
         with suppress(BlockingIOError):
-            while self._bell.recv(4096):
+            while self._waker.recv(4096):
                 pass
 
     def close(self) -> None:
-        self._bell.close()
+        self._waker.close()
         self._button.close()
 
 

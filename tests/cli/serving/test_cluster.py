@@ -127,7 +127,7 @@ def without_profiles(log: Path) -> Path:
 
 
 def loaded(driver: ClusterDriver) -> list[str]:
-    picture: Any = driver.picture()
+    picture: Any = driver.snapshot()
     return [each["device"] for each in picture["devices"] if each["stages"] or each["loading"]]
 
 

@@ -133,7 +133,7 @@ def test_options_have_an_effect_where_what_they_need_is_there() -> None:
             "min_stitched": 0.8,
         },
     )
-    cluster, relay = several.cluster(), several.relay()
+    cluster, relay = several.cluster(), several.agent()
     assert (cluster.placement, cluster.routing, cluster.control.rebalance) == ("partition", "least-bytes", "owner")
     assert (cluster.dispatch, cluster.prefix_caching, cluster.max_batch_per_block) == ("broadcast", "cached", 4)
     assert (cluster.speculation.mode, cluster.speculation.lane, relay.batch_wait_us) == ("exact", "shared", 0)

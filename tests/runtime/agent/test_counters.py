@@ -18,23 +18,23 @@ def test_every_counter_is_a_metric_of_its_own_name() -> None:
 
 
 def test_each_metric_has_its_own_counter_in_the_metrics_unit() -> None:
-    tally = Counters()
-    counted = [each.name for each in fields(tally) if each.name not in _TOLD_ELSEWHERE]
+    counters = Counters()
+    counted = [each.name for each in fields(counters) if each.name not in _TOLD_ELSEWHERE]
     for number, name in enumerate(counted, 1):
-        setattr(tally, name, number)
-    values = {name: value for name, _, value in tally.shown()}
+        setattr(counters, name, number)
+    values = {name: value for name, _, value in counters.shown()}
     assert values.pop("blockzoo:step_seconds") == (counted.index("busy") + 1) / 1e9
     others = [number for number, name in enumerate(counted, 1) if name != "busy"]
     assert sorted(values.values()) == others
 
 
 def test_a_snapshot_does_not_grow() -> None:
-    tally = Counters()
-    tally.finished["stop"] += 1
-    before = tally.snapshot()
-    tally.finished["stop"] += 1
-    tally.preemptions += 1
-    tally.step(StepPlan(1, ()), StepResult(1, (), idle=3))
+    counters = Counters()
+    counters.finished["stop"] += 1
+    before = counters.snapshot()
+    counters.finished["stop"] += 1
+    counters.preemptions += 1
+    counters.step(StepPlan(1, ()), StepResult(1, (), idle=3))
     assert (before.preemptions, before.idle_tokens, before.finished) == (0, 0, {"stop": 1})
-    assert asdict(tally.snapshot())["finished"] == {"stop": 2} and tally.idle_tokens == 3
+    assert asdict(counters.snapshot())["finished"] == {"stop": 2} and counters.idle_tokens == 3
     assert Counters().finished["error"] == 0, "each has its own"

@@ -123,10 +123,10 @@ def test_a_row_that_waits_longer_has_its_token_by_then() -> None:
     for _ in range(4):
         made.step()
     block = MODEL.chain().uses[0].block
-    made.relay.handle(LoadStages((), (), ((block, 1),)), (), made.now)
+    made.agent.handle(LoadStages((), (), ((block, 1),)), (), made.now)
     for _ in range(6):
         made.step()
-    made.relay.handle(LoadStages((), (), ((block, 9),)), (), made.now)
+    made.agent.handle(LoadStages((), (), ((block, 9),)), (), made.now)
     while made.busy:
         assert made.step()
     made.end()
@@ -172,7 +172,7 @@ def test_a_report_that_is_no_credit_is_refused() -> None:
     made = Driven(device(False), credit=4)
     made.arrive(ask("a", ignore_eos=True))
     made.step()
-    member = made.scheduler.members["a"]
+    member = made.scheduler.sequences["a"]
     made.tell(RowsDone("here", ("a",), (member.epoch,), (5,), (None,)))
     assert made.out.events["a"][-1].finish == "error"
 

@@ -27,7 +27,7 @@ def states(*values: int) -> Array:
     return Array("uint8", (len(values), 2), bytes(byte for value in values for byte in (value, value)))
 
 
-def relay(**to: str) -> Agent:
+def agent(**to: str) -> Agent:
     """The one in the middle of these sequences' paths, by where they end."""
     made = Agent("d", 64, AgentConfig())
     made.handle(LoadStages((STAGE,), (("b",),)), (), 0)
@@ -74,7 +74,7 @@ def rows_in(sends: list[Send]) -> dict[str, dict[str, bytes]]:
 
 
 def test_rows_of_one_message_are_one_input_and_go_on_as_one_array() -> None:
-    made = relay(a="y", b="y", c="y")
+    made = agent(a="y", b="y", c="y")
     made.handle(come("abc", (2, 1, 1)), (states(1, 2, 3, 4),), 0)
     step = made.next_step(0)
     assert step is not None and isinstance(step.inputs, Stacked)
@@ -96,7 +96,7 @@ def replace_hops(rows: ForwardRows) -> ForwardRows:
 
 
 def test_rows_that_part_take_their_own() -> None:
-    made = relay(a="y", b="z", c="y")
+    made = agent(a="y", b="z", c="y")
     made.handle(come("abc", (1, 2, 1)), (states(1, 2, 3, 4),), 0)
     sends = ran(made, {"a": (5,), "b": (6, 7), "c": (8,)})
     assert rows_in(sends) == {"y": {"a": bytes((5, 5)), "c": bytes((8, 8))}, "z": {"b": bytes((6, 6, 7, 7))}}
@@ -105,7 +105,7 @@ def test_rows_that_part_take_their_own() -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_who_is_gone_does_not_go_on_with_the_others(again: bool) -> None:
     """Closed, or opened anew under another epoch, while the step runs."""
-    made = relay(a="y", b="y")
+    made = agent(a="y", b="y")
     made.handle(come("ab", (1, 1)), (states(1, 2),), 0)
     step = made.next_step(0)
     assert step is not None
@@ -124,7 +124,7 @@ def test_who_is_gone_does_not_go_on_with_the_others(again: bool) -> None:
 
 
 def test_rows_that_come_early_keep_their_own() -> None:
-    made = relay(a="y")
+    made = agent(a="y")
     made.handle(come("ab", (1, 2)), (states(1, 2, 3),), 0)
     open_(made, "b", "y")
     step = made.next_step(0)
@@ -136,7 +136,7 @@ def test_rows_that_come_early_keep_their_own() -> None:
 
 
 def test_arrays_that_do_not_come_out_even_are_dropped() -> None:
-    made = relay(a="y", b="y")
+    made = agent(a="y", b="y")
     for arrays in (
         (states(1, 2),),
         (states(1, 2, 3, 4),),

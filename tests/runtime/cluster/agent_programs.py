@@ -39,15 +39,15 @@ M = TypeVar("M", bound=Message)
 class End:
     """The scheduler's end: what came, apart from reports and beats."""
 
-    post: Messenger
-    mail: list[Envelope] = field(default_factory=list)
+    messenger: Messenger
+    envelope: list[Envelope] = field(default_factory=list)
     cuts: list[PeerCut] = field(default_factory=list)
     ready: dict[str, Envelope] = field(default_factory=dict)
     reports: dict[str, AgentStats] = field(default_factory=dict)
     beats: int = 0
 
     def pump(self, seconds: float = 0.01) -> None:
-        for item in self.post.receive(seconds):
+        for item in self.messenger.receive(seconds):
             if isinstance(item, PeerCut):
                 self.cuts.append(item)
             elif isinstance(item.message, AgentHello):
@@ -57,12 +57,12 @@ class End:
             elif isinstance(item.message, Heartbeat):
                 self.beats += 1
             else:
-                self.mail.append(item)
+                self.envelope.append(item)
 
     def until(self, condition: Callable[[], object], seconds: float = LIMIT) -> None:
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, (self.mail, self.cuts)
+            assert time.monotonic() < end, (self.envelope, self.cuts)
             self.pump()
 
     def welcome(self, *names: str) -> None:
@@ -73,20 +73,20 @@ class End:
             message.tensor_transport for name in names if isinstance(message := self.ready[name].message, AgentHello)
         )
         for name in names:
-            self.post.send(name, PeerList(agents, rails))
+            self.messenger.send(name, PeerList(agents, rails))
 
     def next(self, kind: type[M]) -> M:
         """The next message of a kind; those before it stay."""
-        self.until(lambda: any(isinstance(item.message, kind) for item in self.mail))
-        found = next(item for item in self.mail if isinstance(item.message, kind))
-        self.mail.remove(found)
+        self.until(lambda: any(isinstance(item.message, kind) for item in self.envelope))
+        found = next(item for item in self.envelope if isinstance(item.message, kind))
+        self.envelope.remove(found)
         assert isinstance(found.message, kind)
         return found.message
 
 
-def address(mail: Envelope) -> str:
-    assert isinstance(mail.message, AgentHello)
-    return mail.message.address
+def address(envelope: Envelope) -> str:
+    assert isinstance(envelope.message, AgentHello)
+    return envelope.message.address
 
 
 @dataclass
@@ -118,18 +118,18 @@ def threads(
         for each in agents.values():
             each.loop.stop()
             each.thread.join(LIMIT)
-        end.post.close()
+        end.messenger.close()
         context.term()
 
 
 def _thread(
     name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings
 ) -> Threaded:
-    post = Messenger(name, 1, f"inproc://{name}", context=context)
-    post.learn(SCHEDULER, 0, "inproc://scheduler")
-    directed = None if settings.direct is None else TensorLink(name, post, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
+    messenger = Messenger(name, 1, f"inproc://{name}", context=context)
+    messenger.learn(SCHEDULER, 0, "inproc://scheduler")
+    directed = None if settings.direct is None else TensorLink(name, messenger, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
     loop = AgentLoop(
-        engine, Agent(name, engine.page_capacity, AgentConfig()), post, settings, VERSION, directed=directed
+        engine, Agent(name, engine.page_capacity, AgentConfig()), messenger, settings, VERSION, directed=directed
     )
     ended: list[AgentEnded] = []
 
@@ -139,7 +139,7 @@ def _thread(
         finally:
             if directed is not None:
                 directed.close()
-            post.close()
+            messenger.close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -55,16 +55,16 @@ def in_threads(pages: int = 400) -> ThreadLauncher:
 
 @contextmanager
 def cluster(
-    fleet: AgentLauncher | Literal["processes", "threads"] = "processes",
-    lives: LifeConfig | None = None,
+    launcher: AgentLauncher | Literal["processes", "threads"] = "processes",
+    lifecycles: LifeConfig | None = None,
     devices: Sequence[str] = DEVICES,
     log: Callable[[bytes], object] | None = None,
     **config: Any,
 ) -> Iterator[ClusterDriver]:
-    made = (processes() if fleet == "processes" else in_threads()) if isinstance(fleet, str) else fleet
+    made = (processes() if launcher == "processes" else in_threads()) if isinstance(launcher, str) else launcher
     chains = [model.chain(*CUTS) for model in MODELS]
     driver = ClusterDriver(
-        chains, blocks(), devices, made, ClusterConfig(placement="partition", **config), lives, log=log
+        chains, blocks(), devices, made, ClusterConfig(placement="partition", **config), lifecycles, log=log
     )
     try:
         yield driver

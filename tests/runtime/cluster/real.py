@@ -111,36 +111,36 @@ def cluster(
         "half_page": half,
         "threads": 1,
     }
-    fleet = _fleet(backend, Preparation("staged", settings), boundary_bytes, direct)
+    launcher = _launcher(backend, Preparation("staged", settings), boundary_bytes, direct)
     driver = ClusterDriver(
         [each.chain for each in described],
         list({block.id: block for each in described for block in each.blocks}.values()),
         [f"agent-{number}" for number in range(agents)],
-        fleet,
+        launcher,
         config,
         LifeConfig(backoff_seconds=0.05),
         trace=trace,
         surrogates={"llama": surrogates_of(bench.store, "llama")} if config.speculation.mode != "off" else {},
     )
     try:
-        yield driver, fleet
+        yield driver, launcher
     finally:
         assert driver.shutdown(LIMIT)
 
 
-def _fleet(
+def _launcher(
     backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None
 ) -> AgentLauncher:
-    settings, relay = (
+    settings, agent = (
         AgentSettings(report_seconds=0.05, direct=direct),
         AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=boundary_bytes),
     )
     if backend == "processes":
-        return ProcessLauncher(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
+        return ProcessLauncher(ProcessConfig(preparation, agent, settings, beat_seconds=0.1))
     from cli.serving.agent_engines import ENGINES
     from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
-    return RayLauncher(RayConfig(preparation, ENGINES, None, relay, settings))
+    return RayLauncher(RayConfig(preparation, ENGINES, None, agent, settings))
 
 
 def asked(question: Question, seq: str) -> SequenceRequest:
@@ -161,11 +161,11 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
     def run(now: int) -> None:
         try:
             answer.set_result(act(driver._scheduler, now))
-            driver._conductor._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
+            driver._scheduler_loop._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
         except BaseException as error:
             answer.set_exception(error)
 
-    driver._conductor.run_soon(run)
+    driver._scheduler_loop.run_soon(run)
     return answer.result(LIMIT)
 
 
@@ -214,5 +214,5 @@ class Load:
     def running(self) -> list[str]:
         """Sequences that run now."""
         return on_scheduler(
-            self.driver, lambda scheduler, now: [seq for seq, each in scheduler.members.items() if each.path]
+            self.driver, lambda scheduler, now: [seq for seq, each in scheduler.sequences.items() if each.path]
         )

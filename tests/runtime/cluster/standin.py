@@ -14,8 +14,8 @@ class StandIn:
     `accepts`: that have one to it.
     """
 
-    def __init__(self, rail: str = "rail") -> None:
-        self.rail = rail
+    def __init__(self, process_group: str = "rail") -> None:
+        self.process_group = process_group
         self.links: set[str] = set()
         self.accepts: set[str] = set()
         self.offered: list[str] = []

@@ -24,9 +24,9 @@ DEVICES = ("a", "b", "c", "d")
 @contextmanager
 def broadcasting() -> Iterator[ClusterDriver]:
     settings = AgentSettings(report_seconds=0.05, weights=6500)
-    fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
+    launcher = ProcessLauncher(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
     config = ClusterConfig(placement="replicate", dispatch="broadcast", devices=len(DEVICES), prefill_chunk=16)
-    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), list(DEVICES), fleet, config)
+    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), list(DEVICES), launcher, config)
     try:
         yield driver
     finally:

@@ -50,17 +50,17 @@ DIRECT = DirectConfig(receive_timeout_s=1.0)
 
 
 class Counting(LinkedIntegerEngine):
-    """`rail`: what its links go by."""
+    """`process_group`: what its links go by."""
 
-    rail: Gloo
+    process_group: Gloo
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
-        return DirectLinks(self.rail, config, as_bytes=True)
+        return DirectLinks(self.process_group, config, as_bytes=True)
 
 
-def with_rail(rail: Gloo, models: Any = MODELS, pages: int = 400) -> Counting:
+def with_rail(process_group: Gloo, models: Any = MODELS, pages: int = 400) -> Counting:
     engine = Counting(models, pages)
-    engine.rail = rail
+    engine.process_group = process_group
     return engine
 
 
@@ -72,7 +72,7 @@ def in_threads(rails: dict[str, Gloo]) -> ThreadLauncher:
 
 
 def links(driver: Any) -> dict[str, dict[str, str]]:
-    return {each["device"]: each["links"] for each in driver.picture()["devices"]}
+    return {each["device"]: each["links"] for each in driver.snapshot()["devices"]}
 
 
 def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
@@ -80,14 +80,14 @@ def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
     own.
     """
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
-    fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
-    with cluster(fleet, prefix_caching="off") as driver:
+    launcher = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
+    with cluster(launcher, prefix_caching="off") as driver:
         with Load(driver, clients=6) as load:
             assert eventually(
                 lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10
             )
             for round_, device in enumerate(DEVICES):
-                pid = fleet.pid(device, driver._company.lives.incarnation(device))
+                pid = launcher.pid(device, driver._remote_agents.lifecycles.incarnation(device))
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 before = load.done
@@ -128,9 +128,11 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
     comes by the host, if the move has not given up by then."""
     one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
     tags = tuple(range(2, 100))
-    rail = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
-    rail.sound = True  # of the first move some pages go by the host, while the link is made, and some perhaps directly
-    made = [with_rail(rail, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
+    process_group = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
+    process_group.sound = (
+        True  # of the first move some pages go by the host, while the link is made, and some perhaps directly
+    )
+    made = [with_rail(process_group, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
     with threads("a", "b", engines=made, direct=replace(DIRECT, receive_timeout_s=0.5)) as (end, _):
         end.welcome("a", "b")
         provide(end, whole)
@@ -141,7 +143,7 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
         upto = len(tokens) - 1
 
         def move(number: int) -> MigrationReady | MigrationFailed:
-            end.post.send(
+            end.messenger.send(
                 "b",
                 StartMigration(
                     number,
@@ -157,17 +159,17 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
                     one,
                 ),
             )
-            end.until(lambda: any(isinstance(each.message, MigrationReady | MigrationFailed) for each in end.mail))
-            found = next(each for each in end.mail if isinstance(each.message, MigrationReady | MigrationFailed))
-            end.mail.remove(found)
+            end.until(lambda: any(isinstance(each.message, MigrationReady | MigrationFailed) for each in end.envelope))
+            found = next(each for each in end.envelope if isinstance(each.message, MigrationReady | MigrationFailed))
+            end.envelope.remove(found)
             assert isinstance(found.message, MigrationReady | MigrationFailed)
             return found.message
 
         first = move(1)
         assert isinstance(first, MigrationReady)  # it begins the link
-        end.post.send("b", FinishMigration(1, "s", 1, False))
+        end.messenger.send("b", FinishMigration(1, "s", 1, False))
         end.until(lambda: ("b", "direct") in end.reports["a"].links)
-        rail.sound = False
+        process_group.sound = False
         second = move(2)
         assert isinstance(
             second,
@@ -177,9 +179,9 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
             end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")
         if isinstance(second, MigrationReady):
             assert second.copied == ((0, upto),)
-            end.post.send("b", FinishMigration(2, "s", 2, True))
+            end.messenger.send("b", FinishMigration(2, "s", 2, True))
             opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
-            end.post.send("a", CloseSequences(("s",), (1,)))
+            end.messenger.send("a", CloseSequences(("s",), (1,)))
             decode(end, one, there, 5, tokens, 2)
         else:
             decode(end, one, whole, 5, tokens)

@@ -37,7 +37,7 @@ def test_three_failures_in_a_row_are_the_end() -> None:
         except Unavailable:
             pytest.fail("the requests came before the death")
         assert [event.finish for event in events] == ["error"] * 5
-        one._conductor.join(LIMIT)
+        one._scheduler_loop.join(LIMIT)
         assert not one.alive
         assert "3 steps in a row failed" in (one.death or "")
         assert one.drain(0)
@@ -100,5 +100,5 @@ def test_an_engine_lost_while_loading_is_lost() -> None:
         engine.load = engine.lose  # type: ignore[method-assign]
         with pytest.raises(Unavailable, match="the device is gone"):
             one.load("late")
-        one._conductor.join(LIMIT)
+        one._scheduler_loop.join(LIMIT)
         assert "the device is gone" in (one.death or "")

@@ -99,18 +99,18 @@ def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[Clust
         speculation=SpeculationConfig("exact", top=0.5),
     )
     trace = ListTrace()
-    with cluster(family, request.param, 3, config, trace) as (driver, fleet):
-        yield driver, fleet, trace
+    with cluster(family, request.param, 3, config, trace) as (driver, launcher):
+        yield driver, launcher, trace
 
 
 def at_rest(driver: ClusterDriver) -> bool:
     """Nothing runs; with donors let go every page is free, by the scheduler's book and by each agent's own."""
 
     def look(scheduler: Scheduler, now: int) -> bool:
-        scheduler.donors.clear()
+        scheduler.prefix_cache.clear()
         return not scheduler.busy and all(device.alive and device.pages.used == 0 for device in scheduler.devices)
 
-    reports = driver.sight.reports()
+    reports = driver.view.reports()
     return bool(on_scheduler(driver, look)) and all(
         each.pages_free == driver._scheduler.devices[each.device].pages.capacity for each in reports.values()
     )
@@ -131,8 +131,8 @@ def test_plain_batches_over_two_agents_give_each_models_own_tokens(
         }  # it is spread
     counters = two.state().counters
     assert (
-        two.sight.moves().started,
-        two.sight.speculation().started,
+        two.view.moves().started,
+        two.view.speculation().started,
         two._scheduler.sharing().matches,
         counters.preemptions,
     ) == (
@@ -147,32 +147,32 @@ def test_plain_batches_over_two_agents_give_each_models_own_tokens(
 def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
     driver, _, _ = three
     rng = random.Random(1)
-    before = driver.sight.moves()
+    before = driver.view.moves()
 
     def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
-        running = [each for each in scheduler.members.values() if each.path]
+        running = [each for each in scheduler.sequences.values() if each.path]
         if running:
-            member = rng.choice(running)
-            devices = devices_of(member.chain, member.path)
+            sequence = rng.choice(running)
+            devices = devices_of(sequence.chain, sequence.path)
             first = rng.choice((0, rng.randrange(len(devices)))) if ends.get("copy", True) else 0
             last = first + 1
             while last < len(devices) and devices[last] == devices[first] and rng.random() < 0.6:
                 last += 1
-            scheduler.handovers.start(member, range(first, last), rng.choice(DEVICES), now, **ends)
+            scheduler.migrations.start(sequence, range(first, last), rng.choice(DEVICES), now, **ends)
 
     with Load(driver, answers) as load:
         for ends, part in (({"copy": False}, "recomputed"), ({"recompute": False}, "copied"), ({}, "committed")):
-            start = getattr(driver.sight.moves(), part)
+            start = getattr(driver.view.moves(), part)
 
             def moved(ends: dict[str, bool] = ends, part: str = part, start: int = start) -> bool:
                 on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
-                return getattr(driver.sight.moves(), part) > start + (40 if part != "committed" else 5) or bool(
+                return getattr(driver.view.moves(), part) > start + (40 if part != "committed" else 5) or bool(
                     load.wrong
                 )
 
             assert eventually(moved, SOON)
     assert load.wrong == [] and load.done
-    assert driver.sight.moves().committed > before.committed
+    assert driver.view.moves().committed > before.committed
     assert eventually(lambda: at_rest(driver))
 
 
@@ -187,12 +187,12 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
     )
 
     def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
-        running = [each for each in scheduler.members.values() if len(each.path) > 1]
+        running = [each for each in scheduler.sequences.values() if len(each.path) > 1]
         if running:
-            member = rng.choice(running)
-            hop = rng.choice(member.path[1:])
-            blocks = [at for at, use in enumerate(member.chain.uses) if hop.lo <= use.lo < hop.hi]
-            scheduler.handovers.start(member, range(blocks[0], blocks[-1] + 1), rng.choice(DEVICES), now, **ends)
+            sequence = rng.choice(running)
+            hop = rng.choice(sequence.path[1:])
+            blocks = [at for at, use in enumerate(sequence.chain.uses) if hop.lo <= use.lo < hop.hi]
+            scheduler.migrations.start(sequence, range(blocks[0], blocks[-1] + 1), rng.choice(DEVICES), now, **ends)
 
     with (
         cluster(family, "processes", 3, config, trace, boundary_bytes=1 << 24) as (driver, _),
@@ -201,10 +201,10 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
 
         def moved(ends: dict[str, bool], start: int) -> bool:
             on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
-            return driver.sight.moves().inputs > start or bool(load.wrong)
+            return driver.view.moves().inputs > start or bool(load.wrong)
 
         for ends in ({}, {"copy": False}):
-            start = driver.sight.moves().inputs
+            start = driver.view.moves().inputs
             assert eventually(lambda ends=ends, start=start: moved(ends, start), SOON)
         before = load.done
         assert eventually(lambda: load.done > before + 4 or bool(load.wrong), SOON)
@@ -219,7 +219,7 @@ def test_predicted_hops_and_a_death(
     """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place
     taken.
     """
-    driver, fleet, _ = three
+    driver, launcher, _ = three
     (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
     blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
 
@@ -230,8 +230,8 @@ def test_predicted_hops_and_a_death(
 
     def gather(scheduler: Scheduler, now: int) -> None:
         for block, source in [(each, name) for each in blocks for name in where(each) if name != home]:
-            scheduler.control.orders.grow([block], home, "BL-24", now)
-            scheduler.control.orders.drain(Drain(frozenset([block]), source, home, now + 20_000_000_000, "BL-26"))
+            scheduler.control.actions.grow([block], home, "BL-24", now)
+            scheduler.control.actions.drain(Drain(frozenset([block]), source, home, now + 20_000_000_000, "BL-26"))
 
     def gathered() -> bool:
         if all(where(block) == [home] for block in blocks):
@@ -243,9 +243,9 @@ def test_predicted_hops_and_a_death(
     on_scheduler(driver, lambda scheduler, now: scheduler.speculation.pin([(block, home) for block in blocks]))
     with Load(driver, {question: answer for question, answer in answers.items() if question[0] == "llama"}) as load:
         assert eventually(
-            lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON
+            lambda: driver.view.speculation().hits + driver.view.speculation().misses > 10 or bool(load.wrong), SOON
         )
-        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
+        victim = launcher.pid("agent-1", driver._remote_agents.lifecycles.incarnation("agent-1"))
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
         before = load.done
@@ -265,11 +265,11 @@ def test_instances_come_and_go_and_change_places(
     names = list(dict.fromkeys(use.block for chain in driver._scheduler.chains() for use in chain.uses))
 
     def grow(scheduler: Scheduler, now: int, block: str, target: str) -> None:
-        orders = scheduler.control.orders
+        orders = scheduler.control.actions
         orders.grow([block], target, "BL-24", now)
-        for seq, member in scheduler.members.items():
+        for seq, sequence in scheduler.sequences.items():
             for use, source in zip(
-                member.chain.uses, devices_of(member.chain, member.path) if member.path else (), strict=False
+                sequence.chain.uses, devices_of(sequence.chain, sequence.path) if sequence.path else (), strict=False
             ):
                 if use.block == block and source != target:
                     orders.wish(MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
@@ -282,7 +282,7 @@ def test_instances_come_and_go_and_change_places(
     def leave(scheduler: Scheduler, now: int, block: str, source: str, target: str) -> None:
         grow(scheduler, now, block, target)
         drain = Drain(frozenset([block]), source, target, now + 20_000_000_000, "BL-26")
-        said.append(scheduler.control.orders.drain(drain))
+        said.append(scheduler.control.actions.drain(drain))
 
     with Load(driver, answers, clients=3) as load:
         for block in names[1:7:2]:

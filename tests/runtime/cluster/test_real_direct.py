@@ -38,7 +38,7 @@ def answers(family: Bench) -> dict[Question, list[int]]:
 
 
 def links(driver: Any) -> set[str]:
-    return {state for each in driver.picture()["devices"] for state in each["links"].values()}
+    return {state for each in driver.snapshot()["devices"] for state in each["links"].values()}
 
 
 @pytest.mark.parametrize(
@@ -85,31 +85,31 @@ def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: di
     trace, rng = ListTrace(), random.Random(2)
 
     def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
-        running = [each for each in scheduler.members.values() if len(each.path) > 1]
+        running = [each for each in scheduler.sequences.values() if len(each.path) > 1]
         if running:
-            member = rng.choice(running)
-            devices = devices_of(member.chain, member.path)
+            sequence = rng.choice(running)
+            devices = devices_of(sequence.chain, sequence.path)
             first = rng.randrange(len(devices))
-            scheduler.handovers.start(member, range(first, first + 1), rng.choice(DEVICES), now, **ends)
+            scheduler.migrations.start(sequence, range(first, first + 1), rng.choice(DEVICES), now, **ends)
 
     with (
-        cluster(family, "processes", 3, config, trace, 1 << 24, DirectConfig()) as (driver, fleet),
+        cluster(family, "processes", 3, config, trace, 1 << 24, DirectConfig()) as (driver, launcher),
         Load(driver, answers, clients=4) as load,
     ):
         for ends, part in (({"recompute": False}, "copied"), ({}, "inputs"), ({"copy": False}, "recomputed")):
-            start = getattr(driver.sight.moves(), part)
+            start = getattr(driver.view.moves(), part)
 
             def moved(ends: dict[str, bool] = ends, part: str = part, start: int = start) -> bool:
                 on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
-                return getattr(driver.sight.moves(), part) > start + 20 or bool(load.wrong)
+                return getattr(driver.view.moves(), part) > start + 20 or bool(load.wrong)
 
             assert eventually(moved, SOON)
         assert "direct" in links(driver) and links(driver) <= {"direct", "making"}
-        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
+        victim = launcher.pid("agent-1", driver._remote_agents.lifecycles.incarnation("agent-1"))
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
         before = load.done
         assert eventually(lambda: load.done > before + 8 or bool(load.wrong), SOON)
         assert eventually(lambda: links(driver) == {"direct"} or bool(load.wrong))
     assert load.wrong == [] and load.done
-    assert driver.sight.moves().committed > 0
+    assert driver.view.moves().committed > 0

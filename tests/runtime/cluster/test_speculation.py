@@ -35,8 +35,8 @@ def test_exact_tokens_over_real_agents() -> None:
     with ClusterDriver(chains, blocks(), DEVICES, engines, config, surrogates=known) as driver:
         with Load(driver, clients=5, max_tokens=10) as load:
             assert eventually(
-                lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0
-            ), driver.sight.speculation()
+                lambda: driver.view.speculation().hits > 5 and driver.view.speculation().misses > 5, 20.0
+            ), driver.view.speculation()
         assert not load.wrong and load.done
         counters = driver.state().counters
         assert counters.speculations >= counters.speculation_hits + counters.speculation_misses > 10

@@ -93,9 +93,9 @@ def inline(
 ) -> ClusterDriver:  # fmt: skip
     """One agent alone, as `zoo serve` makes it of stored models."""
     made = [engine]
-    relay = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
+    agent = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
     times = {} if clock is None else {"clock": clock}
-    only = InlineAgent(made.pop, relay, AgentSettings(), engine.device, trace=trace, **times)
+    only = InlineAgent(made.pop, agent, AgentSettings(), engine.device, trace=trace, **times)
     config = ClusterConfig(
         max_num_seqs=max_num_seqs,
         prefill_chunk=4 * max_num_batched_tokens,

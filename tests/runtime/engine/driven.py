@@ -63,7 +63,7 @@ class Driven:
     ) -> None:
         """`late`: what the scheduler says reaches the agent so many steps later."""
         config, self._late = config or Limits(), late
-        self._mail: deque[tuple[int, Send]] = deque()
+        self._envelope: deque[tuple[int, Send]] = deque()
         self._events: deque[Any] = deque()
         self.engine, self.out, self.now = engine, Drive(), 0
         self.heard: list[Any] = []
@@ -78,16 +78,16 @@ class Driven:
             stride=credit,
         )
         self.scheduler = Scheduler(chains, blocks.values(), cluster)
-        relay = AgentConfig(
+        agent = AgentConfig(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             batch_wait_us=0,
             chunk_prefill=True,
         )
-        self.relay = Agent(
-            NAME, engine.page_capacity, relay, engine.alike, lacks=engine.lacks, looks_ahead=looks_ahead(engine)
+        self.agent = Agent(
+            NAME, engine.page_capacity, agent, engine.alike, lacks=engine.lacks, looks_ahead=looks_ahead(engine)
         )
-        self._lane = OneLane(_Watched(engine, self.out), self.relay, lambda: self.now, lambda send: self._obey([send]))
+        self._lane = OneLane(_Watched(engine, self.out), self.agent, lambda: self.now, lambda send: self._obey([send]))
         self.tell(
             AgentHello(
                 NAME,
@@ -113,7 +113,7 @@ class Driven:
         while self._events:
             for command in self.scheduler.handle(self._events[0], self.now):
                 if isinstance(command, Send):
-                    self._mail.append((self.now + self._late, command))
+                    self._envelope.append((self.now + self._late, command))
                 elif isinstance(command, EmitTokens):
                     for told in command.events:
                         self.out.events.setdefault(told.seq, []).append(told)
@@ -122,9 +122,9 @@ class Driven:
             self._events.popleft()
 
     def _deliver(self) -> None:
-        while self._mail and self._mail[0][0] <= self.now:
-            _, send = self._mail.popleft()
-            self._obey(self.relay.handle(send.message, send.arrays, self.now))
+        while self._envelope and self._envelope[0][0] <= self.now:
+            _, send = self._envelope.popleft()
+            self._obey(self.agent.handle(send.message, send.arrays, self.now))
 
     def arrive(self, request: SequenceRequest) -> None:
         self.tell(AddRequest(request))
@@ -134,21 +134,21 @@ class Driven:
         self.now += 1
         commands = self._lane.turn()
         self._obey(commands or ())
-        waits = bool(self._mail)
+        waits = bool(self._envelope)
         self._deliver()
         if commands is None:
             return waits
         self.scheduler.check()
-        self.relay.check()
+        self.agent.check()
         return True
 
     def end(self) -> Drive:
         """Nothing is left: what came out."""
-        self.scheduler.donors.clear()
+        self.scheduler.prefix_cache.clear()
         self.tell(Tick())
         while self.step():
             pass
-        counts = self.relay.pages()
+        counts = self.agent.pages()
         assert counts.free == counts.capacity, f"{counts}"
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
         counters = self.scheduler.state().counters
@@ -163,7 +163,7 @@ class Driven:
                     self.tell(message)
                 case LoadStage(stage):
                     event = StageLoaded(stage, self.engine.load(stage), self.engine.memory().weights)
-                    self._obey(self.relay.handle(event, (), self.now))
+                    self._obey(self.agent.handle(event, (), self.now))
                 case DropStage(stage):
                     self.engine.unload(stage)
 

@@ -83,8 +83,8 @@ def test_every_way_of_sampling(bench, family, where, credit, ignore_eos):
     """Whatever a credit is, and whoever knows the tokens when: what is told is what one token at a time gives."""
     plain, made = (PagedDevice(bench.store, each, family) for each in (PLAIN, PLAIN if where == "run" else CONFIG))
     if where == "recorded":
-        made._graphs = Graphs(Watched(), made._residents.units, made._pool)
-        rotaries = made._residents.units.rotaries
+        made._graphs = Graphs(Watched(), made._registry.units, made._pool)
+        rotaries = made._registry.units.rotaries
         rotaries.update({key: getattr(each, "stock", each) for key, each in rotaries.items()})
     wanted = everything(ignore_eos, more=20 if where == "recorded" else 0)
     expected, got = drive(plain, wanted, Limits(48)), drive(made, wanted, Limits(48), credit=credit)
@@ -139,7 +139,7 @@ def test_launching_neither_waits_nor_copies_but_by_what_does_not_wait(bench, fam
 
     def launches(params: SamplingParams, kernels: str = "stock") -> None:
         made = PagedDevice(bench.store, replace(CONFIG, kernels=kernels), ["base"])
-        rotaries = made._residents.units.rotaries
+        rotaries = made._registry.units.rotaries
         rotaries.update({key: getattr(each, "stock", each) for key, each in rotaries.items()})  # as on a GPU
         model = made.stage("base")
         opened = [SequenceRequest(seq, seq, model, (1, 2, 3), params) for seq in "ab"]

@@ -67,23 +67,23 @@ class Picture:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_every_row_finds_its_cells_whatever_comes_and_goes(data: st.DataObject) -> None:
-    picture = Picture()
+    snapshot = Picture()
     for _ in range(data.draw(st.integers(1, 50))):
         what = data.draw(st.sampled_from(["enter", "leave", "advance", "release"]))
-        before = picture.columns.length
+        before = snapshot.columns.length
         try:
-            if what == "enter" and len(picture.rows) < 4:
-                picture.enter(data.draw(st.integers(0, 12)))
-            elif what == "leave" and picture.rows:
-                picture.leave(data.draw(st.integers(0, len(picture.rows) - 1)))
-            elif what == "advance" and picture.rows:
-                picture.advance([data.draw(st.integers(0, 5)) for _ in picture.rows])
+            if what == "enter" and len(snapshot.rows) < 4:
+                snapshot.enter(data.draw(st.integers(0, 12)))
+            elif what == "leave" and snapshot.rows:
+                snapshot.leave(data.draw(st.integers(0, len(snapshot.rows) - 1)))
+            elif what == "advance" and snapshot.rows:
+                snapshot.advance([data.draw(st.integers(0, 5)) for _ in snapshot.rows])
             elif what == "release":
-                cut = picture.columns.release()
-                assert picture.columns.length == before - cut == picture.columns.needed
+                cut = snapshot.columns.release()
+                assert snapshot.columns.length == before - cut == snapshot.columns.needed
         except NoRoom:
-            assert picture.columns.length == before, "what does not fit changes nothing"
-        picture.check()
+            assert snapshot.columns.length == before, "what does not fit changes nothing"
+        snapshot.check()
 
 
 @settings(max_examples=50, deadline=None)

@@ -97,7 +97,7 @@ class Anything(Changing):
 
     def expect_end(self) -> None:
         """Everybody has had what was due, and nothing is left, once what is held for others is let go."""
-        self.scheduler.donors.clear()
+        self.scheduler.prefix_cache.clear()
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         self.run()
         assert all(told.last.finish for told in self.told.values())

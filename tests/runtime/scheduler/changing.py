@@ -52,8 +52,8 @@ class Changing(VirtualCluster):
 
     def tell(self, event: Any) -> None:
         super().tell(event)
-        if isinstance(event, AddRequest) and (member := self.scheduler.members.get(event.request.seq)) is not None:
-            self.given[event.request.seq] = member.chain.loaded_as
+        if isinstance(event, AddRequest) and (sequence := self.scheduler.sequences.get(event.request.seq)) is not None:
+            self.given[event.request.seq] = sequence.chain.loaded_as
 
     def carry_out(self, commands: Any) -> None:
         commands = list(commands)

@@ -25,7 +25,7 @@ def test_schedules_do_have_all_of_it() -> None:
         cluster = Anything(seed=seed)
         cluster.run()
         cluster.expect_end()
-        scheduler, moves = cluster.scheduler, cluster.scheduler.handovers.counts()
+        scheduler, moves = cluster.scheduler, cluster.scheduler.migrations.counts()
         seen["moves"] += moves.committed
         seen["given up"] += moves.aborted
         seen["preempted"] += scheduler.state().counters.preemptions

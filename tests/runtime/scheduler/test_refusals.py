@@ -71,7 +71,7 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
     cluster.run()
     blocks = [block.id for block in M.blocks()]
     assert all(cluster.scheduler.block_map.instances[block] == ["d0"] for block in blocks)
-    cluster.scheduler.control.orders.grow(blocks, "d1", "a test", cluster.now)
+    cluster.scheduler.control.actions.grow(blocks, "d1", "a test", cluster.now)
     cluster.ask(*(request(f"t{at}", (at,), "m", max_tokens=8) for at in range(6)), at=cluster.now)
     cluster.run()
     cluster.expect()
@@ -106,9 +106,9 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
     cluster.ask(request("a", range(4), "m"), at=MS)
     cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # it is not asked for at once
     cluster.at(8_000 * MS, lambda: setattr(engine, "full", False))
-    sight, seen = ClusterView(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
+    view, seen = ClusterView(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
     for second in (3, 14, 50):
-        cluster.at(second * 1000 * MS, lambda: seen.append(sight.refused()))
+        cluster.at(second * 1000 * MS, lambda: seen.append(view.refused()))
     cluster.ask(request("late", range(4), "m", max_tokens=8), at=60_000 * MS)
     cluster.run()
     ends = {seq: cluster.told[seq].last.finish for seq in ("a", "soon", "late")}
@@ -124,13 +124,13 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
 def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:
     """One request a second for an hour: each is told why, and few of them cost the device an attempt."""
     cluster, engine = stuffed()
-    tries: list[int] = []
+    in_flight: list[int] = []
     for second in range(1, 3600):
         cluster.ask(request(f"s{second}", range(4), "m"), at=second * 1000 * MS)
-        cluster.at(second * 1000 * MS + 500 * MS, lambda: tries.append(engine.asked))
+        cluster.at(second * 1000 * MS + 500 * MS, lambda: in_flight.append(engine.asked))
     cluster.run()
     assert all("no room yet" in (told.last.error or "") for told in cluster.told.values())
-    at = [second for second, (before, after) in enumerate(pairwise([0, *tries])) if after > before]
+    at = [second for second, (before, after) in enumerate(pairwise([0, *in_flight])) if after > before]
     pauses = [after - before for before, after in pairwise(at)]
     assert all(15 <= pause <= 965 for pause in pauses) and pauses == sorted(pauses) and 6 <= len(at) <= 10
 

@@ -101,7 +101,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
         cluster.at(rng.randrange(80 * MS), move)
     cluster.run()
     cluster.expect()
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.started == counts.committed + counts.aborted
     if seed == 0:
         assert counts.committed > 0
@@ -153,7 +153,7 @@ def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_no
     )
     cluster.ask(request("a", range(30), "long", max_tokens=60), request("b", range(9), "long", max_tokens=30))
     cluster.run(until=12 * MS)
-    a, b = (cluster.scheduler.members[seq] for seq in "ab")
+    a, b = (cluster.scheduler.sequences[seq] for seq in "ab")
     assert (len(a.path), len(b.path)) == (2, 1)
     devices = devices_of(a.chain, a.path)
     first = range(devices.index(devices[-1]))
@@ -175,7 +175,7 @@ def test_pages_that_do_not_verify_are_not_used() -> None:
     cluster.at(12 * MS, lambda: cluster.migrate("a", range(2, 3), "d0"))
     cluster.run()
     cluster.expect()
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert (counts.committed, counts.aborted) == (0, 1)
 
 

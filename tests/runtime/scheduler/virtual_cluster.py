@@ -53,7 +53,7 @@ class Node:
     """One life of a device."""
 
     name: str
-    relay: Agent
+    agent: Agent
     engine: StageEngine
     running: set[Lane] = field(default_factory=set)
     alive: bool = True
@@ -163,27 +163,27 @@ class VirtualCluster:
 
     def expect_empty(self) -> None:
         assert not self.scheduler.busy, "sequences are alive"
-        if len(self.scheduler.donors):
+        if len(self.scheduler.prefix_cache):
             self.expect_donors()
         for node in self.living():
-            counts = node.relay.pages()
+            counts = node.agent.pages()
             assert counts.free == counts.capacity, (node.name, counts)
-            assert not node.relay._kept.nbytes, (node.name, node.relay._kept.nbytes)
+            assert not node.agent._kept.nbytes, (node.name, node.agent._kept.nbytes)
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """What is held is held by donors, in the scheduler's ledger as in the agents' books; when they go, nothing
+        """What is held is held by cached prefixes, in the scheduler's ledger as in the agents' books; when they go, nothing
         is.
         """
         for node in self.living():
-            device, counts = self.scheduler.devices[node.name], node.relay.pages()
+            device, counts = self.scheduler.devices[node.name], node.agent.pages()
             assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
                 node.name,
                 counts,
                 device.pages.used,
                 device.pages.idle,
             )
-        self.scheduler.donors.clear()
+        self.scheduler.prefix_cache.clear()
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         self.run()
 
@@ -201,22 +201,22 @@ class VirtualCluster:
 
     def migrate(self, seq: str, blocks: range, target: str, **how: bool) -> str | None:
         """Move blocks of a sequence; the reason if that cannot be."""
-        why = self.scheduler.handovers.start(self.scheduler.members[seq], blocks, target, self.now, **how)
+        why = self.scheduler.migrations.start(self.scheduler.sequences[seq], blocks, target, self.now, **how)
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         return why
 
     def migrate_some(self, rng: random.Random, **how: bool) -> str | None:
         """Move a random run of blocks of a random sequence somewhere."""
-        running = [member for member in self.scheduler.members.values() if member.path and member.chain]
+        running = [sequence for sequence in self.scheduler.sequences.values() if sequence.path and sequence.chain]
         if not running:
             return "nobody runs"
-        member = rng.choice(running)
-        devices = devices_of(member.chain, member.path)
+        sequence = rng.choice(running)
+        devices = devices_of(sequence.chain, sequence.path)
         first = rng.randrange(len(devices))
         last = first + 1
         while last < len(devices) and devices[last] == devices[first] and rng.random() < 0.6:
             last += 1
-        return self.migrate(member.seq, range(first, last), f"d{rng.randrange(self.devices)}", **how)
+        return self.migrate(sequence.seq, range(first, last), f"d{rng.randrange(self.devices)}", **how)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class VirtualCluster:
 
     def deliver(self, node: Node, message: Any, arrays: Sequence[Array]) -> None:
         if node.alive:
-            self.obey(node, node.relay.handle(message, arrays, self.now))
+            self.obey(node, node.agent.handle(message, arrays, self.now))
 
     def obey(self, node: Node, commands: Iterable[Any]) -> None:
         for command in commands:
@@ -318,22 +318,22 @@ class VirtualCluster:
                     self.post(node.name, to, answer, (array,), int(len(array.data) / self.page_bytes_per_ms * MS))
                 case VerifyActivations(data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the hidden states do not verify"
-                    self.obey(node, node.relay.handle(ActivationsVerified(move, lo, hi, error), (), self.now))
+                    self.obey(node, node.agent.handle(ActivationsVerified(move, lo, hi, error), (), self.now))
                 case WritePages(pages, data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the pages do not verify"
                     if not error:
                         node.engine.write_pages(pages, data)
-                    self.obey(node, node.relay.handle(PagesWritten(move, lo, hi, error), (), self.now))
+                    self.obey(node, node.agent.handle(PagesWritten(move, lo, hi, error), (), self.now))
         self.start(node)
 
     def start(self, node: Node) -> None:
         for lane in self.lanes if node.alive else ():
-            if lane not in node.running and (step := node.relay.next_step(self.now, lane)) is not None:
+            if lane not in node.running and (step := node.agent.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
         if self.prepares and node.alive and not node.running:
-            node.relay.prepare()
-        if node.alive and node.relay.lingers is not None:
-            self.at(max(self.now, node.relay.lingers), lambda: self.start(node))
+            node.agent.prepare()
+        if node.alive and node.agent.lingers is not None:
+            self.at(max(self.now, node.agent.lingers), lambda: self.start(node))
 
     def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
         node.running.add(lane)
@@ -347,15 +347,15 @@ class VirtualCluster:
     def finish(self, node: Node, result: Any, lane: Lane) -> None:
         if node.alive:
             node.running.discard(lane)
-            first = node.relay.first(result) if self.prepares and lane == "all" else None
+            first = node.agent.first(result) if self.prepares and lane == "all" else None
             if first is not None:
                 self.post(node.name, first.to, first.message, first.arrays)
-            self.obey(node, node.relay.finish_step(result, self.now, lane))
+            self.obey(node, node.agent.finish_step(result, self.now, lane))
 
     def check(self) -> None:
         self.scheduler.check()
         for node in self.living():
-            node.relay.check()
-            device, counts = self.scheduler.devices.get(node.name), node.relay.pages()
+            node.agent.check()
+            device, counts = self.scheduler.devices.get(node.name), node.agent.pages()
             if device is not None and device.alive and not node.coming and not node.running:
                 assert counts.capacity - counts.free <= device.pages.used, (node.name, counts, device.pages.used)

@@ -30,19 +30,19 @@ DEVICES = ("a", "b")
 
 @pytest.fixture(scope="module")
 def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
-    fleet = processes(models=MODELS, pace=1.0)
+    launcher = processes(models=MODELS, pace=1.0)
     driver = ClusterDriver(
         [model.chain(*CUTS) for model in MODELS],
         blocks(MODELS, CUTS),
         DEVICES,
-        fleet,
+        launcher,
         ClusterConfig(placement="partition"),
     )
     with (
         driver,
         serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server,
     ):
-        yield server, fleet
+        yield server, launcher
 
 
 def test_answers_are_the_models_own(cluster: tuple[Running, ProcessLauncher]) -> None:
@@ -61,10 +61,10 @@ def test_answers_are_the_models_own(cluster: tuple[Running, ProcessLauncher]) ->
 
 
 def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -> None:
-    server, fleet = cluster
+    server, launcher = cluster
     state = server.state()
     assert [(each["id"], each["pid"], each["alive"]) for each in state["agents"]] == [
-        (name, fleet.pid(name, 1), True) for name in DEVICES
+        (name, launcher.pid(name, 1), True) for name in DEVICES
     ]
     for agent in state["agents"]:
         assert agent["instances"] and {"block", "queue", "batch_limit"} <= agent["instances"][0].keys()
@@ -90,7 +90,7 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -
 def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(
     cluster: tuple[Running, ProcessLauncher],
 ) -> None:
-    server, fleet = cluster
+    server, launcher = cluster
     prompt, answers = [9, 8, 7], []
     wanted = expected(MODELS[0], prompt, SamplingParams(120, ignore_eos=True))
 
@@ -111,7 +111,7 @@ def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_los
         for thread in threads:
             thread.start()
         assert eventually(lambda: server.state()["running"] == 3)
-        victim = fleet.pid("a", 1)
+        victim = launcher.pid("a", 1)
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: agents()[0]["deaths"] == 1)

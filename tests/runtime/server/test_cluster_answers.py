@@ -43,7 +43,7 @@ def asked(client: Any, chat: bool, **body: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_variant_that_ran_is_named_whole_and_in_streams(tokenizer: Tokenizer, chat: bool) -> None:
-    fleet = ThreadLauncher(
+    launcher = ThreadLauncher(
         lambda device: lambda: IntegerEngine((OWN, SMALL), 400),
         settings=AgentSettings(report_seconds=0.05),
         beat_seconds=0.1,
@@ -52,7 +52,7 @@ def test_a_variant_that_ran_is_named_whole_and_in_streams(tokenizer: Tokenizer, 
     smaller = {use.block: 10 for use in SMALL.chain(*CUT).uses} | {use.block: 1000 for use in OWN.chain(*CUT).uses}
     sized = [replace(block, nbytes=smaller[block.id]) for block in blocks.values()]
     adaptation = VariantChoice((variant_of(OWN, SMALL, *CUT),))
-    driver = ClusterDriver([OWN.chain(*CUT)], sized, ["a"], fleet, ClusterConfig(), adaptation=adaptation)
+    driver = ClusterDriver([OWN.chain(*CUT)], sized, ["a"], launcher, ClusterConfig(), adaptation=adaptation)
     with (
         driver,
         serving(driver, FakeSource(tokenizer, known=[OWN.spec]), ServerConfig()) as server,

@@ -54,7 +54,7 @@ LIMIT = 20.0
 
 @contextmanager
 def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterator[Running]:
-    fleet = ProcessLauncher(
+    launcher = ProcessLauncher(
         ProcessConfig(
             counting(MODELS, pages, pace=1.0),
             AgentConfig(fetch_window=1),
@@ -67,7 +67,7 @@ def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterat
         [model.chain(*CUTS) for model in MODELS],
         blocks(MODELS, CUTS),
         DEVICES,
-        fleet,
+        launcher,
         ClusterConfig(placement="partition"),
     )
     with (
@@ -128,7 +128,7 @@ class Asked:
 
 def address_of(driver: Any, device: str) -> tuple[int, str]:
     """Incarnation and address of an agent."""
-    return driver._company._addresses[device]  # type: ignore[no-any-return]
+    return driver._remote_agents._addresses[device]  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def impostor(server: Running, name: str, *devices: str, life: int | None = None)
     """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
     driver: Any = server.driver
     post = Messenger(name, next(LIVES) if life is None else life)
-    post.learn("scheduler", 0, driver._company._post.address)
+    post.learn("scheduler", 0, driver._remote_agents._post.address)
     for device in devices:
         post.learn(device, *address_of(driver, device))
     yield post
@@ -164,11 +164,11 @@ def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(
 ) -> None:
     asked = Asked(server, [[5, 6, 7]], 40)
     driver: Any = server.driver
-    driver._company._post.admit(lambda name, life: True)  # as if somebody had started it
+    driver._remote_agents._post.admit(lambda name, life: True)  # as if somebody had started it
     with impostor(server, "z") as post:
         post.send("scheduler", AgentHello("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
         assert "it is of version" in denied(post)
-    driver._company._post.admit(driver._company.lives.begun)
+    driver._remote_agents._post.admit(driver._remote_agents.lifecycles.begun)
     asked.expect()
     with server.http() as http:
         assert [each["device"] for each in http.get("/health").json()["agents"]] == [*DEVICES]
@@ -223,9 +223,9 @@ def running(server: Running) -> Any:
     """The first sequence that runs."""
     driver: Any = server.driver
     assert eventually(
-        lambda: any(each.path and each.output for each in list(driver._scheduler.members.values())), LIMIT
+        lambda: any(each.path and each.output for each in list(driver._scheduler.sequences.values())), LIMIT
     )
-    return next(each for each in list(driver._scheduler.members.values()) if each.path)
+    return next(each for each in list(driver._scheduler.sequences.values()) if each.path)
 
 
 def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
@@ -291,7 +291,7 @@ def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
     target = next(name for name in DEVICES if name != devices[-1])
     with impostor(server, "z", target) as post:
         assert eventually(lambda: driver.move(one.seq, range(last[0], last[-1] + 1), target) is None, LIMIT)
-        move = next(iter(driver._scheduler.handovers), None)
+        move = next(iter(driver._scheduler.migrations), None)
         number, layers = (1, 1) if move is None else (move.number, move.pages)
         forged = Array("uint8", (layers, 64), bytes(64 * layers))
         for _ in range(20):
@@ -299,8 +299,8 @@ def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
                 post.send(target, PageData(number, one.seq, one.epoch, lo, lo + 4, "0" * 64), (forged,))
             post.receive(0.001)
     asked.expect()
-    assert driver.sight.moves().started >= 1
-    assert eventually(lambda: not len(driver._scheduler.handovers), LIMIT)
+    assert driver.view.moves().started >= 1
+    assert eventually(lambda: not len(driver._scheduler.migrations), LIMIT)
 
 
 # -- without room ------------------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_a_device_without_room_takes_no_move(server: Running) -> None:
     said: set[str] = set()
 
     def refused() -> bool:
-        for seq in [seq for seq, each in list(driver._scheduler.members.items()) if each.path]:
+        for seq in [seq for seq, each in list(driver._scheduler.sequences.items()) if each.path]:
             for device in DEVICES:
                 said.add(str(driver.move(seq, range(2), device)))
         return any("no room" in why for why in said)

@@ -30,9 +30,9 @@ PROMPT, LENGTH = [5, 6, 7, 8], 120
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    fleet = processes(200, 5.0, (MODEL,))
+    launcher = processes(200, 5.0, (MODEL,))
     config = ClusterConfig(placement="replicate", control=CONTROL)
-    driver = ClusterDriver([MODEL.chain()], MODEL.blocks(), ("a", "b"), fleet, config)
+    driver = ClusterDriver([MODEL.chain()], MODEL.blocks(), ("a", "b"), launcher, config)
     with driver, serving(driver, FakeSource(tokenizer, known=[MODEL.spec]), ServerConfig(api_key="k3y")) as started:
         yield started
 

@@ -11,8 +11,8 @@ from runtime.sim.models.family import App, Cutting, family_of
 
 
 def test_a_policy_says_how_many_bytes_are_kept() -> None:
-    assert policy_of({"activation_cache_bytes": 1 << 30}, 2).relay.activation_cache_bytes == 1 << 30
-    assert policy_of({}, 2).relay.activation_cache_bytes == 0
+    assert policy_of({"activation_cache_bytes": 1 << 30}, 2).agent.activation_cache_bytes == 1 << 30
+    assert policy_of({}, 2).agent.activation_cache_bytes == 0
 
 
 def test_a_slow_link_carries_hidden_states_in_the_place_of_k_and_v() -> None:

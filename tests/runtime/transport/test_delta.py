@@ -39,7 +39,7 @@ CHANGES = [
     {"generated": (1, 9)},
     {"sample": (True, False)},
     {"steps": (1, 2)},
-    {"turns": (2, 0), "ahead": (True, False)},
+    {"attempts": (2, 0), "speculate": (True, False)},
     {"sampled": (Sampled("a", 1), None)},
     {"sampled": (Sampled("a", 1, -0.5), Sampled("b", 1))},
     {"sampled": (Sampled("a", 1, None, (Logprob(1, -0.5),)), Sampled("b", 1))},
@@ -92,8 +92,8 @@ def test_nothing_goes_on_from_nothing() -> None:
     for message in step(1):
         heard.full(message)
     assert heard.full(RunRowsDelta((1,))) is None and heard.full(RowsDoneDelta((1, 2, 3))) is None
-    turns = structs.replace(step(1)[0], turns=(2, 4), ahead=(True, True))
-    heard.full(turns)
+    attempts = structs.replace(step(1)[0], attempts=(2, 4), speculate=(True, True))
+    heard.full(attempts)
     assert heard.full(ForwardRowsDelta()) is None
 
 

@@ -35,15 +35,15 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
 
         def make(name: str, incarnation: int = 0, bind: str | None = "", **options: object) -> Messenger:
             where = f"{request.param}://{tmp_path}/{name}.{incarnation}" if bind == "" else bind
-            post = Messenger(name, incarnation, where, **options)  # type: ignore[arg-type]
-            stack.callback(post.close)
-            return post
+            messenger = Messenger(name, incarnation, where, **options)  # type: ignore[arg-type]
+            stack.callback(messenger.close)
+            return messenger
 
         yield make
 
 
 def taken(
-    post: Messenger, count: int, seconds: float = LIMIT, sender: Messenger | None = None
+    messenger: Messenger, count: int, seconds: float = LIMIT, sender: Messenger | None = None
 ) -> list[Envelope | PeerCut]:
     """The next so many, or as many as come in time. A sender hands on what waits in it when it looks for what comes."""
     out: list[Envelope | PeerCut] = []
@@ -51,12 +51,12 @@ def taken(
     while len(out) < count and time.monotonic() < end:
         if sender is not None:
             sender.receive(0)
-        out += post.receive(0.02)
+        out += messenger.receive(0.02)
     return out
 
 
-def heard(post: Messenger, count: int, sender: Messenger | None = None) -> list[int]:
-    items = taken(post, count, sender=sender)
+def heard(messenger: Messenger, count: int, sender: Messenger | None = None) -> list[int]:
+    items = taken(messenger, count, sender=sender)
     assert all(isinstance(item, Envelope) for item in items), items
     return [
         item.message.stalled_ms for item in items if isinstance(item, Envelope) and isinstance(item.message, Heartbeat)
@@ -86,13 +86,13 @@ def test_agents_reach_each_other_both_ways_with_arrays(made: Callable[..., Messe
     for one, other in ((a, b), (b, a)):
         other_name = "b" if other is b else "a"
         one.send(other_name, PageData(1, "s", 1, 0, 4, "d"), (Array("uint8", (4, len(data) // 4), data),))
-        (mail,) = taken(other, 1)
+        (envelope,) = taken(other, 1)
         assert (
-            isinstance(mail, Envelope)
-            and mail.arrays[0].shape == (4, len(data) // 4)
-            and bytes(mail.arrays[0].data) == data
+            isinstance(envelope, Envelope)
+            and envelope.arrays[0].shape == (4, len(data) // 4)
+            and bytes(envelope.arrays[0].data) == data
         )
-        assert (mail.sender, mail.incarnation) == (("a", 1) if one is a else ("b", 2))
+        assert (envelope.sender, envelope.incarnation) == (("a", 1) if one is a else ("b", 2))
 
 
 def test_threads_of_one_process_speak_without_files() -> None:
@@ -118,9 +118,9 @@ def test_a_stranger_is_not_heard(made: Callable[..., Messenger]) -> None:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(scheduler.address)
         socket.send_multipart(encode(0, Heartbeat(1)))
-    for post in (stranger, friend):
-        post.learn("scheduler", 0, scheduler.address)
-        post.send("scheduler", Heartbeat(2))
+    for messenger in (stranger, friend):
+        messenger.learn("scheduler", 0, scheduler.address)
+        messenger.send("scheduler", Heartbeat(2))
     assert [item.sender for item in taken(scheduler, 2, seconds=1.0) if isinstance(item, Envelope)] == ["b"]
     context.destroy(0)
 
@@ -161,12 +161,12 @@ def test_an_address_that_is_none_is_not_learnt(made: Callable[..., Messenger], a
         made("a").learn("b", 0, address)
 
 
-def raw(post: Messenger, who: bytes) -> zmq.Socket[bytes]:
+def raw(messenger: Messenger, who: bytes) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.ROUTING_ID, who)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, 5000)
-    socket.connect(post.address.replace("unix:", "ipc:"))
+    socket.connect(messenger.address.replace("unix:", "ipc:"))
     return socket
 
 
@@ -242,8 +242,8 @@ def test_who_has_no_name_is_not_heard(made: Callable[..., Messenger], who: bytes
 def test_a_later_life_ends_the_one_before(made: Callable[..., Messenger]) -> None:
     scheduler = made("scheduler")
     first, second = made("a", 1, bind=None), made("a", 2, bind=None)
-    for post in (first, second):
-        post.learn("scheduler", 0, scheduler.address)
+    for messenger in (first, second):
+        messenger.learn("scheduler", 0, scheduler.address)
     first.send("scheduler", Heartbeat(1))
     assert heard(scheduler, 1) == [1]
     second.send("scheduler", Heartbeat(2))
@@ -264,8 +264,8 @@ def test_a_life_that_nobody_has_told_of_waits_until_somebody_does(made: Callable
     one.learn("a", 1, first.address)
     first.learn("b", 0, one.address)
     next_one, forged = made("a", 2), made("a", 9, bind=None)
-    for post in (next_one, forged):
-        post.learn("b", 0, one.address)
+    for messenger in (next_one, forged):
+        messenger.learn("b", 0, one.address)
     forged.send("b", Heartbeat(9))
     for number in range(3):
         next_one.send("b", Heartbeat(20 + number))
@@ -329,8 +329,8 @@ def test_what_is_known_of_links_goes_with_their_lives() -> None:
 def test_a_peer_that_does_not_read_blocks_nobody_and_is_given_up(made: Callable[..., Messenger]) -> None:
     small = MessengerSettings(backlog=1 << 20, high_water=8)
     sender, sleeper, friend = made("s", settings=small), made("a", settings=small), made("b", settings=small)
-    for post in (sleeper, friend):
-        sender.learn("a" if post is sleeper else "b", 0, post.address)
+    for messenger in (sleeper, friend):
+        sender.learn("a" if messenger is sleeper else "b", 0, messenger.address)
     page = (Array("uint8", (1, 1 << 16), bytes(1 << 16)),)
     began, sent = time.monotonic(), 0
     while sender.send("a", PageData(1, "s", 1, 0, 1, "d"), page):
@@ -362,18 +362,18 @@ def test_what_waits_goes_out_once_the_peer_reads(made: Callable[..., Messenger])
 
 
 def test_a_peer_that_is_not_there_costs_nothing(made: Callable[..., Messenger], tmp_path: Path) -> None:
-    post = made("a")
-    post.learn("b", 0, f"ipc://{tmp_path}/nobody")
-    assert post.send("b", Heartbeat(1))
-    assert not post.send("c", Heartbeat(1))
-    assert post.receive(0.0) == []
+    messenger = made("a")
+    messenger.learn("b", 0, f"ipc://{tmp_path}/nobody")
+    assert messenger.send("b", Heartbeat(1))
+    assert not messenger.send("c", Heartbeat(1))
+    assert messenger.receive(0.0) == []
 
 
 def test_a_wait_ends_when_it_is_woken(made: Callable[..., Messenger]) -> None:
-    post = made("a")
-    timer = threading.Timer(0.05, post.wake)
+    messenger = made("a")
+    timer = threading.Timer(0.05, messenger.wake)
     timer.start()
     began = time.monotonic()
-    assert post.receive(LIMIT) == []
+    assert messenger.receive(LIMIT) == []
     assert time.monotonic() - began < LIMIT / 2
     timer.join()

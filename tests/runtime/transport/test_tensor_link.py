@@ -71,12 +71,14 @@ def two(tmp_path: Path) -> Iterator[Two]:
         posts = [
             Messenger(name, 1 if name != SCHEDULER else 0, f"ipc://{tmp_path}/{name}") for name in ("a", "b", SCHEDULER)
         ]
-        for post in posts:
-            stack.callback(post.close)
-        for post in posts[:2]:
-            post.learn(SCHEDULER, 0, posts[2].address)
+        for messenger in posts:
+            stack.callback(messenger.close)
+        for messenger in posts[:2]:
+            messenger.learn(SCHEDULER, 0, posts[2].address)
         directs = [StandIn(), StandIn()]
-        ends = [TensorLink(name, post, direct) for name, post, direct in zip("ab", posts, directs, strict=False)]
+        ends = [
+            TensorLink(name, messenger, direct) for name, messenger, direct in zip("ab", posts, directs, strict=False)
+        ]
         ends[0].learn("b", 1, ends[1].address)
         ends[1].learn("a", 1, ends[0].address)
         for end, peer in zip(ends, "ba", strict=True):
@@ -91,8 +93,12 @@ def test_arrays_are_announced_and_come_with_their_message(two: Two) -> None:
     two.until_expected(1)
     assert two.direct_a.sent["b", 1] == (STATE,)
     two.direct_b.come("a", 1, [STATE])
-    (mail,) = two.at_b(1)
-    assert isinstance(mail, Envelope) and (mail.message, mail.arrays, mail.ticket) == (ROW, (STATE,), None)
+    (envelope,) = two.at_b(1)
+    assert isinstance(envelope, Envelope) and (envelope.message, envelope.arrays, envelope.ticket) == (
+        ROW,
+        (STATE,),
+        None,
+    )
 
 
 def test_what_came_behind_an_announced_message_waits_for_it(two: Two) -> None:
@@ -112,8 +118,8 @@ def test_another_peers_messages_do_not_wait(two: Two) -> None:
     two.until_expected(1)
     two.scheduler.learn("b", 1, two.b.address)
     two.scheduler.send("b", Shutdown())
-    (mail,) = two.at_b(1)
-    assert isinstance(mail, Envelope) and mail.sender == SCHEDULER
+    (envelope,) = two.at_b(1)
+    assert isinstance(envelope, Envelope) and envelope.sender == SCHEDULER
 
 
 def test_rows_whose_tensor_does_not_come_are_lost_and_what_is_behind_them_goes_on(two: Two) -> None:
@@ -121,8 +127,8 @@ def test_rows_whose_tensor_does_not_come_are_lost_and_what_is_behind_them_goes_o
     two.a.send("b", WANT)
     two.until_expected(1)
     two.direct_b.come("a", 1, error="it has not come within 1 s")
-    (mail,) = two.at_b(1)
-    assert isinstance(mail, Envelope) and mail.message == WANT
+    (envelope,) = two.at_b(1)
+    assert isinstance(envelope, Envelope) and envelope.message == WANT
     lost = two.lost()
     assert isinstance(lost, RowsLost) and (lost.device, lost.seqs, lost.epochs, lost.retry) == ("b", ("s",), (1,), True)
     assert "within 1 s" in lost.reason
@@ -132,9 +138,9 @@ def test_pages_whose_tensor_does_not_come_say_so(two: Two) -> None:
     two.a.send("b", PAGES, (PAGE,))
     two.until_expected(1)
     two.direct_b.come("a", 1, error="gone")
-    (mail,) = two.at_b(1)
-    assert isinstance(mail, Envelope) and isinstance(mail.message, PageData)
-    assert "gone" in mail.message.error and mail.arrays == ()
+    (envelope,) = two.at_b(1)
+    assert isinstance(envelope, Envelope) and isinstance(envelope.message, PageData)
+    assert "gone" in envelope.message.error and envelope.arrays == ()
 
 
 def test_who_announces_without_a_link_is_cut_off(two: Two) -> None:
@@ -185,8 +191,8 @@ def test_what_cannot_go_directly_goes_by_the_host(two: Two, why: str) -> None:
     else:
         two.a.reach("b", "another" if why == "other rails" else "")
     two.a.send("b", message, (array,))
-    (mail,) = two.at_b(1)
-    assert isinstance(mail, Envelope) and bytes(mail.arrays[0].data) == array.data
+    (envelope,) = two.at_b(1)
+    assert isinstance(envelope, Envelope) and bytes(envelope.arrays[0].data) == array.data
     assert two.direct_a.offered == (["b"] if why == "no link yet" else [])
     assert not two.direct_a.sent and not two.direct_b.expected
 

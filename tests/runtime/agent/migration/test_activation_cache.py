@@ -96,21 +96,21 @@ def test_nothing_is_kept_without_a_limit() -> None:
 def test_any_order_of_rows_and_ends_against_a_picture_of_them(seed: int) -> None:
     rng = random.Random(seed)
     kept = ActivationCache(rng.choice((AROUND + 3, 5 * AROUND, 1 << 20)))
-    picture: dict[tuple[str, int], dict[int, int]] = {}
+    snapshot: dict[tuple[str, int], dict[int, int]] = {}
     for _ in range(200):
         seq, before = rng.choice("abc"), rng.choice((1, 4))
-        tokens = picture.setdefault((seq, before), {})
+        tokens = snapshot.setdefault((seq, before), {})
         if rng.random() < 0.1:
             kept.close(seq)
-            picture = {name: each for name, each in picture.items() if name[0] != seq}
+            snapshot = {name: each for name, each in snapshot.items() if name[0] != seq}
         else:
             start = rng.randrange(max(0, len(tokens) - 3), len(tokens) + 1)
             values = [rng.randrange(256) for _ in range(rng.randrange(1, 5))]
             kept.store_span(seq, before, start, array(*values))
-            picture[seq, before] = {at: value for at, value in tokens.items() if at < start} | dict(
+            snapshot[seq, before] = {at: value for at, value in tokens.items() if at < start} | dict(
                 enumerate(values, start)
             )
         kept.check(set("abc"))
-        for (name, at), known in picture.items():
+        for (name, at), known in snapshot.items():
             for lo, hi in kept.spans(name, at):
                 assert read(kept, name, at, lo, hi) == [known[token] for token in range(lo, hi)]

@@ -68,7 +68,7 @@ def test_they_come_before_those_that_have_waited_meanwhile() -> None:
         made.arrive(one)
     made.step()
     made.step()
-    made.relay.handle(LoadStages((), (), ((MODEL.chain().uses[0].block, 2),)), (), made.now)
+    made.agent.handle(LoadStages((), (), ((MODEL.chain().uses[0].block, 2),)), (), made.now)
     while made.busy:
         assert made.step()
     made.end()

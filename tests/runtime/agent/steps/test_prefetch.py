@@ -69,7 +69,7 @@ def test_steps_are_the_same_as_without(seed: int) -> None:
     assert {seq: told.tokens for seq, told in with_.told.items()} == {
         seq: told.tokens for seq, told in without.told.items()
     }
-    assert not any(node.relay.foreseen for node in without.living())
+    assert not any(node.agent.prefetcher for node in without.living())
 
 
 def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
@@ -85,24 +85,24 @@ def test_most_steps_of_a_steady_batch_are_made_ahead_though_rows_need_pages() ->
     cluster = steady()
     cluster.run()
     cluster.expect()
-    taken = {node.name: (node.relay.foreseen, node.relay.report().steps) for node in cluster.living()}
-    assert len(taken) == 3 and all(foreseen > 0.7 * steps for foreseen, steps in taken.values()), taken
+    taken = {node.name: (node.agent.prefetcher, node.agent.report().steps) for node in cluster.living()}
+    assert len(taken) == 3 and all(prefetcher > 0.7 * steps for prefetcher, steps in taken.values()), taken
 
 
 def waiting_relay(place: int) -> Agent:
     """A device of a steady batch, between two steps."""
     cluster = steady()
-    while min((node.relay.foreseen for node in cluster.living()), default=0) < 5:
+    while min((node.agent.prefetcher for node in cluster.living()), default=0) < 5:
         cluster.run_one()
-    relay = next(node.relay for node in cluster.living() if node.name == f"d{place}")
-    while relay.busy:
+    agent = next(node.agent for node in cluster.living() if node.name == f"d{place}")
+    while agent.busy:
         cluster.run_one()
-    return relay
+    return agent
 
 
-def heard(relay: Agent) -> Any:
+def heard(agent: Agent) -> Any:
     """The message that it expects; tokens, which it does not know, are 7, 8 and so on."""
-    (expected,) = relay._foreseen._made.values()
+    (expected,) = agent._prefetcher._made.values()
     brings = expected.brings
     return (
         msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs))))
@@ -132,9 +132,9 @@ def hidden(count: int) -> Array:
 )
 def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
     """The rows that are not as expected run, or do not, as they do where nothing is made ahead."""
-    relay = waiting_relay(place)
-    relay.prepare()
-    message, before = heard(relay), relay.foreseen
+    agent = waiting_relay(place)
+    agent.prepare()
+    message, before = heard(agent), agent.prefetcher
     count = len(message.seqs)
     arrays, runs = [] if place == 0 else [hidden(count)], set(message.seqs)
     if what == "shifted":
@@ -149,13 +149,13 @@ def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
     elif what == "strides":
         message = msgspec.structs.replace(message, steps=(2,) * count)
     elif what == "closed":
-        relay.handle(CloseSequences((message.seqs[1],), (message.epochs[1],)), (), 0)
+        agent.handle(CloseSequences((message.seqs[1],), (message.epochs[1],)), (), 0)
         runs.discard(message.seqs[1])
-    relay.handle(message, arrays, 1)
+    agent.handle(message, arrays, 1)
     if what == "joined":
-        relay.handle(columns(message, lambda column: column[:1]), [] if place == 0 else [hidden(1)], 1)
-    step = relay.next_step(2)
-    assert step is not None and relay.foreseen == before + (what == "expected")
+        agent.handle(columns(message, lambda column: column[:1]), [] if place == 0 else [hidden(1)], 1)
+    step = agent.next_step(2)
+    assert step is not None and agent.prefetcher == before + (what == "expected")
     assert {row.seq.split("#")[0] for row in step.plan.rows} == runs
     assert len(step.plan.rows) == len(runs)
     starts = dict(zip(message.seqs, message.starts, strict=True))
@@ -171,17 +171,23 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
     while middle is None:
         cluster.run_one()
         middle = next(
-            (node for node in cluster.living() if node.relay.foreseen > 3 and node.relay._foreseen._runs is not None),
+            (
+                node
+                for node in cluster.living()
+                if node.agent.prefetcher > 3 and node.agent._prefetcher._runs is not None
+            ),
             None,
         )
-        if middle is not None and middle.relay._foreseen._runs.onward is None:
+        if middle is not None and middle.agent._prefetcher._runs.onward is None:
             middle = None
-    relay = middle.relay
-    plan, rows = relay._steps.oldest_step("all")
+    agent = middle.agent
+    plan, rows = agent._steps.oldest_step("all")
     whole = Array("int64", (len(rows), 1), bytes(8 * len(rows)))
     result = StageResult(StepResult(plan.step, (), (), (), 1), Stacked([row.seq for row in plan.rows], whole))
-    assert relay.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"
-    first = relay.first(result)
-    assert first is not None and first.message.seqs == tuple(row.guest.seq for row in rows) and first.arrays == (whole,)
-    assert relay.first(result) is None
-    assert relay.finish_step(result, 5) == []
+    assert agent.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"
+    first = agent.first(result)
+    assert (
+        first is not None and first.message.seqs == tuple(row.sequence.seq for row in rows) and first.arrays == (whole,)
+    )
+    assert agent.first(result) is None
+    assert agent.finish_step(result, 5) == []

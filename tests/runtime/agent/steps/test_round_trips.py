@@ -11,10 +11,13 @@ from runtime.chains import Hop
 LIMIT = 2_000
 
 
-def row(name: str, hops: tuple[str, ...] = ("d",), at: int | None = None, turn: int = 0) -> Any:
+def row(name: str, hops: tuple[str, ...] = ("d",), at: int | None = None, attempt: int = 0) -> Any:
     path = tuple(Hop(device, place, place + 1) for place, device in enumerate(hops))
     return SimpleNamespace(
-        name=name, guest=SimpleNamespace(path=path, keys={}), hop=len(hops) - 1 if at is None else at, turn=turn
+        name=name,
+        sequence=SimpleNamespace(path=path, keys={}),
+        hop=len(hops) - 1 if at is None else at,
+        attempt=attempt,
     )
 
 
@@ -32,7 +35,7 @@ def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
     due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("goes on", ("d", "e"), at=0), "d", 0)
     due.leaves(row("begins elsewhere", ("e", "d")), "d", 0)
-    due.leaves(row("predicted", turn=2), "d", 0)
+    due.leaves(row("predicted", attempt=2), "d", 0)
     assert len(due) == 0
     due.leaves(row("ends where it began", ("d", "e", "d")), "d", 0)
     assert len(due) == 1
@@ -41,7 +44,7 @@ def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
 def test_a_path_that_comes_back_begins_again_at_its_first_hop() -> None:
     due = RoundTrips(LIMIT, 0.5)
     last = row("a@4", ("d", "e", "d"), at=2)
-    last.guest.keys.update({0: "a@0", 4: "a@4"})
+    last.sequence.keys.update({0: "a@0", 4: "a@4"})
     due.leaves(last, "d", 0)
     due.comes("a@0", 100)
     assert len(due) == 0, "a step with it in would wait for it"

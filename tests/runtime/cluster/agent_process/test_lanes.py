@@ -184,9 +184,7 @@ def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
         with driver._changed:
             driver._scheduler.speculation.pin([(MODELS[0].chain(*CUTS).uses[1].block, device) for device in DEVICES])
         with Load(driver, clients=5, max_tokens=10) as load:
-            assert eventually(
-                lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0
-            )
+            assert eventually(lambda: driver.view.speculation().hits > 5 and driver.view.speculation().misses > 5, 20.0)
         assert not load.wrong and load.done
         assert any(each.together for each in under.values()) == own
         assert eventually(lambda: at_rest(driver))

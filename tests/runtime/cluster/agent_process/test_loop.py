@@ -69,7 +69,7 @@ def request(seq: str, *prompt: int) -> SequenceRequest:
 
 def provide(end: End, path: Hops) -> None:
     for hop in path:
-        end.post.send(hop.device, LoadStages((Stage(MODEL.spec.name, hop.lo, hop.hi),), (("b",),)))
+        end.messenger.send(hop.device, LoadStages((Stage(MODEL.spec.name, hop.lo, hop.hi),), (("b",),)))
     for _ in path:
         end.next(StageReady)
 
@@ -84,7 +84,7 @@ def opened(
     computed: int = 0,
 ) -> None:
     for device in {hop.device for hop in path}:
-        end.post.send(
+        end.messenger.send(
             device, OpenSequences((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,))
         )
 
@@ -92,7 +92,7 @@ def opened(
 def go(
     end: End, one: SequenceRequest, path: Hops, start: int, tokens: tuple[int, ...], generated: int, epoch: int = 1
 ) -> int:
-    end.post.send(
+    end.messenger.send(
         path[0].device, RunRows((one.seq,), (epoch,), (start,), (len(tokens),), tokens, (True,), (generated,), (1,))
     )  # fmt: skip
     done = end.next(RowsDone)
@@ -129,7 +129,7 @@ def test_a_sequence_gets_its_tokens_whichever_agents_it_passes(path: Hops) -> No
         decode(end, one, path, 8, tokens)
         assert tokens[5:] == expected(MODEL, one.prompt, GREEDY)
         for name in ("a", "b"):
-            end.post.send(name, CloseSequences(("s",), (1,)))
+            end.messenger.send(name, CloseSequences(("s",), (1,)))
         end.until(lambda: all(name in end.reports and end.reports[name].pages_free == 200 for name in ("a", "b")))
         assert not end.cuts
 
@@ -147,7 +147,7 @@ def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
         decode(end, one, whole, 3, tokens)
         upto = len(tokens) - 1
         first = () if copy else tuple(tokens[:upto])
-        end.post.send(
+        end.messenger.send(
             "b",
             StartMigration(
                 1,
@@ -166,9 +166,9 @@ def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
         moved = end.next(MigrationReady)
         assert sum(hi - lo for lo, hi in moved.copied + moved.recomputed) >= upto - MODEL.spec.page_tokens
         assert bool(moved.copied) == copy and bool(moved.recomputed) == (not copy)
-        end.post.send("b", FinishMigration(1, "s", 2, True))
+        end.messenger.send("b", FinishMigration(1, "s", 2, True))
         opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
-        end.post.send("a", CloseSequences(("s",), (1,)))
+        end.messenger.send("a", CloseSequences(("s",), (1,)))
         decode(end, one, there, 5, tokens, 2)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
 
@@ -183,23 +183,23 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
 
     engine = Forger([MODEL], 10)
     with threads("a") as (_, agents):
-        hands = CommandExecutor(engine, agents["a"].loop._post)
+        executor = CommandExecutor(engine, agents["a"].loop._messenger)
     pages = Array("uint8", (1, 64), bytes(64))
     good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
-    assert hands.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
+    assert executor.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
     for bad in (replace(good, digest=""), replace(good, data=structs.replace(pages, data=b"\1" + bytes(63)))):
-        event = hands.do(bad)
+        event = executor.do(bad)
         assert isinstance(event, PagesWritten) and "do not verify" in event.error
     assert engine.written == 1
     short = Array("uint8", (1, 32), bytes(32))
-    event = hands.do(WritePages((3,), short, digest_of(short), 1, 0, 4))
+    event = executor.do(WritePages((3,), short, digest_of(short), 1, 0, 4))
     assert isinstance(event, PagesWritten) and "do not fit" in event.error
 
 
 def test_a_stage_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
     with threads("a") as (end, _):
         end.welcome("a")
-        end.post.send("a", LoadStages((Stage("org/none", 0, 1), Stage(MODEL.spec.name, 0, 9)), (("b",), ("b",))))
+        end.messenger.send("a", LoadStages((Stage("org/none", 0, 1), Stage(MODEL.spec.name, 0, 9)), (("b",), ("b",))))
         assert "no model named" in end.next(StageLoadFailed).reason
         assert "4 components" in end.next(StageLoadFailed).reason
 
@@ -211,7 +211,7 @@ def test_a_failed_step_loses_its_rows_and_others_go_on() -> None:
         provide(end, path)
         first, second = request("s", 1, 2), request("t", 3)
         opened(end, first, path)
-        end.post.send("a", RunRows(("s",), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
+        end.messenger.send("a", RunRows(("s",), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
         lost = end.next(RowsLost)
         assert lost.seqs == ("s",) and not lost.retry and lost.reason == "the engine failed: FakeFault"
         opened(end, second, path)
@@ -227,7 +227,7 @@ def test_three_failed_steps_in_a_row_end_the_agent() -> None:
         provide(end, path)
         for name in "stuv":
             opened(end, request(name, 1, 2), path)
-            end.post.send("a", RunRows((name,), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
+            end.messenger.send("a", RunRows((name,), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
         ended = agents["a"].wait()
         assert ended.code is AgentExit.LOST and "3 steps in a row failed" in ended.reason
 
@@ -239,12 +239,12 @@ def test_rows_that_overtake_the_opening_of_their_sequence_wait_for_it() -> None:
         end.welcome("a", "b")
         provide(end, path)
         opening = OpenSequences((1,), (one,), ((),), (path,), (False,), (0,), (None,))
-        end.post.send("a", opening)
-        end.post.send("a", RunRows(("s",), (1,), (0,), (3,), (5, 6, 7), (True,), (0,), (1,)))
+        end.messenger.send("a", opening)
+        end.messenger.send("a", RunRows(("s",), (1,), (0,), (3,), (5, 6, 7), (True,), (0,), (1,)))
         end.until(lambda: "a" in end.reports and end.reports["a"].steps == 1)
         for _ in range(10):
             end.pump()
-        end.post.send("b", opening)
+        end.messenger.send("b", opening)
         assert end.next(RowsDone).sampled[0].token == expected(MODEL, one.prompt, GREEDY)[0]  # type: ignore[union-attr]
 
 
@@ -258,14 +258,14 @@ def test_a_lost_engine_ends_the_agent() -> None:
         end.welcome("a")
         provide(end, path)
         opened(end, request("s", 1), path)
-        end.post.send("a", RunRows(("s",), (1,), (0,), (1,), (1,), (True,), (0,), (1,)))
+        end.messenger.send("a", RunRows(("s",), (1,), (0,), (1,), (1,), (True,), (0,), (1,)))
         assert agents["a"].wait().reason == "the engine is lost: the device fell off the bus"
 
 
 def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
     with threads("a", "b") as (end, agents):
         end.welcome("a", "b")
-        stranger = Messenger("c", 1, context=end.post._sockets._context)
+        stranger = Messenger("c", 1, context=end.messenger._sockets._context)
         stranger.learn("a", 1, "inproc://a")
         stranger.send("a", Shutdown())
         items: list[Any] = []
@@ -279,9 +279,9 @@ def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
 
 def test_an_agent_that_a_peer_will_not_have_ends_and_the_scheduler_hears_of_links_that_are_cut() -> None:
     with threads("a") as (end, agents):
-        peer = Messenger("b", 1, "inproc://b", context=end.post._sockets._context)
+        peer = Messenger("b", 1, "inproc://b", context=end.messenger._sockets._context)
         end.until(lambda: "a" in end.ready)
-        end.post.send("a", PeerList((("a", 1, "inproc://a"), ("b", 1, "inproc://b"))))
+        end.messenger.send("a", PeerList((("a", 1, "inproc://a"), ("b", 1, "inproc://b"))))
         peer.learn("a", 1, "inproc://a")
         peer.send("a", Rejected("you send nonsense"))
         ended = agents["a"].wait()
@@ -292,7 +292,7 @@ def test_an_agent_that_a_peer_will_not_have_ends_and_the_scheduler_hears_of_link
 def test_a_link_with_nonsense_on_it_is_told_to_the_scheduler() -> None:
     with threads("a") as (end, agents):
         end.welcome("a")
-        socket = end.post._sockets._context.socket(zmq.DEALER)
+        socket = end.messenger._sockets._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, b"b/7/main")
         socket.connect("inproc://a")
         socket.send_multipart([b"nonsense, and enough of it"])
@@ -305,7 +305,7 @@ def test_a_link_with_nonsense_on_it_is_told_to_the_scheduler() -> None:
 def test_the_scheduler_may_refuse_an_agent() -> None:
     with threads("a") as (end, agents):
         end.until(lambda: "a" in end.ready)
-        end.post.send("a", Rejected("it is of version 2, the cluster of 1"))
+        end.messenger.send("a", Rejected("it is of version 2, the cluster of 1"))
         ended = agents["a"].wait()
         assert ended.code is AgentExit.DENIED and "version 2" in ended.reason
 
@@ -323,13 +323,13 @@ def test_an_agent_that_nobody_answers_ends() -> None:
 def end(tmp_path: Path) -> Any:
     made = End(Messenger(SCHEDULER, bind=f"ipc://{tmp_path}/scheduler"))
     yield made
-    made.post.close()
+    made.messenger.close()
 
 
 def test_a_process_stands_by_until_it_is_told_who_it_is_and_works(end: End, tmp_path: Path) -> None:
     with process(counting()) as child:
         assert said(child).warm
-        tell(child, identity("a", end.post.address, tmp_path))
+        tell(child, identity("a", end.messenger.address, tmp_path))
         end.welcome("a")
         path = (hop("a", 0, LENGTH),)
         one = request("s", 3, 1, 4)
@@ -345,20 +345,20 @@ def test_a_process_stands_by_until_it_is_told_who_it_is_and_works(end: End, tmp_
 
 
 def test_a_process_that_is_halted_ends_well(end: End, tmp_path: Path) -> None:
-    with process(counting(), identity("a", end.post.address, tmp_path)) as child:
+    with process(counting(), identity("a", end.messenger.address, tmp_path)) as child:
         end.welcome("a")
-        end.post.send("a", Shutdown())
+        end.messenger.send("a", Shutdown())
         assert child.wait(LIMIT) == 0
 
 
 def test_a_process_with_another_key_ends_unanswered(tmp_path: Path) -> None:
     ours, theirs = Keys.make(), Keys.make()
-    post = Messenger(SCHEDULER, bind="tcp://127.0.0.1:*", keys=ours)
-    who = identity("a", post.address, tmp_path, keys=(theirs.public, theirs.secret), hello_seconds=0.5)
+    messenger = Messenger(SCHEDULER, bind="tcp://127.0.0.1:*", keys=ours)
+    who = identity("a", messenger.address, tmp_path, keys=(theirs.public, theirs.secret), hello_seconds=0.5)
     with process(counting(), who) as child:
         assert child.wait(LIMIT) == AgentExit.UNANSWERED
         assert said(child).warm and "another key" in said(child).reason
-    post.close()
+    messenger.close()
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"engine": "pickle"}', b'{"engine": "counting", "more": 1}'])
@@ -407,7 +407,9 @@ def alive(pid: int) -> bool:
 
 
 def test_no_agent_outlives_its_parent(end: End, tmp_path: Path) -> None:
-    lines = [msgspec.json.encode(line).decode() for line in (counting(), identity("a", end.post.address, tmp_path))]
+    lines = [
+        msgspec.json.encode(line).decode() for line in (counting(), identity("a", end.messenger.address, tmp_path))
+    ]
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, *lines],
         stdout=subprocess.PIPE,
@@ -429,11 +431,11 @@ def test_moves_that_cannot_go_on_are_told(end: End) -> None:
     with threads("b") as (inside, _):
         inside.welcome("b")
         provide(inside, (hop("b", 0, LENGTH),))
-        inside.post.send(
+        inside.messenger.send(
             "b",
             StartMigration(
                 1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one
             ),
         )
-        inside.post.send("b", PeerDown("a"))
+        inside.messenger.send("b", PeerDown("a"))
         assert inside.next(MigrationFailed).move == 1

@@ -40,7 +40,7 @@ def test_tokens_are_the_models_own_and_pages_come_back() -> None:
         state = driver.state()
         assert state.running == state.waiting == 0 and state.pages.free == state.pages.capacity
         assert driver.health()["status"] == "ok" and driver.agents()[0].phase == "up"
-        assert eventually(lambda: driver.sight.reports()["agent-0"].steps > 20)
+        assert eventually(lambda: driver.view.reports()["agent-0"].steps > 20)
         with pytest.raises(NotServable):
             driver.load("org/other")
 

@@ -41,10 +41,10 @@ def met(context: zmq.Context[Any]) -> tuple[Messenger, Messenger, RemoteAgents]:
     """The scheduler's post, that of agent a, which is awaited, and the company."""
     scheduler = Messenger("scheduler", bind="inproc://scheduler", context=context)
     agent = Messenger("a", 1, bind="inproc://a", context=context)
-    company = RemoteAgents(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
-    company.look()
+    remote_agents = RemoteAgents(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
+    remote_agents.look()
     agent.learn("scheduler", 0, scheduler.address)
-    return scheduler, agent, company
+    return scheduler, agent, remote_agents
 
 
 def ready(agent: Messenger) -> dict[str, Any]:
@@ -75,27 +75,27 @@ def ready(agent: Messenger) -> dict[str, Any]:
 def test_what_an_agent_says_of_itself_is_checked(
     context: zmq.Context[Any], changed: dict[str, Any], why: str | None
 ) -> None:
-    scheduler, agent, company = met(context)
+    scheduler, agent, remote_agents = met(context)
     agent.send("scheduler", AgentHello(**(ready(agent) | changed)))
-    told = company.receive(5.0)
-    (facts, _) = company.lives.facts()
+    told = remote_agents.receive(5.0)
+    (facts, _) = remote_agents.lifecycles.facts()
     if why is None:
         assert [type(each) for each in told] == [AgentHello] and facts.phase == "up"
     else:
         assert told == [] and facts.phase == "failed" and why in facts.reason
-    for post in (agent, scheduler):
-        post.close()
+    for messenger in (agent, scheduler):
+        messenger.close()
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_whether_an_agent_was_told_to_end_is_said_of_its_end(context: zmq.Context[Any], asked: bool) -> None:
-    scheduler, agent, company = met(context)
+    scheduler, agent, remote_agents = met(context)
     agent.send("scheduler", AgentHello(**ready(agent)))
-    assert len(company.receive(5.0)) == 1
+    assert len(remote_agents.receive(5.0)) == 1
     if asked:
-        company.restart("a")
-    company.died(AgentDied("a", 1, 0, "it has ended"))
-    assert company.receive(5.0) == [AgentDown("a", "it has ended", planned=asked)]
-    assert company.lives.facts()[0].deaths == (not asked)
-    for post in (agent, scheduler):
-        post.close()
+        remote_agents.restart("a")
+    remote_agents.died(AgentDied("a", 1, 0, "it has ended"))
+    assert remote_agents.receive(5.0) == [AgentDown("a", "it has ended", planned=asked)]
+    assert remote_agents.lifecycles.facts()[0].deaths == (not asked)
+    for messenger in (agent, scheduler):
+        messenger.close()

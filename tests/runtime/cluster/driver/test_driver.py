@@ -53,9 +53,9 @@ EAGER = LifeConfig(silent_seconds=1.0, backoff_seconds=0.02, steady_seconds=0.1,
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[ClusterDriver, ProcessLauncher]]:
-    fleet = processes(pace=0.3)
-    with cluster(fleet, EAGER) as driver:
-        yield driver, fleet
+    launcher = processes(pace=0.3)
+    with cluster(launcher, EAGER) as driver:
+        yield driver, launcher
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def driver(running: tuple[ClusterDriver, ProcessLauncher]) -> Iterator[ClusterDr
 
 
 @pytest.fixture
-def fleet(running: tuple[ClusterDriver, ProcessLauncher]) -> ProcessLauncher:
+def launcher(running: tuple[ClusterDriver, ProcessLauncher]) -> ProcessLauncher:
     return running[1]
 
 
-def pid(driver: ClusterDriver, fleet: ProcessLauncher, device: str) -> int:
-    found = fleet.pid(device, driver._company.lives.incarnation(device))
+def pid(driver: ClusterDriver, launcher: ProcessLauncher, device: str) -> int:
+    found = launcher.pid(device, driver._remote_agents.lifecycles.incarnation(device))
     assert found is not None
     return found
 
@@ -111,9 +111,11 @@ def test_tokens_are_the_models_own_over_three_threads() -> None:
 
 
 def test_over_the_network_everything_is_encrypted_and_works() -> None:
-    fleet = processes(host="127.0.0.1", warm=False)
-    with cluster(fleet) as driver:
-        assert fleet.seat.keys is not None and driver._company._post.address.startswith("tcp://127.0.0.1:")
+    launcher = processes(host="127.0.0.1", warm=False)
+    with cluster(launcher) as driver:
+        assert launcher.seat.keys is not None and driver._remote_agents._messenger.address.startswith(
+            "tcp://127.0.0.1:"
+        )
         ones = requests("n", 2)
         got = answered(driver, ones)
         for one in ones:
@@ -155,13 +157,13 @@ def test_models_come_and_go_and_are_replaced_under_load() -> None:
             replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS)
         )
 
-    fleet = processes(pace=0.3, models=(*MODELS, newer))
+    launcher = processes(pace=0.3, models=(*MODELS, newer))
     chains = [MODELS[0].chain(*CUTS)]
     driver = ClusterDriver(
         chains,
         blocks(MODELS[:1]),
         DEVICES,
-        fleet,
+        launcher,
         ClusterConfig(placement="partition"),
         describe=lambda name: described(MODELS[1], name),
     )
@@ -207,25 +209,25 @@ def test_memory_counts_what_is_on_all_devices(driver: ClusterDriver) -> None:
 
 
 def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(
-    driver: ClusterDriver, fleet: ProcessLauncher
+    driver: ClusterDriver, launcher: ProcessLauncher
 ) -> None:
     with Load(driver) as load:
         for device in DEVICES:
             before = load.done
             assert eventually(lambda before=before: load.done > before)  # type: ignore[misc]
-            incarnation = driver._company.lives.incarnation(device)
-            os.kill(pid(driver, fleet, device), signal.SIGKILL)
-            assert eventually(lambda d=device, i=incarnation: driver._company.lives.incarnation(d) > i)  # type: ignore[misc]
+            incarnation = driver._remote_agents.lifecycles.incarnation(device)
+            os.kill(pid(driver, launcher, device), signal.SIGKILL)
+            assert eventually(lambda d=device, i=incarnation: driver._remote_agents.lifecycles.incarnation(d) > i)  # type: ignore[misc]
             assert eventually(lambda: driver.health()["status"] == "ok")
     assert load.wrong == []
     facts = {each.device: each for each in driver.agents()}
     assert all("signal 9" in facts[device].reason or "cannot be reached" in facts[device].reason for device in DEVICES)
 
 
-def test_an_agent_that_hangs_is_noticed_and_replaced(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
+def test_an_agent_that_hangs_is_noticed_and_replaced(driver: ClusterDriver, launcher: ProcessLauncher) -> None:
     with Load(driver, clients=2) as load:
         assert eventually(lambda: load.done > 1)
-        victim = pid(driver, fleet, "b")
+        victim = pid(driver, launcher, "b")
         os.kill(victim, signal.SIGSTOP)
         assert eventually(lambda: driver.health()["status"] == "degraded")
         assert "not been heard of" in next(each.reason for each in driver.agents() if each.device == "b")
@@ -244,12 +246,12 @@ def test_a_rolling_restart_loses_nothing(driver: ClusterDriver) -> None:
     assert {each.device: each.deaths for each in driver.agents()} == deaths
 
 
-def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
-    impostor = Messenger("b", driver._company.lives.incarnation("b"), purpose="main")
-    impostor.learn("scheduler", 0, driver._company._post.address)
-    incarnation = driver._company.lives.incarnation("b")
+def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, launcher: ProcessLauncher) -> None:
+    impostor = Messenger("b", driver._remote_agents.lifecycles.incarnation("b"), purpose="main")
+    impostor.learn("scheduler", 0, driver._remote_agents._messenger.address)
+    incarnation = driver._remote_agents.lifecycles.incarnation("b")
     impostor.send("scheduler", RowsDone("a", ("s",), (1,), (1,), (None,)))
-    assert eventually(lambda: driver._company.lives.incarnation("b") > incarnation)
+    assert eventually(lambda: driver._remote_agents.lifecycles.incarnation("b") > incarnation)
     impostor.close()
     assert eventually(lambda: driver.health()["status"] == "ok")
     one = request("i", [4, 5])
@@ -291,10 +293,10 @@ class NeverUp:
 
 @pytest.mark.parametrize("bind", ["nowhere", "ipc:///no/such/folder/scheduler"])
 def test_a_scheduler_that_cannot_listen_is_a_reason_and_its_fleet_ends(bind: str) -> None:
-    fleet = NeverUp(bind)
+    launcher = NeverUp(bind)
     with pytest.raises(Unavailable, match="cannot listen"):
-        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], fleet)
-    assert fleet.ended
+        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], launcher)
+    assert launcher.ended
 
 
 def test_ctrl_c_while_agents_come_up_ends_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,33 +304,33 @@ def test_ctrl_c_while_agents_come_up_ends_the_fleet(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ClusterDriver, "_complete", interrupt)
-    fleet = NeverUp("inproc://interrupted")
+    launcher = NeverUp("inproc://interrupted")
     with pytest.raises(KeyboardInterrupt):
-        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], fleet)
-    assert eventually(lambda: fleet.ended)
+        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], launcher)
+    assert eventually(lambda: launcher.ended)
 
 
 def test_a_drain_waits_for_a_request_that_is_just_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster("threads") as driver:
-        drained, submit = [], driver._conductor.submit
+        drained, submit = [], driver._scheduler_loop.submit
 
         def late(requests: Any) -> None:
             drained.append(driver.drain(0.0))
             submit(requests)
 
-        monkeypatch.setattr(driver._conductor, "submit", late)
+        monkeypatch.setattr(driver._scheduler_loop, "submit", late)
         one = request("late", [1, 2])
         verify(one, list(driver.run([one])))
         assert drained == [False] and driver.drain(LIMIT)
 
 
 def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
-    fleet = processes(pace=1.0)
-    with cluster(fleet, LifeConfig(starts=1)) as driver:
+    launcher = processes(pace=1.0)
+    with cluster(launcher, LifeConfig(starts=1)) as driver:
         stream = driver.run([request("e", [1, 2, 3], max_tokens=400)])
         next(stream)
         (shared,) = driver._scheduler.block_map.instances[MODELS[0].chain(*CUTS).uses[0].block]
-        os.kill(pid(driver, fleet, shared), signal.SIGKILL)
+        os.kill(pid(driver, launcher, shared), signal.SIGKILL)
         end = list(stream)[-1]
         assert end.finish == "error" and "does not come back" in str(end.error)
         assert eventually(lambda: not driver.alive)
@@ -339,8 +341,8 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
 
 def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its_model_goes_on() -> None:
     """The next version lies elsewhere: new sequences run, and whoever keeps to the one before has an end."""
-    fleet = processes(pace=1.0, models=[*MODELS, NEXT])
-    with cluster(fleet, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
+    launcher = processes(pace=1.0, models=[*MODELS, NEXT])
+    with cluster(launcher, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
         stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])
         next(stream)
         (own,) = driver._scheduler.block_map.instances[MODELS[1].chain(*CUTS).uses[-1].block]
@@ -352,7 +354,7 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
         with driver._changed:  # where the block before it is, there is no room
             driver._scheduler.devices[own].plan.limit = 1
         driver.serve(ServeModel(chain, NEXT.blocks(*CUTS)), LIMIT)
-        os.kill(pid(driver, fleet, own), signal.SIGKILL)
+        os.kill(pid(driver, launcher, own), signal.SIGKILL)
         end = list(stream)[-1]
         assert end.finish == "error" and "does not come back" in str(end.error)
         one = request("f", [1, 2, 3], "org/n")
@@ -362,9 +364,9 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
 
 
 def test_a_drain_waits_and_a_shutdown_ends_what_is_left_and_every_process() -> None:
-    fleet = processes(pace=1.0)
-    with cluster(fleet) as driver:
-        pids = [pid(driver, fleet, device) for device in DEVICES]
+    launcher = processes(pace=1.0)
+    with cluster(launcher) as driver:
+        pids = [pid(driver, launcher, device) for device in DEVICES]
         short, long = driver.run([request("d", [1, 2])]), driver.run([request("l", [1, 2], max_tokens=400)])
         next(long)
         assert not driver.drain(0.05)
@@ -376,7 +378,7 @@ def test_a_drain_waits_and_a_shutdown_ends_what_is_left_and_every_process() -> N
         assert list(long)[-1].error == "the driver was shut down"
         assert time.monotonic() - began < LIMIT / 2
         assert all(not Path(f"/proc/{each}").exists() for each in pids)
-        assert not fleet._folder.path.exists()
+        assert not launcher._folder.path.exists()
 
 
 def test_answers_are_those_of_the_oracle() -> None:

@@ -31,13 +31,13 @@ def made() -> Iterator[Callable[..., tuple[ProcessLauncher, Deaths]]]:
         def make(
             program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False
         ) -> tuple[ProcessLauncher, Deaths]:
-            fleet, deaths = (
+            launcher, deaths = (
                 ProcessLauncher(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)),
                 Deaths(),
             )
-            fleet.attach(deaths.put, "ipc:///nowhere")
-            stack.callback(fleet.shutdown, LIMIT)
-            return fleet, deaths
+            launcher.attach(deaths.put, "ipc:///nowhere")
+            stack.callback(launcher.shutdown, LIMIT)
+            return launcher, deaths
 
         yield make
 
@@ -45,62 +45,64 @@ def made() -> Iterator[Callable[..., tuple[ProcessLauncher, Deaths]]]:
 def test_what_cannot_be_started_is_told_and_the_next_one_starts(
     made: Callable[..., tuple[ProcessLauncher, Deaths]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, deaths = made(ENDS)
+    launcher, deaths = made(ENDS)
 
     def fail(child: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(processes._Child, "begin", fail)
-        fleet.start("a", 1)
+        launcher.start("a", 1)
         assert deaths.get(timeout=LIMIT) == AgentDied(
             "a", 1, None, "its process cannot be started: can't start new thread"
         )
-    fleet.start("a", 2)
+    launcher.start("a", 2)
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 3, "its process ended with code 3")
 
 
 def test_a_program_that_is_not_there_is_the_reason(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
-    fleet, deaths = made(("/no/such/program",), warm=True)
+    launcher, deaths = made(("/no/such/program",), warm=True)
     for life in (1, 2):
-        fleet.start("a", life)
+        launcher.start("a", life)
         assert "cannot be started: No such file" in deaths.get(timeout=LIMIT).reason
 
 
 def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
     """More than a pipe takes is being written to it meanwhile."""
-    fleet, _ = made(SLEEPS, {"much": "x" * (1 << 20)})
-    fleet.start("a", 1)
+    launcher, _ = made(SLEEPS, {"much": "x" * (1 << 20)})
+    launcher.start("a", 1)
     end = time.monotonic() + LIMIT
-    while not fleet._all and time.monotonic() < end:
+    while not launcher._all and time.monotonic() < end:
         time.sleep(0.01)
     began = time.monotonic()
-    assert fleet.pid("a", 1) is None
-    fleet.kill("a", 1)
-    fleet.shutdown(LIMIT)
-    assert time.monotonic() - began < LIMIT / 2 and not fleet._all
+    assert launcher.pid("a", 1) is None
+    launcher.kill("a", 1)
+    launcher.shutdown(LIMIT)
+    assert time.monotonic() - began < LIMIT / 2 and not launcher._all
 
 
 def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(
     made: Callable[..., tuple[ProcessLauncher, Deaths]],
 ) -> None:
-    fleet, deaths = made((sys.executable, "-c", "import sys; sys.exit(4)"), warm=True)
+    launcher, deaths = made((sys.executable, "-c", "import sys; sys.exit(4)"), warm=True)
     made_so_far: list[int] = []
-    spawn = fleet._spawn
+    spawn = launcher._spawn
 
     def counted() -> processes._Child:
         made_so_far.append(1)
         return spawn()
 
-    fleet._spawn = counted  # type: ignore[method-assign]
+    launcher._spawn = counted  # type: ignore[method-assign]
     for life in (1, 2):
         before = len(made_so_far)
-        fleet.start("a", life)
+        launcher.start("a", life)
         assert deaths.get(timeout=LIMIT).device == "a"
         end = time.monotonic() + LIMIT
-        while fleet._spoiled < processes._MAX_SPOILED and time.monotonic() < end:
+        while launcher._spoiled < processes._MAX_SPOILED and time.monotonic() < end:
             time.sleep(0.01)
-        assert fleet._spoiled == processes._MAX_SPOILED and 2 <= len(made_so_far) - before <= processes._MAX_SPOILED + 2
+        assert (
+            launcher._spoiled == processes._MAX_SPOILED and 2 <= len(made_so_far) - before <= processes._MAX_SPOILED + 2
+        )
 
 
 #: Says that it is warm when it is told to, and lives on.
@@ -114,20 +116,20 @@ WARMS = (
 def test_one_stands_by_once_those_that_are_waited_for_are_warm(
     made: Callable[..., tuple[ProcessLauncher, Deaths]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fleet, _ = made(WARMS, warm=True)
+    launcher, _ = made(WARMS, warm=True)
     held: list[Callable[[], None]] = []
     tell = processes._Child.write_line
     monkeypatch.setattr(processes._Child, "tell", lambda child, line: held.append(lambda: tell(child, line)))
     for device in ("a", "b"):
-        fleet.start(device, 1)
+        launcher.start(device, 1)
     end = time.monotonic() + LIMIT
     while len(held) < 4 and time.monotonic() < end:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert len(fleet._all) == 2 and fleet._spare is None
+    assert len(launcher._all) == 2 and launcher._spare is None
     monkeypatch.setattr(processes._Child, "tell", tell)
     for say in held:
         say()
-    while fleet._spare is None and time.monotonic() < end:
+    while launcher._spare is None and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(fleet._all) == 3 and fleet._spare is not None
+    assert len(launcher._all) == 3 and launcher._spare is not None

@@ -29,26 +29,26 @@ if find_spec("ray") is None:  # (not importorskip: Ray reads its environment whe
 def running() -> Iterator[tuple[ClusterDriver, RayLauncher]]:
     from cli.serving.agent_engines import ENGINES
 
-    fleet = RayLauncher(RayConfig(counting(MODELS, 400), ENGINES, settings=AgentSettings(report_seconds=0.1)))
-    with cluster(fleet, LifeConfig(backoff_seconds=0.05)) as driver:
-        yield driver, fleet
+    launcher = RayLauncher(RayConfig(counting(MODELS, 400), ENGINES, settings=AgentSettings(report_seconds=0.1)))
+    with cluster(launcher, LifeConfig(backoff_seconds=0.05)) as driver:
+        yield driver, launcher
 
 
 def test_tokens_are_the_models_own_over_three_actors(running: tuple[ClusterDriver, RayLauncher]) -> None:
-    driver, fleet = running
+    driver, launcher = running
     ones = [request(f"t{at}", range(at + 1, at + 20), MODELS[at % 2].spec.name) for at in range(8)]
     got = answered(driver, ones)
     for one in ones:
         verify(one, got[one.seq])
-    assert fleet.seat.keys is not None and driver._company._post.address.startswith("tcp://")
+    assert launcher.seat.keys is not None and driver._remote_agents._messenger.address.startswith("tcp://")
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
 def test_an_actor_that_is_killed_is_replaced_and_its_requests_go_on(running: tuple[ClusterDriver, RayLauncher]) -> None:
-    driver, fleet = running
+    driver, launcher = running
     with Load(driver) as load:
         assert eventually(lambda: load.done > 2)
-        pid = fleet.pid("b", driver._company.lives.incarnation("b"))
+        pid = launcher.pid("b", driver._remote_agents.lifecycles.incarnation("b"))
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert eventually(lambda: driver.agents()[1].deaths == 1)

@@ -84,12 +84,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RayLauncher, Ray, qu
     monkeypatch.setattr(rays, "_ray", lambda: ray)
     monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
     monkeypatch.setattr(rays, "_LOOK", 0.01)
-    fleet = RayLauncher(RayConfig(counting(), {}))
-    fleet.attach(deaths.put, "tcp://127.0.0.1:1")
-    yield fleet, ray, deaths
+    launcher = RayLauncher(RayConfig(counting(), {}))
+    launcher.attach(deaths.put, "tcp://127.0.0.1:1")
+    yield launcher, ray, deaths
     ray.broken.clear()
-    fleet.shutdown(LIMIT)
-    assert not fleet._thread.is_alive()
+    launcher.shutdown(LIMIT)
+    assert not launcher._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -111,42 +111,42 @@ Made = tuple[RayLauncher, Ray, "queue.SimpleQueue[AgentDied]"]
 
 @pytest.mark.parametrize("broken", ["make", "run"])
 def test_what_cannot_be_started_is_an_end_with_the_reason(made: Made, broken: str) -> None:
-    fleet, ray, deaths = made
+    launcher, ray, deaths = made
     ray.broken = {broken}
-    fleet.start("a", 1)
+    launcher.start("a", 1)
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "Ray does not start it: Lost")
     ray.broken = set()
-    fleet.start("a", 2)
+    launcher.start("a", 2)
     ray.actors[-2].outcome.put((0, "it was told to stop"))  # behind it stands the one that is warm
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 0, "it was told to stop")
 
 
 def test_what_cannot_be_killed_is_left_to_its_silence(made: Made) -> None:
-    fleet, ray, deaths = made
-    fleet.start("a", 1)
+    launcher, ray, deaths = made
+    launcher.start("a", 1)
     ray.broken = {"kill"}
-    fleet.kill("a", 1)
+    launcher.kill("a", 1)
     ray.actors[0].outcome.put(ValueError("its answer cannot be read"))
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its actor has ended: ValueError")
 
 
 def test_who_watches_goes_on_when_ray_is_back(made: Made) -> None:
-    fleet, ray, deaths = made
+    launcher, ray, deaths = made
     ray.broken = {"wait"}
-    fleet.start("a", 1)
+    launcher.start("a", 1)
     while ray.waits < 3:
         threading.Event().wait(0.01)
     ray.broken = set()
-    fleet.kill("a", 1)
+    launcher.kill("a", 1)
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its actor has ended: Lost")
 
 
 def test_without_one_that_stands_by_it_goes_on(made: Made) -> None:
-    fleet, ray, deaths = made
-    fleet.start("a", 1)
-    fleet._spare = None
+    launcher, ray, deaths = made
+    launcher.start("a", 1)
+    launcher._spare = None
     ray.broken = {"make"}
-    fleet.start("b", 1)
+    launcher.start("b", 1)
     assert deaths.get(timeout=LIMIT).device == "b"
-    fleet.kill("a", 1)
+    launcher.kill("a", 1)
     assert deaths.get(timeout=LIMIT).device == "a"

@@ -24,7 +24,7 @@ def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPat
     )
     config = ClusterConfig(placement="partition", row_timeout_s=0.5)
     with ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config) as driver:
-        receive = driver._company.receive
+        receive = driver._remote_agents.receive
 
         def losing(timeout: float) -> list[object]:
             told = receive(timeout)
@@ -32,7 +32,7 @@ def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPat
             lost.extend(gone)
             return [each for each in told if not any(each is other for other in gone)]
 
-        monkeypatch.setattr(driver._company, "receive", losing)
+        monkeypatch.setattr(driver._remote_agents, "receive", losing)
         with Load(driver, clients=3, max_tokens=10) as load:
             assert eventually(
                 lambda: len(lost) == 3 and driver.state().counters.preemptions >= 1 and load.done > 3, 30.0

@@ -189,7 +189,7 @@ def test_rows_of_every_adapter_share_their_bases_products(bench):
     for step in out.steps:
         assert len(step.segments) == 1
     assert out.steps[0].segments[0].models == tuple(names)
-    adapters = sum(unit.adapter_bytes for unit in made._residents.units.units.values())
+    adapters = sum(unit.adapter_bytes for unit in made._registry.units.units.values())
     assert made.memory().weights == engine(bench, base).memory().weights + adapters
 
 

@@ -123,8 +123,8 @@ def test_rows_of_adapters_share_the_base_product(bench):
     out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names
-    alone = sum(t.nbytes for t in made._residents.models[made.stage(base)].manifest.tensors)
-    parts = [p for u in made._residents.units.units.values() for m in u.targets.values() for p in m.adapters.values()]
+    alone = sum(t.nbytes for t in made._registry.models[made.stage(base)].manifest.tensors)
+    parts = [p for u in made._registry.units.units.values() for m in u.targets.values() for p in m.adapters.values()]
     adapters = sum(t.numel() * t.element_size() for p in parts for t in (p.a, p.b))
     assert made.memory().weights == alone + adapters
 

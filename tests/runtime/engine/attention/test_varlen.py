@@ -118,7 +118,7 @@ def test_what_the_kernel_does_not_take_is_gathered(page_tokens, head_dim, how, m
 
 
 def with_kernel(made, plain: PlainVarlen):
-    made._residents.units.attention = varlen_attention(plain.kernel)
+    made._registry.units.attention = varlen_attention(plain.kernel)
     return made
 
 

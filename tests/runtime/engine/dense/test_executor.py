@@ -192,8 +192,8 @@ def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
         for seq in lengths
     }
     assert ends["c"] == 10, "the third has its first token in the step after the last of the batch"
-    quick = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
-    assert len(quick.steps) < len(out.steps)
+    seqpacket = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
+    assert len(seqpacket.steps) < len(out.steps)
 
 
 def test_an_endless_stream_keeps_the_cache_short(bench):
@@ -213,7 +213,7 @@ def test_an_endless_stream_keeps_the_cache_short(bench):
 
         def watched(plan, inputs, run=run, made=made, lengths=lengths):
             result = run(plan, inputs)
-            lengths.append(made._lanes[made.stage("llama")].slab.columns.length)
+            lengths.append(made._lanes[made.stage("llama")].kv_store.columns.length)
             return result
 
         made.run = watched
@@ -299,7 +299,7 @@ def test_memory_is_what_the_tensors_take(bench):
         result = run(plan, inputs)
         lane = made._lanes[made.stage(name)]
         kept = sum(x.numel() * x.element_size() for one in lane._kept.values() for x in (*one.k, *one.v))
-        seen.append((lane.slab.nbytes + kept, made.pages_used * page))
+        seen.append((lane.kv_store.nbytes + kept, made.pages_used * page))
         return result
 
     made.run = watched
@@ -381,22 +381,22 @@ def test_what_is_no_number_stays_where_it_is():
     """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who
     sits there (BA-04).
     """
-    slab = DenseKV(1, torch.device("cpu"))
-    slab.shape(2, 8)
+    kv_store = DenseKV(1, torch.device("cpu"))
+    kv_store.shape(2, 8)
     for left_behind in (True, False):
-        slab.enter(None)
-        slab.enter(None)
-        slab.begin([3, 1], [0, 0])
+        kv_store.enter(None)
+        kv_store.enter(None)
+        kv_store.begin([3, 1], [0, 0])
         given = torch.ones(6, 1, 4)
         given[3:5] = float("nan")  # the second row's padding
         if left_behind:
             given[5] = float("nan")  # its only token
-        out = slab.attend(0, Tokens(torch.ones(6, 2, 4), given, given, AttentionSettings()))
+        out = kv_store.attend(0, Tokens(torch.ones(6, 2, 4), given, given, AttentionSettings()))
         assert torch.isfinite(out[:3]).all(), "one row's numbers are no affair of another's"
         assert torch.isfinite(out[5]).all() != left_behind
-        while slab.columns.rows:
-            slab.remove_row(0)
-        slab.columns.release()
+        while kv_store.columns.rows:
+            kv_store.remove_row(0)
+        kv_store.columns.release()
 
 
 def test_what_only_the_dense_executor_runs_is_refused_by_the_paged_one(bench):

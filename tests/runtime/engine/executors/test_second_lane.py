@@ -63,7 +63,7 @@ class LaneOf:
 
 def lanes(engine: StagedEngine) -> list[Carrier]:
     """Carriers over the engine's own lane and the one beside, each with its own half of the pages."""
-    runners = [engine, engine.beside()]
+    runners = [engine, engine.second_lane()]
     carriers = [Carrier(LaneOf(engine, runner)) for runner in runners]  # type: ignore[arg-type]
     for number, carrier in enumerate(carriers):
         book = carrier.places[0].book
@@ -152,15 +152,15 @@ def test_what_is_released_is_forgotten_by_the_lane_that_knows_it(family):
     for name, carrier in (("a", first), ("b", second)):
         carrier.add(name, "llama", (1, 2, 3), SAMPLING, [(0, stage.lo, stage.hi)])
         carrier.step()
-    beside = engine._beside
-    assert beside._units.programs is not engine._residents.units.programs, "a program holds what it runs with"
-    own, others = engine._residents.models[stage.id], beside._models[stage.id]
+    lane = engine._second_lane
+    assert lane._units.programs is not engine._registry.units.programs, "a program holds what it runs with"
+    own, others = engine._registry.models[stage.id], lane._models[stage.id]
     assert set(own.sequences) == {"a@0"} and set(others.sequences) == {"b@0"}
     engine.run(StepPlan(9, (), (), ("b@0", "a@0")), {})
     assert not own.sequences and set(others.sequences) == {"b@0"}
-    beside.run(StepPlan(10, (), ()), {})
+    lane.run(StepPlan(10, (), ()), {})
     assert not others.sequences
-    beside.run(StepPlan(11, (), (), ("c@0",)), {})
-    assert not engine._released.drain_released() and not beside.released.drain_released(), "nothing piles up"
+    lane.run(StepPlan(11, (), (), ("c@0",)), {})
+    assert not engine._released.drain_released() and not lane.released.drain_released(), "nothing piles up"
     engine.unload(stage)
-    assert not beside._models
+    assert not lane._models

@@ -157,7 +157,7 @@ def test_stages_run_their_layers_in_one_call(family):
     carrier = Carrier(engine)
     one = carrier.add("a", "llama", prompts(3, (9,))[0], SAMPLING, [(0, 0, 3), (0, 3, 7), (0, 7, 8)])
     seen = []
-    for unit in engine._residents.units.units.values():
+    for unit in engine._registry.units.units.values():
         unit.module.register_forward_hook(lambda module, given, out, kind=unit.kind: seen.append(kind))
     carrier.run()
     assert one.produced == whole(family, "llama", one.request.prompt).tokens("a")

@@ -81,7 +81,7 @@ def test_stock_and_native_give_the_same_tokens(bench) -> None:
         made = PagedDevice(
             bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels=kernels), [name]
         )
-        assert (made._residents.units.kernels is not None) == (kernels == "native")
+        assert (made._registry.units.kernels is not None) == (kernels == "native")
         run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9, 20)))]})
         out[kernels] = [run.tokens(f"{i}") for i in range(3)]
     assert out["stock"] == out["native"]

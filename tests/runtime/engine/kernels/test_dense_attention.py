@@ -29,9 +29,9 @@ def tokens(count: int, chance: torch.Generator, how: AttentionSettings) -> Token
     return Tokens(query, key, value, how)
 
 
-def computed(slab: DenseKV, now: Tokens) -> Tokens:
+def computed(kv_store: DenseKV, now: Tokens) -> Tokens:
     """A window's tokens among all that is computed of it; what stands beside them must not matter."""
-    window = slab.window
+    window = kv_store.window
     count = sum(place.count + place.empty for place in window.places)
     at = slice(None) if window.tokens is None else window.tokens
     out = []
@@ -42,10 +42,10 @@ def computed(slab: DenseKV, now: Tokens) -> Tokens:
     return Tokens(*out, now.how)
 
 
-def attended(slab: DenseKV, now: Tokens, by: Kernels | None) -> torch.Tensor:
-    out = slab.attend(0, computed(slab, now), by)
+def attended(kv_store: DenseKV, now: Tokens, by: Kernels | None) -> torch.Tensor:
+    out = kv_store.attend(0, computed(kv_store, now), by)
     assert torch.isfinite(out).all()
-    return out if slab.window.tokens is None else out[slab.window.tokens]
+    return out if kv_store.window.tokens is None else out[kv_store.window.tokens]
 
 
 @pytest.mark.parametrize(
@@ -60,32 +60,37 @@ def test_as_over_the_rectangle(how):
     slabs = [DenseKV(1, torch.device("cpu")) for _ in range(4)]
     lengths: list[int] = []
     for turn in range(40):
-        for slab in slabs:
-            slab.columns.release()
-            slab.shape(max(slab.stored_rows, len(lengths) + 1), max(slab.columns.capacity, slab.columns.needed + 12))
+        for kv_store in slabs:
+            kv_store.columns.release()
+            kv_store.shape(
+                max(kv_store.stored_rows, len(lengths) + 1),
+                max(kv_store.columns.capacity, kv_store.columns.needed + 12),
+            )
         if len(lengths) > 3 or (lengths and rng.random() < 0.2):
             row = rng.randrange(len(lengths))
-            for slab in slabs:
-                slab.remove_row(row)
+            for kv_store in slabs:
+                kv_store.remove_row(row)
             lengths[row] = lengths[-1]
             lengths.pop()
         if not lengths or rng.random() < 0.4:
-            for slab in slabs:
-                slab.enter(None)
+            for kv_store in slabs:
+                kv_store.enter(None)
             lengths.append(0)
         counts = [rng.choice((0, 1, 1, 1, 3)) if length else rng.randint(1, 9) for length in lengths]
         counts[rng.randrange(len(counts))] = 2
         filled = [row for row, count in enumerate(counts) if not count][:2]
-        for number, slab in enumerate(slabs):
-            slab.begin(counts, lengths, filled if number % 2 else None)
+        for number, kv_store in enumerate(slabs):
+            kv_store.begin(counts, lengths, filled if number % 2 else None)
         lengths = [length + count for length, count in zip(lengths, counts, strict=True)]
         now = tokens(sum(counts), chance, how)
-        whole, *others = (attended(slab, now, kernels() if number > 1 else None) for number, slab in enumerate(slabs))
+        whole, *others = (
+            attended(kv_store, now, kernels() if number > 1 else None) for number, kv_store in enumerate(slabs)
+        )
         for other in others:
             torch.testing.assert_close(
                 other, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}"
             )
-    for first, *rest in zip(*(slab.drain() for slab in slabs), strict=True):
+    for first, *rest in zip(*(kv_store.drain() for kv_store in slabs), strict=True):
         for other in rest:
             assert other.tokens == first.tokens and all(
                 torch.equal(a, b) for a, b in zip(first.k, other.k, strict=True)
@@ -96,9 +101,9 @@ def test_a_rows_result_does_not_depend_on_the_window():
     """Bit for bit: alone, or beside rows that are longer, wider, or not there any more."""
     alone, beside = DenseKV(1, torch.device("cpu")), DenseKV(1, torch.device("cpu"))
     own, foreign = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    for slab in (alone, beside):
-        slab.shape(3, 40)
-        slab.enter(None)
+    for kv_store in (alone, beside):
+        kv_store.shape(3, 40)
+        kv_store.enter(None)
     beside.enter(None)
     length = reached = 0
     for count, other in ((4, 9), (1, 3), (1, 1), (1, 6)):

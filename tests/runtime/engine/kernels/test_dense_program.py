@@ -38,7 +38,7 @@ def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool
     engine = DenseDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
     )
-    engine._residents.units.programs._wanted = programs
+    engine._registry.units.programs._wanted = programs
     requests = []
     for name in names:
         for number, (prompt, count) in enumerate(zip(prompts(len(name), (3, 17, 1, 9)), (12, 4, 9, 7), strict=True)):

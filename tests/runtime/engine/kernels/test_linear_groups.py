@@ -49,7 +49,7 @@ def engine(bench, *names: str) -> PagedDevice:
 
 
 def added_in(engine: PagedDevice) -> list[groups.Added]:
-    return [added for unit in engine._residents.units.units.values() for added in unit.added]
+    return [added for unit in engine._registry.units.units.values() for added in unit.added]
 
 
 def run(engine: PagedDevice, *names: str) -> dict[str, list[int]]:
@@ -68,7 +68,7 @@ def panels(outputs: int, inputs: int) -> int:
 def packed_of(engine: PagedDevice, adapter: str) -> Iterator[int]:
     """Bytes of an adapter's A's side by side and of its B's, by group."""
     adapter = engine.stage(adapter)
-    for unit in engine._residents.units.units.values():
+    for unit in engine._registry.units.units.values():
         for paths in TOGETHER:
             layers = [unit.targets[path] for path in paths if path in unit.targets]
             parts = [

@@ -43,7 +43,7 @@ def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]
         engine = PagedDevice(
             bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels="native", **config), names
         )  # type: ignore[arg-type]
-        engine._residents.units.programs._wanted = wanted
+        engine._registry.units.programs._wanted = wanted
         requests = [
             ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))
         ]
@@ -104,7 +104,7 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
         for k in ("native", "stock")
     ]  # type: ignore[arg-type]
     native, stock = (
-        next(unit.module for unit in each._residents.units.units.values() if unit.kind == "ffn") for each in engines
+        next(unit.module for unit in each._registry.units.units.values() if unit.kind == "ffn") for each in engines
     )
     a, b = map(engines[0].stage, (a, b))
     users = [None, a, a, None, b, None, a]

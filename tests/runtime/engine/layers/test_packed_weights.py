@@ -36,7 +36,7 @@ def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -
 
 
 def units(made: PagedDevice):
-    return made._residents.units
+    return made._registry.units
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -86,7 +86,7 @@ def test_one_copy_of_each_weight_while_it_is_used(bench, kernels):
 def test_a_head_that_is_the_embedding_stays_plain(bench):
     name = bench.family("qwen2", "packed-tied", seed=2)
     made = engine(bench, name)
-    placed: list[Placed] = list(made._residents.models[made.stage(name)].manifest.components)
+    placed: list[Placed] = list(made._registry.models[made.stage(name)].manifest.components)
     ((_, table),) = placed[0].component.tensors
     assert table in dict(placed[-1].component.tensors).values()
     assert units(made).pool.users(table) == 2
@@ -171,7 +171,7 @@ def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(
     for stage in (embedding, head):
         other.load(stage)
     alone.load(head)
-    ours, theirs, only = (each._residents.units for each in (one, other, alone))
+    ours, theirs, only = (each._registry.units for each in (one, other, alone))
     assert any(key.partition("/")[0] == table for key in only.packs._layout_of), "a head by itself is packed"
     assert (ours.pool.users(table), ours.nbytes) == (theirs.pool.users(table), theirs.nbytes)
     assert table not in ours.packs._counted
@@ -186,4 +186,4 @@ def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(
     for engine_ in (one, other):
         for stage in (head, embedding):
             engine_.unload(stage)
-        assert engine_._residents.units.pool.nbytes == engine_._residents.units.packs.nbytes == 0
+        assert engine_._registry.units.pool.nbytes == engine_._registry.units.packs.nbytes == 0

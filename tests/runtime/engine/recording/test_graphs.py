@@ -46,11 +46,11 @@ def recorded(made: PagedDevice, recorder: StepRecorder, **options) -> Graphs:
     """Have an engine record; what nobody reads is huge, which would show in every token that came of it."""
     for half in (made._pool._k, made._pool._v):
         half[made._pool.spill] = HUGE
-    rotaries = made._residents.units.rotaries
+    rotaries = made._registry.units.rotaries
     rotaries.update(
         {key: getattr(each, "stock", each) for key, each in rotaries.items()}
     )  # as on a GPU: a CPU's tables ask for the last
-    made._graphs = Graphs(recorder, made._residents.units, made._pool, **options)
+    made._graphs = Graphs(recorder, made._registry.units, made._pool, **options)
     return made._graphs
 
 
@@ -76,7 +76,7 @@ def test_tokens_are_those_of_steps_that_run_their_modules(bench, family, names, 
     config = replace(CONFIG, kernels=kernels)
     plain, made = PagedDevice(bench.store, config, names), PagedDevice(bench.store, config, names)
     if attention == "varlen":
-        made._residents.units.attention = varlen_attention(PlainVarlen(ends=True).kernel)
+        made._registry.units.attention = varlen_attention(PlainVarlen(ends=True).kernel)
     graphs = recorded(made, Watched())
     expected, got = (drive(engine, arrivals(names), Limits(64)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
@@ -94,7 +94,7 @@ def test_chains_whose_pages_and_depths_differ(bench, attention):
     plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
     assert len({spec.page_tokens for spec in made.models()}) > 1
     if attention == "varlen":
-        made._residents.units.attention = varlen_attention(PlainVarlen().kernel)
+        made._registry.units.attention = varlen_attention(PlainVarlen().kernel)
     graphs = recorded(made, Watched())
     expected, got = (drive(engine, arrivals(names), Limits(200)) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
@@ -170,7 +170,7 @@ def test_the_switch(bench, family):
     made, plain = (PagedDevice(bench.store, replace(CONFIG, graphs=choice), ["base"]) for choice in ("on", "off"))
     assert tokens(drive(made, arrivals(["base"]))) == tokens(drive(plain, arrivals(["base"])))
     assert made._graphs.replayed > 0
-    assert graphs_for("auto", made._residents.units, made._pool) is None
+    assert graphs_for("auto", made._registry.units, made._pool) is None
 
 
 def test_a_recording_keeps_the_adapters_that_it_read():

@@ -35,7 +35,7 @@ def engines(bench, count: int, recorder: type[StepRecorder] | None = None, **cha
     half = half_page(bench.store, config, NAMES)
     made = [StagedEngine(bench.store, config, half, f"d{number}") for number in range(count)]
     for engine in made if recorder is not None else ():
-        engine._graphs = Graphs(recorder(), engine._residents.units, engine._pool)
+        engine._graphs = Graphs(recorder(), engine._registry.units, engine._pool)
         for half_pool in (engine._pool._k, engine._pool._v):
             half_pool[engine._pool.spill] = HUGE
     return made
@@ -43,7 +43,7 @@ def engines(bench, count: int, recorder: type[StepRecorder] | None = None, **cha
 
 def as_on_a_gpu(*made: StagedEngine) -> None:
     for engine in made:
-        rotaries = engine._residents.units.rotaries
+        rotaries = engine._registry.units.rotaries
         rotaries.update({key: getattr(each, "stock", each) for key, each in rotaries.items()})
 
 

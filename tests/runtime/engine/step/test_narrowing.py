@@ -22,7 +22,7 @@ def short(name: str, prompt: tuple[int, ...], seq: str, tokens: int) -> Sequence
 def widths(engine: PagedDevice | DenseDevice, name: str, unit: int) -> list[int]:
     """How many tokens a unit of a model's chain is given, call by call."""
     seen: list[int] = []
-    module = engine._residents.models[engine.stage(name)].units[unit].module
+    module = engine._registry.models[engine.stage(name)].units[unit].module
     module.register_forward_hook(lambda module, given, out: seen.append(given[0].shape[1]))
     return seen
 

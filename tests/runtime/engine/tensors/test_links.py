@@ -321,13 +321,13 @@ class _Work:
 
 
 def test_nccls_work_is_looked_at_until_it_is_there_or_late() -> None:
-    rail = Nccl.__new__(Nccl)
-    rail.arrived(_Work(3), 5.0)
+    process_group = Nccl.__new__(Nccl)
+    process_group.arrived(_Work(3), 5.0)
     with pytest.raises(RuntimeError, match="broken"):
-        rail.arrived(_Work(0, ValueError("broken")), 5.0)
+        process_group.arrived(_Work(0, ValueError("broken")), 5.0)
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        rail.arrived(_Work(1 << 40), 0.05)
+        process_group.arrived(_Work(1 << 40), 0.05)
     assert time.monotonic() - begin < 2.0
 
 

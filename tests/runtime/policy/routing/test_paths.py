@@ -48,9 +48,9 @@ def test_by_load_a_path_costs_its_share_of_each_device() -> None:
 
 
 def test_by_latency_all_terms_count() -> None:
-    quick, queued = Latency(0.0, 1.0, 0.0, 0.0), Latency(3.0, 0.5, 0.0, 0.0)
-    assert cheapest(by_latency([{"a": queued, "b": quick}], 0.1)) == ("b",)
-    assert cheapest(by_latency([{"a": queued, "b": quick}, {"a": quick}], 5.0)) == ("a", "a")
+    seqpacket, queued = Latency(0.0, 1.0, 0.0, 0.0), Latency(3.0, 0.5, 0.0, 0.0)
+    assert cheapest(by_latency([{"a": queued, "b": seqpacket}], 0.1)) == ("b",)
+    assert cheapest(by_latency([{"a": queued, "b": seqpacket}, {"a": seqpacket}], 5.0)) == ("a", "a")
 
 
 def test_a_newcomer_adds_weights_for_all_only_where_they_are_not_in_use() -> None:
@@ -65,9 +65,9 @@ def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
 
 
 def test_until_the_other_foundation_is_the_smaller_evil() -> None:
-    for members, expected in ((2, "a"), (9, "a"), (12, "b")):
-        adds = {"a": (members + 1) * 1.0, "b": 2 * (10.0 + 1.0)}
-        assert choose([adds], {"a": 10.0 + members, "b": 11.0}, 1.0) == (expected,), members
+    for sequences, expected in ((2, "a"), (9, "a"), (12, "b")):
+        adds = {"a": (sequences + 1) * 1.0, "b": 2 * (10.0 + 1.0)}
+        assert choose([adds], {"a": 10.0 + sequences, "b": 11.0}, 1.0) == (expected,), sequences
 
 
 def test_an_idle_device_with_the_block_is_better_still() -> None:

@@ -48,10 +48,10 @@ class Copies(VirtualCluster):
         self.carry_out(self.scheduler._state.out.flush())
 
     def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
-        for row in node.relay._steps.oldest_step(lane)[1]:
+        for row in node.agent._steps.oldest_step(lane)[1]:
             if not row.move:
-                self.runs.append((row.guest.seq, node.name))
-                self.ran[row.guest.seq, row.epoch, row.hop, row.start, row.tokens] += 1
+                self.runs.append((row.sequence.seq, node.name))
+                self.ran[row.sequence.seq, row.epoch, row.hop, row.start, row.tokens] += 1
         super()._run(node, step, lane)
 
 
@@ -119,7 +119,7 @@ def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
     )
     cluster.ask(request("long", range(7), "m", max_tokens=2), at=cluster.now)
     cluster.run(until=cluster.now + 20 * MS)
-    slow = cluster.scheduler.members["long"].path[1].device
+    slow = cluster.scheduler.sequences["long"].path[1].device
     cluster.ask(*(request(f"s{number}", range(3), "m", max_tokens=3) for number in range(4)), at=cluster.now)
     cluster.run()
     cluster.expect()
@@ -140,14 +140,14 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
         cluster.run_one()
     (offers,) = {each.offers[0] for each in messages(cluster, OpenSequences) if each.offers}
     assert [(at, len(devices)) for at, devices in offers] == [(1, 3)]  # the last hop's others are on the path already
-    member = cluster.scheduler.members["a"]
+    sequence = cluster.scheduler.sequences["a"]
     assert (
-        not member.offered.hops
-        and not member.offered.devices
-        and {hop.device for hop in member.path} == member.place.devices
+        not sequence.offered.hops
+        and not sequence.offered.devices
+        and {hop.device for hop in sequence.path} == sequence.place.devices
     )
     held = {device.name for device in cluster.scheduler.devices if device.pages.used}
-    assert held == member.place.devices and not any(device.passing.asked for device in cluster.scheduler.devices)
+    assert held == sequence.place.devices and not any(device.passing.asked for device in cluster.scheduler.devices)
     cluster.run()
     cluster.expect()
 
@@ -173,18 +173,18 @@ def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
 def test_a_sequence_is_moved_only_when_its_path_is_settled() -> None:
     cluster = cluster_of()
     cluster.ask(request("a", range(18), "m", max_tokens=30), at=cluster.now)
-    while "a" not in cluster.scheduler.members or not cluster.scheduler.members["a"].offered.hops:
+    while "a" not in cluster.scheduler.sequences or not cluster.scheduler.sequences["a"].offered.hops:
         cluster.run_one()
     assert "goes" in (cluster.migrate("a", range(1), "d3") or "") or "elsewhere" in (
         cluster.migrate("a", range(1), "d3") or ""
     )
-    while cluster.scheduler.members["a"].offered.hops:
+    while cluster.scheduler.sequences["a"].offered.hops:
         cluster.run_one()
-    source = cluster.scheduler.members["a"].path[0].device
+    source = cluster.scheduler.sequences["a"].path[0].device
     assert cluster.migrate("a", range(1), "d3" if source == "d0" else "d0") is None
     cluster.run()
     cluster.expect()
-    assert cluster.scheduler.handovers.counts().committed == 1
+    assert cluster.scheduler.migrations.counts().committed == 1
     once(cluster)
 
 
@@ -199,7 +199,7 @@ def test_a_death_at_each_moment(moment: str, victim: str) -> None:
     while not messages(cluster, MOMENTS[moment]):
         cluster.run_one()
     offer = next((sender, to) for _, sender, to, message in cluster.sent if isinstance(message, Offer))
-    path = cluster.scheduler.members["a"].path
+    path = cluster.scheduler.sequences["a"].path
     candidates = [to for _, sender, to, message in cluster.sent if isinstance(message, Offer) and sender == offer[0]]
     first = next((sender for _, sender, _, message in cluster.sent if isinstance(message, Bid)), candidates[0])
     others = [each for each in candidates if each != first]
@@ -262,7 +262,7 @@ def test_the_schedules_do_have_offers_deaths_and_moves() -> None:
         cluster = at_random(seed)
         seen["won"] += cluster.scheduler.offers.settled
         seen["deaths"] += len(cluster.trace.named("fault"))
-        seen["moves"] += cluster.scheduler.handovers.counts().committed
+        seen["moves"] += cluster.scheduler.migrations.counts().committed
         seen["preempted"] += cluster.scheduler.state().counters.preemptions
     assert min(seen[name] for name in ("won", "deaths", "moves", "preempted")) > 0, seen
 

@@ -108,12 +108,12 @@ class Ordered(VirtualCluster):
 
     def _order(self, block: str) -> None:
         """Any order, with no regard for others."""
-        rng, orders, somewhere = self.rng, self.scheduler.control.orders, f"d{self.rng.randrange(self.devices)}"
+        rng, actions, somewhere = self.rng, self.scheduler.control.actions, f"d{self.rng.randrange(self.devices)}"
         if rng.random() < 0.5:
-            orders.grow([block], somewhere, "a test's", self.now)
+            actions.grow([block], somewhere, "a test's", self.now)
         else:
             source, target = rng.choice(self.where(block)), rng.choice((None, somewhere))
-            orders.drain(Drain(frozenset([block]), source, target, self.now + PATIENCE, "a test's"))
+            actions.drain(Drain(frozenset([block]), source, target, self.now + PATIENCE, "a test's"))
 
     def _replace(self, block: str) -> None:
         source = self.rng.choice(self.where(block))
@@ -123,18 +123,20 @@ class Ordered(VirtualCluster):
 
     def _insist(self, one: Insisted, target: str) -> None:
         """One more there, sequences go there, this one goes: until it has."""
-        scheduler, orders, blocks = self.scheduler, self.scheduler.control.orders, frozenset([one.block])
+        scheduler, actions, blocks = self.scheduler, self.scheduler.control.actions, frozenset([one.block])
         if one.source not in self.where(one.block):
             one.left = self.now
             return
         if scheduler.devices.alive(target):
-            orders.grow(blocks, target, "a test's", self.now)
-            for member in scheduler.members.values():
-                path = devices_of(member.chain, member.path) if member.path else ()
-                for use, at in zip(member.chain.uses, path, strict=False):
+            actions.grow(blocks, target, "a test's", self.now)
+            for sequence in scheduler.sequences.values():
+                path = devices_of(sequence.chain, sequence.path) if sequence.path else ()
+                for use, at in zip(sequence.chain.uses, path, strict=False):
                     if use.block == one.block and at != target:
-                        orders.wish(MoveRequest(member.seq, blocks, at, target, self.now + 50 * MS, "a test's"))
-            one.refused = orders.drain(Drain(blocks, one.source, target, self.now + PATIENCE, "a test's"))
+                        actions.move_request(
+                            MoveRequest(sequence.seq, blocks, at, target, self.now + 50 * MS, "a test's")
+                        )
+            one.refused = actions.drain(Drain(blocks, one.source, target, self.now + PATIENCE, "a test's"))
             one.rightly = self._shortens(one.block, one.source)
         if self.now < END - 500 * MS:
             self.at(self.now + 7 * MS, lambda: self._insist(one, target))

@@ -50,7 +50,7 @@ def test_only_the_full_block_gets_an_instance_and_some_of_its_sequences_go_there
     cluster.expect()
     assert max(each[HOT] for each in seen) >= 2
     assert all(count == 1 for each in seen for block, count in each.items() if block != HOT)
-    moves = cluster.scheduler.handovers.counts()
+    moves = cluster.scheduler.migrations.counts()
     assert moves.committed > 0 and moves.copied + moves.recomputed > 0
     ups = cluster.trace.named("scale.up")
     assert ups and {event.cause for event in ups} == {"BL-24"} and {event.block for event in ups} == {HOT}
@@ -111,7 +111,7 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
 
     def copied() -> None:
         second.extend(device.name for device in cluster.scheduler.devices if not device.passing.count)
-        cluster.scheduler.control.orders.grow(blocks[1:3], second[0], "a test's", cluster.now)
+        cluster.scheduler.control.actions.grow(blocks[1:3], second[0], "a test's", cluster.now)
 
     cluster.at(61 * MS, copied)  # it is full from 65 ms on
     cluster.ticks(4 * MS, 100 * MS)
@@ -126,7 +126,7 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     assert {count for count, _ in seen} == {2} and not cluster.trace.named("scale.up")
     evens = cluster.trace.named("scale.even")
     assert evens and {(event.cause, event.block, event.dev) for event in evens} == {("BL-24", HOT, second[0])}
-    assert max(members for _, members in seen) >= 2 and cluster.scheduler.handovers.counts().committed >= 2
+    assert max(sequences for _, sequences in seen) >= 2 and cluster.scheduler.migrations.counts().committed >= 2
 
 
 def test_negative_control_switched_off_nothing_is_scaled() -> None:
@@ -135,13 +135,13 @@ def test_negative_control_switched_off_nothing_is_scaled() -> None:
     cluster.run()
     cluster.expect()
     assert {max(each.values()) for each in seen} == {1}
-    assert not cluster.trace.named("scale.up") and cluster.scheduler.handovers.counts().started == 0
+    assert not cluster.trace.named("scale.up") and cluster.scheduler.migrations.counts().started == 0
 
 
 def test_traffic_with_a_block_that_has_gone_since_is_nothing_to_go_by() -> None:
     """It was counted before its version was replaced. (Found by random schedules: the scheduler died of it.)"""
     cluster = hot_cluster(QUICK)
-    cluster.at(3 * MS, lambda: setattr(cluster.scheduler.control.flow, "pairs", {("gone", HOT): 9.0}))
+    cluster.at(3 * MS, lambda: setattr(cluster.scheduler.control.traffic, "pairs", {("gone", HOT): 9.0}))
     cluster.ticks(4 * MS, 200 * MS)
     cluster.run()
     cluster.expect()

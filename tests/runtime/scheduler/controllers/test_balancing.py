@@ -36,7 +36,7 @@ def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Rebalancing) 
     cluster = lopsided(balancing)
     cluster.run()
     cluster.expect()
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.committed > 0
     assert counts.copied > 0 or balancing == "recompute"
     assert counts.recomputed > 0 or balancing == "least-busy"
@@ -65,7 +65,7 @@ def test_the_owner_keeps_what_is_his_where_the_rule_is_strict_or_little_is_gaine
     for cluster in (lopsided("strict"), lopsided("owner", margin=20)):
         cluster.run()
         cluster.expect()
-        assert cluster.scheduler.handovers.counts().started == 0
+        assert cluster.scheduler.migrations.counts().started == 0
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])

@@ -80,7 +80,7 @@ def test_negative_control_switched_off_nothing_moves() -> None:
     ask(cluster, "a", 0, 120)
     cluster.run()
     cluster.expect()
-    assert not cluster.trace.named("placement.move") and cluster.scheduler.handovers.counts().started == 0
+    assert not cluster.trace.named("placement.move") and cluster.scheduler.migrations.counts().started == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -153,4 +153,4 @@ def test_rows_are_counted_by_periods_though_nothing_is_rearranged() -> None:
     ask(cluster, "a", 0, 160)
     cluster.run()
     cluster.expect()
-    assert cluster.scheduler.control.flow.pairs and not cluster.trace.named("placement.move")
+    assert cluster.scheduler.control.traffic.pairs and not cluster.trace.named("placement.move")

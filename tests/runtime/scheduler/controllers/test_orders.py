@@ -37,7 +37,7 @@ def test_every_order_ends(seed: int) -> None:
         assert (one.left is not None and one.left - one.since < ASKED) or (one.refused == SHORTENS and one.rightly), one
     assert cluster.slowest <= 2 * PATIENCE
     scheduler = cluster.scheduler
-    assert not len(scheduler.control.orders) and not len(scheduler.handovers) and not scheduler.block_map.leaving
+    assert not len(scheduler.control.actions) and not len(scheduler.migrations) and not scheduler.block_map.leaving
     for device in scheduler.devices:
         for stage in device.stages.loaded:
             assert device.plan.blocks.issuperset(device.stages.wanted[stage]), (
@@ -78,7 +78,7 @@ def still(devices: int = 3, **changes: object) -> VirtualCluster:
 def drained(cluster: VirtualCluster, source: str, target: str | None = None) -> str | None:
     """Have the block in the middle go from a device within 100 ms."""
     drain = Drain(frozenset([MIDDLE]), source, target, cluster.now + 100 * MS, "a test's")
-    return cluster.scheduler.control.orders.drain(drain)
+    return cluster.scheduler.control.actions.drain(drain)
 
 
 def where(cluster: VirtualCluster, block: str = MIDDLE) -> list[str]:
@@ -88,13 +88,13 @@ def where(cluster: VirtualCluster, block: str = MIDDLE) -> list[str]:
 def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
     """No sequence moves for it, and nothing is marked. (All had moved away before it was seen that it has to stay.)"""
     cluster = still(pages=48)  # for 32 page groups, of both layers for less
-    orders = cluster.scheduler.control.orders
+    actions = cluster.scheduler.control.actions
     assert drained(cluster, "d0") == LAST
     assert drained(cluster, "d1") == "it is not there"
-    orders.grow([TAIL], "d1", "a test's", cluster.now)
-    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    actions.grow([TAIL], "d1", "a test's", cluster.now)
+    actions.grow([MIDDLE], "d1", "a test's", cluster.now)
     assert drained(cluster, "d1") == SHORTENS
-    assert not cluster.scheduler.block_map.leaving and not len(orders)
+    assert not cluster.scheduler.block_map.leaving and not len(actions)
     assert drained(cluster, "d0") is None
     assert drained(cluster, "d0") == "it is about to go already"
     cluster.run()
@@ -103,12 +103,12 @@ def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
 
 def test_what_is_asked_for_again_while_it_drains_stays() -> None:
     cluster = still()
-    orders = cluster.scheduler.control.orders
+    actions = cluster.scheduler.control.actions
     cluster.ask(request("s", range(4), "one", max_tokens=60), at=10 * MS)
-    cluster.at(30 * MS, lambda: orders.grow([MIDDLE, TAIL], "d1", "a test's", cluster.now))
+    cluster.at(30 * MS, lambda: actions.grow([MIDDLE, TAIL], "d1", "a test's", cluster.now))
     both = Drain(frozenset([MIDDLE, TAIL]), "d0", "d1", 400 * MS, "a test's")
-    cluster.at(31 * MS, lambda: orders.drain(both))
-    cluster.at(32 * MS, lambda: orders.grow([MIDDLE], "d0", "a test's", cluster.now))
+    cluster.at(31 * MS, lambda: actions.drain(both))
+    cluster.at(32 * MS, lambda: actions.grow([MIDDLE], "d0", "a test's", cluster.now))
     cluster.run()
     cluster.expect()
     assert where(cluster) == ["d0", "d1"] and where(cluster, TAIL) == ["d1"]
@@ -120,20 +120,20 @@ def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
     """A device that sequences come to all the time, for the sake of another block, was never done."""
     cluster = still(page_bytes_per_ms=2.0)  # a move takes long
     for block in (HEAD, MIDDLE):
-        cluster.scheduler.control.orders.grow([block], "d1", "a test's", cluster.now)
+        cluster.scheduler.control.actions.grow([block], "d1", "a test's", cluster.now)
     cluster.ask(request("s", range(40), "one", max_tokens=80), at=10 * MS)
 
     def move() -> None:
-        if not cluster.scheduler.members["s"].waits.move:
+        if not cluster.scheduler.sequences["s"].waits.move:
             cluster.migrate("s", range(1), "d1", recompute=False)
 
     for when in range(20, 60, 4):  # the stages of its path are to be loaded first
         cluster.at(when * MS, move)
     cluster.run(until=60 * MS)
-    assert len(cluster.scheduler.handovers) == 1
+    assert len(cluster.scheduler.migrations) == 1
     assert drained(cluster, "d1") is None
     cluster.run(until=70 * MS)
-    assert where(cluster) == ["d0"] and len(cluster.scheduler.handovers) == 1
+    assert where(cluster) == ["d0"] and len(cluster.scheduler.migrations) == 1
     cluster.run()
     cluster.expect()
 
@@ -141,36 +141,38 @@ def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
 def test_a_sequence_is_not_moved_to_an_instance_that_is_about_to_go() -> None:
     """It would have to leave again at once, or find a stage there of a block that nobody holds."""
     cluster = still()
-    orders = cluster.scheduler.control.orders
-    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    actions = cluster.scheduler.control.actions
+    actions.grow([MIDDLE], "d1", "a test's", cluster.now)
     cluster.ask(request("s", range(4), "one", max_tokens=60), at=10 * MS)
-    cluster.at(30 * MS, lambda: orders.wish(MoveRequest("s", frozenset([MIDDLE]), "d0", "d1", 400 * MS, "a test's")))
+    cluster.at(
+        30 * MS, lambda: actions.move_request(MoveRequest("s", frozenset([MIDDLE]), "d0", "d1", 400 * MS, "a test's"))
+    )
     cluster.at(30 * MS, lambda: drained(cluster, "d1"))
     cluster.run()
     cluster.expect()
-    assert cluster.scheduler.handovers.counts().started == 0 and orders.counts.lapsed == 1
+    assert cluster.scheduler.migrations.counts().started == 0 and actions.counts.lapsed == 1
     assert where(cluster) == ["d0"] and not cluster.scheduler.devices["d1"].stages.loaded
 
 
 def test_sequences_go_elsewhere_where_the_instance_that_was_named_has_gone() -> None:
     cluster = still()
-    orders = cluster.scheduler.control.orders
+    actions = cluster.scheduler.control.actions
     for name in ("d1", "d2"):
-        orders.grow([MIDDLE], name, "a test's", cluster.now)
+        actions.grow([MIDDLE], name, "a test's", cluster.now)
     cluster.ask(request("s", range(4), "one", max_tokens=80), at=10 * MS)
     cluster.at(30 * MS, lambda: drained(cluster, "d1"))
     cluster.at(40 * MS, lambda: drained(cluster, "d0", target="d1"))
     cluster.run()
     cluster.expect()
-    assert where(cluster) == ["d2"] and cluster.scheduler.handovers.counts().committed == 1
+    assert where(cluster) == ["d2"] and cluster.scheduler.migrations.counts().committed == 1
     assert not cluster.scheduler.devices["d1"].stages.loaded
 
 
 def test_a_stage_that_loads_for_long_is_waited_for_and_then_the_instance_goes() -> None:
     """It stayed for ever when the load took longer than sequences have to leave."""
     cluster = still(loading=lambda: 200 * MS)
-    orders = cluster.scheduler.control.orders
-    orders.grow([MIDDLE], "d1", "a test's", cluster.now)
+    actions = cluster.scheduler.control.actions
+    actions.grow([MIDDLE], "d1", "a test's", cluster.now)
     cluster.ask(request("s", range(4), "one", max_tokens=1), at=10 * MS)
     chain = cluster.scheduler.chains()[0]
     assert [use.block for use in chain.uses if (use.lo, use.hi) == (2, 3)] == [MIDDLE]

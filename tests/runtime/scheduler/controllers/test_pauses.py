@@ -65,7 +65,7 @@ def test_a_long_pause_moves_it_inside_the_pause() -> None:
     assert ahead[0].t - 12 * MS >= ahead[0].extra["needed"], (
         "it began before the pause had lasted as long as the move takes"
     )
-    assert cluster.scheduler.handovers.counts().committed == 1
+    assert cluster.scheduler.migrations.counts().committed == 1
 
 
 def test_a_short_pause_causes_no_traffic() -> None:
@@ -116,9 +116,9 @@ def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
     cluster.at(60 * MS, lambda: cluster.tell(ResumeSequence("p")))
     cluster.run()
     cluster.expect()
-    assert cluster.scheduler.handovers.counts().committed == 1
+    assert cluster.scheduler.migrations.counts().committed == 1
 
 
 def other(cluster: VirtualCluster) -> str:
     """The device that `p` is not on."""
-    return "d1" if cluster.scheduler.members["p"].path[0].device == "d0" else "d0"
+    return "d1" if cluster.scheduler.sequences["p"].path[0].device == "d0" else "d0"

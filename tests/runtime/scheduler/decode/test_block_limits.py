@@ -50,5 +50,5 @@ def test_no_step_takes_more_rows_through_a_block_than_it_may() -> None:
 def test_nobody_is_expected_back_for_ever() -> None:
     """Whoever has moved, within a device too, or ended: no slot is kept for it any more."""
     cluster, _ = batches(2, moves=60)
-    assert cluster.scheduler.handovers.counts().committed > 3
-    assert [len(node.relay._returns.expected()) for node in cluster.living()] == [0, 0]
+    assert cluster.scheduler.migrations.counts().committed > 3
+    assert [len(node.agent._returns.expected()) for node in cluster.living()] == [0, 0]

@@ -41,7 +41,7 @@ class Leaky(VirtualCluster):
         """An agent says nothing while a step runs."""
         for node in self.living():
             if not node.running:
-                self.tell(node.relay.report())
+                self.tell(node.agent.report())
 
 
 def leaky(loses: Callable[[Any], bool], seconds: float = LIMIT, **fields: Any) -> Leaky:
@@ -80,7 +80,7 @@ def test_without_a_limit_it_waits_on() -> None:
     cluster.ask(request("a", range(9), "m", max_tokens=12))
     cluster.watch(60 * S)
     cluster.run()
-    assert cluster.scheduler.members["a"].flying and not cluster.trace.named("fault")
+    assert cluster.scheduler.sequences["a"].flying and not cluster.trace.named("fault")
 
 
 def test_rows_that_are_always_lost_end_their_sequence_with_the_reason() -> None:
@@ -128,8 +128,8 @@ def test_a_move_that_nothing_comes_of_is_given_up_and_the_sequence_goes_on() -> 
     cluster.ask(request("a", range(40), "m", max_tokens=12))
     while not cluster.told["a"].tokens:
         cluster.run_one()
-    member = cluster.scheduler.members["a"]
-    target = next(name for name in ("d0", "d1", "d2") if name not in member.place.devices)
+    sequence = cluster.scheduler.sequences["a"]
+    target = next(name for name in ("d0", "d1", "d2") if name not in sequence.place.devices)
     while cluster.migrate("a", range(1), target, hold=True) is not None:
         cluster.run_one()
     cluster.watch(40 * S)

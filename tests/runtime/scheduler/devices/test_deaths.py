@@ -74,9 +74,9 @@ def reach(cluster: VirtualCluster, condition: Callable[[], object], most: int = 
     raise AssertionError("the moment never comes")
 
 
-def member(cluster: VirtualCluster, seq: str = "a") -> ScheduledSequence | None:
+def sequence(cluster: VirtualCluster, seq: str = "a") -> ScheduledSequence | None:
     """It, while it runs."""
-    found = cluster.scheduler.members.get(seq)
+    found = cluster.scheduler.sequences.get(seq)
     return found if found is not None and found.path else None
 
 
@@ -139,7 +139,7 @@ def test_while_it_is_idle(device: str) -> None:
 def test_while_another_takes_its_place(phase: str, again: str) -> None:
     """The next life dies, too, or another device does meanwhile."""
     cluster = busy()
-    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
+    reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
     first = cluster.nodes["d1"]
     cluster.kill("d1")
     device = cluster.scheduler.devices
@@ -162,12 +162,12 @@ def test_while_another_takes_its_place(phase: str, again: str) -> None:
 
 def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
     """Whether a step with a row of it is under way at this hop."""
-    one = member(cluster, seq)
+    one = sequence(cluster, seq)
     if one is None or one.phase != phase or not one.flying or hop >= len(one.path):
         return False
     node = cluster.nodes[one.path[hop].device]
-    rows = node.relay._steps.running()
-    return bool(node.running) and any(each.guest.seq == seq and each.hop == hop for each in rows)
+    rows = node.agent._steps.running()
+    return bool(node.running) and any(each.sequence.seq == seq and each.hop == hop for each in rows)
 
 
 @pytest.mark.parametrize("victim", HOPS)
@@ -179,10 +179,10 @@ def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
     reach(
         cluster,
         lambda: (
-            running(cluster, "a", phase, hop) and (phase == "decode" or cluster.scheduler.members["a"].computed > 0)
+            running(cluster, "a", phase, hop) and (phase == "decode" or cluster.scheduler.sequences["a"].computed > 0)
         ),
     )
-    one = cluster.scheduler.members["a"]
+    one = cluster.scheduler.sequences["a"]
     assert len(one.path) == 3
     kill_and_finish(cluster, one.path[victim].device)
     assert phase == "prefill" or cluster.scheduler.state().counters.preemptions
@@ -199,16 +199,16 @@ def test_while_rows_are_passed_on(kind: type, victim: int) -> None:
         cluster,
         lambda: (
             said(cluster, kind)
-            and (a := member(cluster)) is not None
+            and (a := sequence(cluster)) is not None
             and (a.phase == "decode" or kind is OpenSequences)
         ),
     )
-    kill_and_finish(cluster, cluster.scheduler.members["a"].path[victim].device)
+    kill_and_finish(cluster, cluster.scheduler.sequences["a"].path[victim].device)
 
 
 def test_while_all_are_killed_but_one_and_then_that_one() -> None:
     cluster = busy()
-    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
+    reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
     cluster.kill("d0")
     cluster.kill("d2")
     reach(cluster, lambda: not cluster.scheduler.devices.alive("d2"))
@@ -227,17 +227,17 @@ def test_while_sequences_wait_for_pages(device: str) -> None:
 @pytest.mark.parametrize("victim", HOPS)
 def test_while_a_newcomer_begins_with_anothers_pages(victim: int) -> None:
     cluster = busy()
-    reach(cluster, lambda: (a := member(cluster)) is not None and a.computed > 20)
+    reach(cluster, lambda: (a := sequence(cluster)) is not None and a.computed > 20)
     cluster.ask(request("same", (*range(18), 1, 2), "m", max_tokens=12), at=cluster.now)
     reach(cluster, lambda: said(cluster, OpenSequences) and any(cluster.sent[-1][3].shared))
-    kill_and_finish(cluster, cluster.scheduler.members["same"].path[victim].device)
+    kill_and_finish(cluster, cluster.scheduler.sequences["same"].path[victim].device)
 
 
 # -- moves (BL-16) -----------------------------------------------------------------------------------------------------
 
 
 def move_of(cluster: VirtualCluster) -> Migration | None:
-    return next(iter(cluster.scheduler.handovers), None)
+    return next(iter(cluster.scheduler.migrations), None)
 
 
 #: Moments of a move, in their order: what is true then.
@@ -247,16 +247,16 @@ MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
     "pages are on their way": lambda cluster, move: said(cluster, PageData),
     "all is there, and nobody knows": lambda cluster, move: said(cluster, MigrationReady),
     "it is held, its row still under way": lambda cluster, move: (
-        move.member.waits.held and move.member.flying and not move.asked
+        move.sequence.waits.held and move.sequence.flying and not move.asked
     ),
     "the rest is asked for": lambda cluster, move: (
-        move.member.waits.held and move.stages > 1 and said(cluster, StartMigration)
+        move.sequence.waits.held and move.stages > 1 and said(cluster, StartMigration)
     ),
     "the rest is on its way": lambda cluster, move: (
-        move.member.waits.held and move.stages > 1 and said(cluster, PageData)
+        move.sequence.waits.held and move.stages > 1 and said(cluster, PageData)
     ),
     "the rest is there, and nobody knows": lambda cluster, move: (
-        move.member.waits.held and move.stages > 1 and said(cluster, MigrationReady)
+        move.sequence.waits.held and move.stages > 1 and said(cluster, MigrationReady)
     ),
 }
 #: Ends of a move, and at which moments pages are seen with them.
@@ -270,18 +270,18 @@ SEEN = [
 
 
 def moving(
-    hop: int, target: int | None = None, quick: bool = False, **ends: bool
+    hop: int, target: int | None = None, seqpacket: bool = False, **ends: bool
 ) -> tuple[VirtualCluster, dict[str, str]]:
     """A sequence with all blocks of one hop on the way to another hop's device, or (None) to a fourth one; devices by
     their part in it.
 
-    `quick`: the move is over before the row that is under way is back.
+    `seqpacket`: the move is over before the row that is under way is back.
     """
     config = ClusterConfig(devices=4, placement="partition", prefill_chunk=8, migration_final_sets=1)
-    speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if quick else dict(latency=MS // 4)
+    speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if seqpacket else dict(latency=MS // 4)
     cluster = busy(devices=4, config=config, **speed)
-    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode" and a.computed > 19)
-    one = cluster.scheduler.members["a"]
+    reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode" and a.computed > 19)
+    one = cluster.scheduler.sequences["a"]
     devices = devices_of(one.chain, one.path)
     source, spare = one.path[hop].device, next(name for name in ("d0", "d1", "d2", "d3") if name not in devices)
     to = spare if target is None else one.path[target].device
@@ -302,10 +302,10 @@ def test_during_a_move_of_what_begins_the_chain(ends: str, moment: str, victim: 
     cluster, parts = moving(0, **ENDS[ends])
     reach(cluster, lambda: (move := move_of(cluster)) is not None and MOMENTS[moment](cluster, move))
     kill_and_finish(cluster, parts[victim])
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.started == counts.committed + counts.aborted == 1
     if victim == "source" and ends == "both ends":
-        assert counts.committed == 1 and cluster.scheduler.members == {}
+        assert counts.committed == 1 and cluster.scheduler.sequences == {}
 
 
 @pytest.mark.parametrize("victim", ["source", "target", "other"])
@@ -321,7 +321,7 @@ def test_during_a_move_that_makes_two_hops_one(moment: str, victim: str) -> None
 def test_while_a_move_is_settled(heard: int, victim: str) -> None:
     """Between the copy and the hand-over: committed, and the devices have heard nothing of it, or part of it."""
     cluster, parts = moving(0)
-    reach(cluster, lambda: cluster.scheduler.handovers.counts().committed)
+    reach(cluster, lambda: cluster.scheduler.migrations.counts().committed)
     assert {type(message) for _, _, _, message in cluster.sent[-6:]} >= {FinishMigration, OpenSequences, CloseSequences}
     for _ in range(heard):
         cluster.run_one()
@@ -333,16 +333,16 @@ def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
 
     (Found by random schedules: the sequence was held for ever.)
     """
-    cluster, parts = moving(0, quick=True)
+    cluster, parts = moving(0, seqpacket=True)
 
     def all_there() -> bool:
         move = move_of(cluster)
-        return move is not None and not move.asked and move.member.waits.held and move.upto == move.member.computed
+        return move is not None and not move.asked and move.sequence.waits.held and move.upto == move.sequence.computed
 
     reach(cluster, all_there)
     cluster.kill(parts["source"])
     reach(cluster, lambda: not cluster.scheduler.devices.alive(parts["source"]))
-    assert cluster.scheduler.handovers.counts().committed == 1 and move_of(cluster) is None
+    assert cluster.scheduler.migrations.counts().committed == 1 and move_of(cluster) is None
     cluster.run()
     cluster.expect()
 
@@ -352,8 +352,8 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     move is committed at once, both hops become one, and the table in which the row writes would be cut under it. (Found
     by random schedules.)"""
     cluster = busy(alpha=10 * MS, page_bytes_per_ms=40.0, latency=MS // 4)
-    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
-    one = cluster.scheduler.members["a"]
+    reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
+    one = cluster.scheduler.sequences["a"]
     source, target = one.path[0].device, one.path[1].device
     for hi in (2, 5):  # what it needs there is loaded first
         cluster.scheduler._state.ask_for(one.chain, target, one.chain.stage(0, hi))
@@ -371,7 +371,7 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     )
     cluster.nodes[source].alive = False
     cluster.tell(AgentDown(source, "killed"))  # heard of before the step is over
-    assert cluster.scheduler.handovers.counts().committed == 1 and cluster.nodes[target].running
+    assert cluster.scheduler.migrations.counts().committed == 1 and cluster.nodes[target].running
     reach(cluster, lambda: said(cluster, RowsLost) and cluster.sent[-1][1] == target)
     assert "K and V that it needs" in cluster.sent[-1][3].reason and cluster.sent[-1][3].retry
     cluster.run()
@@ -430,7 +430,7 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
             cluster.scheduler._state.coming and any(each.stages.loading for each in cluster.scheduler.devices)
         ),
         "both run": lambda: (
-            {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"}
+            {each.chain.loaded_as for each in cluster.scheduler.sequences.values() if each.path} == {"m-1", "m-2"}
         ),
         "the old one goes": lambda: said(cluster, UnloadStages),
     }
@@ -467,12 +467,12 @@ def test_while_hops_are_predicted(moment: str, victim: int) -> None:
             "~" in stage.model for each in cluster.scheduler.devices for stage in each.stages.loading
         ),
         "a prediction is passed on": lambda: (
-            said(cluster, ForwardRows) and any(turn % 2 for turn in cluster.sent[-1][3].turns)
+            said(cluster, ForwardRows) and any(attempt % 2 for attempt in cluster.sent[-1][3].attempts)
         ),
         "a guess goes on": lambda: cluster.scheduler.speculation.counts().guesses > 0,
         "a verdict is on its way": lambda: said(cluster, SpeculationResult),
     }
     reach(cluster, moments[moment])
-    path = next(each.path for each in cluster.scheduler.members.values() if each.path)
+    path = next(each.path for each in cluster.scheduler.sequences.values() if each.path)
     kill_and_finish(cluster, path[victim].device)
     assert cluster.scheduler.speculation.counts().started > 0 or moment == "a stand-in is loaded"

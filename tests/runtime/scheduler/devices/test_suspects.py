@@ -82,11 +82,11 @@ def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
     cluster = killing()
     cluster.ask(request("s", range(5), "m", max_tokens=60))
     cluster.run(until=12 * MS)
-    member = cluster.scheduler.members["s"]
+    sequence = cluster.scheduler.sequences["s"]
     cluster.tell(PauseSequence("s"))
     cluster.run(until=20 * MS)
-    assert member.path and not member.flying
-    member.failures = Failures(deaths=3)
+    assert sequence.path and not sequence.flying
+    sequence.failures = Failures(deaths=3)
     cluster.kill("d0")
     cluster.run(until=40 * MS)
     cluster.tell(ResumeSequence("s"))
@@ -123,12 +123,12 @@ def test_whoever_is_saved_by_a_move_was_there_when_the_device_died_all_the_same(
     cluster.ask(request("s", range(40), "m", max_tokens=30))
     while not cluster.told["s"].tokens:
         cluster.run_one()
-    member = cluster.scheduler.members["s"]
-    (source,) = member.place.devices
+    sequence = cluster.scheduler.sequences["s"]
+    (source,) = sequence.place.devices
     target = "d1" if source == "d0" else "d0"
-    while cluster.migrate("s", range(1), target) is not None or not member.flying:
+    while cluster.migrate("s", range(1), target) is not None or not sequence.flying:
         cluster.run_one()
-    assert cluster.scheduler.handovers.survives(member, source)
+    assert cluster.scheduler.migrations.survives(sequence, source)
     cluster.kill(source)
     cluster.run()
     assert cluster.told["s"].last.finish == "error" and "1 devices in a row" in (cluster.told["s"].last.error or "")

@@ -30,7 +30,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[int, list[tuple[str, tuple[int, ...]]]]] = {}
-        self.donors: set[str] = set()
+        self.prefix_cache: set[str] = set()
         self._next = 0
 
     def groups(self, device: str, pages: int, count: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -41,14 +41,14 @@ class Pages:
         return made
 
     def used(self, *, idle: bool = False) -> Counter[str]:
-        """Pages by device; with `idle` those that only donors hold."""
+        """Pages by device; with `idle` those that only cached prefixes hold."""
         holders: dict[tuple[str, int], set[str]] = {}
         for seq, table in self.tables.items():
             for part in table.values():
                 for device, group in part:
                     for page in group:
                         holders.setdefault((device, page), set()).add(seq)
-        return Counter(device for (device, _), seqs in holders.items() if not idle or seqs <= self.donors)
+        return Counter(device for (device, _), seqs in holders.items() if not idle or seqs <= self.prefix_cache)
 
 
 @settings(max_examples=80, deadline=None)
@@ -56,14 +56,14 @@ class Pages:
 def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
     rng = random.Random(seed)
     devices, pages = devices_of(), Pages()
-    ledger, holdings = PageAccounting(devices), dict[str, PageHolding]()
+    page_accounting, holdings = PageAccounting(devices), dict[str, PageHolding]()
     for step in range(40):
         name, act = f"s{step}", rng.choice(("take", "take", "share", "share", "grow", "free", "keep", "move"))
         seq = rng.choice(sorted(holdings)) if holdings else ""
-        running = seq and not holdings[seq].donor
+        running = seq and not holdings[seq].cached_prefix
         if act == "take" or not seq:
             groups = rng.randrange(1, 6)
-            holdings[name] = ledger.allocate(PLACES, groups)
+            holdings[name] = page_accounting.allocate(PLACES, groups)
             pages.tables[name] = {
                 at: pages.groups(device, count, groups) for at, (device, count) in enumerate(PLACES) if count
             }
@@ -73,62 +73,65 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
                 places[at] = part[0][0], len(part[0][1])
             shared = rng.randrange(1, holdings[seq].groups + 1)
             groups = shared + rng.randrange(1, 4)
-            holdings[name] = ledger.allocate(places, groups, holdings[seq], shared)
+            holdings[name] = page_accounting.allocate(places, groups, holdings[seq], shared)
             pages.tables[name] = {
                 at: [*part[:shared], *pages.groups(part[0][0], len(part[0][1]), groups - shared)]
                 for at, part in pages.tables[seq].items()
             }
         elif act == "grow" and running:
             more = rng.randrange(1, 3)
-            ledger.grow(holdings[seq], more)
+            page_accounting.grow(holdings[seq], more)
             for part in pages.tables[seq].values():
                 part.extend(pages.groups(part[0][0], len(part[0][1]), more))
         elif act == "free":
-            ledger.free(holdings.pop(seq))
+            page_accounting.free(holdings.pop(seq))
             del pages.tables[seq]
         elif act == "keep" and running:
             kept = rng.randrange(1, holdings[seq].groups + 1)
-            holdings[name] = ledger.share_groups(holdings[seq], kept)
+            holdings[name] = page_accounting.share_groups(holdings[seq], kept)
             pages.tables[name] = {at: part[:kept] for at, part in pages.tables[seq].items()}
-            pages.donors.add(name)
+            pages.prefix_cache.add(name)
         elif act == "move" and running:
             places = [(rng.choice(("d0", "d1", "d2")), count) for _, count in PLACES]
-            ledger.rehouse(holdings[seq], places)
+            page_accounting.rehouse(holdings[seq], places)
             for at, part in pages.tables[seq].items():
                 if part[0][0] != places[at][0]:
                     pages.tables[seq][at] = pages.groups(places[at][0], places[at][1], len(part))
-        ledger.check(holdings.values(), {})
+        page_accounting.check(holdings.values(), {})
         used, idle = pages.used(), pages.used(idle=True)
         assert [(device.pages.used, device.pages.idle) for device in devices] == [
             (used[device.name], idle[device.name]) for device in devices
         ]
         for device in devices:
-            views = [ledger.mover(seq, holding, holding.groups, device.name).pages for seq, holding in holdings.items()]
+            views = [
+                page_accounting.mover(seq, holding, holding.groups, device.name).pages
+                for seq, holding in holdings.items()
+            ]
             assert len(frozenset().union(*views)) == device.pages.used
     for holding in holdings.values():
-        ledger.free(holding)
+        page_accounting.free(holding)
     assert all((device.pages.used, device.pages.idle) == (0, 0) for device in devices)
 
 
 def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_empty() -> None:
     devices = devices_of(2)
-    ledger = PageAccounting(devices)
-    one = ledger.allocate(PLACES, 4)
-    two = ledger.allocate(PLACES, 6, one, 3)
+    page_accounting = PageAccounting(devices)
+    one = page_accounting.allocate(PLACES, 4)
+    two = page_accounting.allocate(PLACES, 6, one, 3)
     devices.down("d0")
-    ledger.bereft(two, "d0")
+    page_accounting.bereft(two, "d0")
     devices.up(AgentHello("d0", PROTOCOL, "", 100, 64, 0, ""))
-    ledger.rehouse(two, PLACES)
-    ledger.free(one)
-    ledger.check([two], {})
+    page_accounting.rehouse(two, PLACES)
+    page_accounting.free(one)
+    page_accounting.check([two], {})
     assert [device.pages.used for device in devices] == [12, 18]
 
 
 def test_tentative_groups_are_not_in_the_order_of_moves() -> None:
-    ledger = PageAccounting(devices_of())
-    one = ledger.allocate(PLACES, 4)
-    two = ledger.allocate(PLACES, 6, one, 3)
-    views = [ledger.mover("a", one, 2, "d1").pages, ledger.mover("b", two, 5, "d1").pages]
+    page_accounting = PageAccounting(devices_of())
+    one = page_accounting.allocate(PLACES, 4)
+    two = page_accounting.allocate(PLACES, 6, one, 3)
+    views = [page_accounting.mover("a", one, 2, "d1").pages, page_accounting.mover("b", two, 5, "d1").pages]
     assert [len(view) for view in views] == [6, 15] and len(views[0] & views[1]) == 6
 
 

@@ -56,8 +56,8 @@ def test_a_beginning_is_computed_once_and_its_pages_are_there_once(sharing: Pref
     cluster.ask(request("a", (*SYSTEM, 1, 2), "m", max_tokens=20))
     cluster.ask(request("b", (*SYSTEM, 3, 4, 5), "m", max_tokens=20), at=30 * MS)
     cluster.run(until=33 * MS)
-    assert set(cluster.scheduler.members) == {"a", "b"}
-    alone = sum(member.pages.groups * M.spec.kv_layers for member in cluster.scheduler.members.values())
+    assert set(cluster.scheduler.sequences) == {"a", "b"}
+    alone = sum(sequence.pages.groups * M.spec.kv_layers for sequence in cluster.scheduler.sequences.values())
     assert sum(device.pages.used for device in cluster.scheduler.devices) == alone - spared // 4 * M.spec.kv_layers
     cluster.run()
     cluster.expect()
@@ -107,7 +107,7 @@ def test_models_with_virtual_tokens_share_nothing() -> None:
     cluster.ask(request("b", SYSTEM, "v", max_tokens=5), at=25 * MS)
     cluster.run()
     cluster.expect()
-    assert not refs(cluster) and not len(cluster.scheduler.donors)
+    assert not refs(cluster) and not len(cluster.scheduler.prefix_cache)
 
 
 def test_tenants_share_nothing_with_each_other() -> None:
@@ -125,7 +125,7 @@ def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_their
     wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong:  # the control: if versions were not told apart
-        monkeypatch.setattr(ScheduledSequence, "realm", property(lambda member: ("any", member.request.tenant)))
+        monkeypatch.setattr(ScheduledSequence, "realm", property(lambda sequence: ("any", sequence.request.tenant)))
     other = counting_model("n", "1 2* 3 4* 5* 7")
     third = counting_model("n", "1 9* 3 4* 5* 7")
     for second in (other, third):
@@ -166,8 +166,8 @@ def test_a_newcomer_goes_where_its_beginning_lies_unless_that_is_too_dear(margin
     cluster.ask(request("a", SYSTEM, "m", max_tokens=40))
     cluster.ask(request("b", (*SYSTEM, 1), "m", max_tokens=5), at=25 * MS)
     cluster.run(until=28 * MS)
-    members = cluster.scheduler.members
-    assert (members["a"].path == members["b"].path) is shares is bool(refs(cluster))
+    sequences = cluster.scheduler.sequences
+    assert (sequences["a"].path == sequences["b"].path) is shares is bool(refs(cluster))
     cluster.run()
     cluster.expect()
 
@@ -177,13 +177,13 @@ def test_without_room_there_it_goes_elsewhere() -> None:
     cluster.ask(request("a", (*SYSTEM, *range(24)), "m", max_tokens=8))
     cluster.ask(request("b", (*SYSTEM, *range(40, 56)), "m", max_tokens=5), at=6 * MS)
     cluster.run(until=8 * MS)
-    members = cluster.scheduler.members
-    assert members["a"].path != members["b"].path and not refs(cluster)
+    sequences = cluster.scheduler.sequences
+    assert sequences["a"].path != sequences["b"].path and not refs(cluster)
     cluster.run()
     cluster.expect()
 
 
-# -- donors ------------------------------------------------------------------------------------------------------------
+# -- cached prefixes ------------------------------------------------------------------------------------------------------------
 
 
 def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempted() -> None:
@@ -195,12 +195,12 @@ def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempt
     cluster.ask(request("again", range(18), "m", max_tokens=1), at=40 * MS)
     cluster.run()
     assert refs(cluster) == {"again": ("~1", 16)}
-    assert [donor.name for donor in cluster.scheduler.donors] == ["~2", "~3", "~1"]
+    assert [cached_prefix.name for cached_prefix in cluster.scheduler.prefix_cache] == ["~2", "~3", "~1"]
     cluster.ask(request("large", [96 - at for at in range(33)], "m", max_tokens=12), at=cluster.now)
     cluster.run(until=cluster.now + 3 * MS)
-    assert "~2" not in cluster.scheduler.donors and "~1" in cluster.scheduler.donors
+    assert "~2" not in cluster.scheduler.prefix_cache and "~1" in cluster.scheduler.prefix_cache
     cluster.run()
-    counts, counters = cluster.scheduler.donors.counts(), cluster.scheduler.state().counters
+    counts, counters = cluster.scheduler.prefix_cache.counts(), cluster.scheduler.state().counters
     assert (counts.evicted, counters.preemptions) == (1, 0)
     cluster.expect()
 
@@ -211,8 +211,8 @@ def test_of_two_where_one_begins_as_the_other_the_longer_stays() -> None:
     cluster.ask(request("b", (*SYSTEM, *range(9)), "m", max_tokens=1), at=30 * MS)
     cluster.ask(request("c", (*SYSTEM, *range(5)), "m", max_tokens=1), at=60 * MS)
     cluster.run()
-    assert [donor.known for donor in cluster.scheduler.donors] == [6]
-    assert cluster.scheduler.donors.counts().displaced == 1
+    assert [cached_prefix.known for cached_prefix in cluster.scheduler.prefix_cache] == [6]
+    assert cluster.scheduler.prefix_cache.counts().displaced == 1
     cluster.expect()
 
 
@@ -220,7 +220,7 @@ def test_a_device_takes_its_donors_along() -> None:
     cluster = cluster_of("cached", devices=3)
     cluster.ask(request("a", SYSTEM, "m", max_tokens=1))
     cluster.run()
-    path = next(iter(cluster.scheduler.donors)).path
+    path = next(iter(cluster.scheduler.prefix_cache)).path
     cluster.at(cluster.now, lambda: cluster.kill(path[0].device))
     cluster.ask(request("b", (*SYSTEM, 1), "m", max_tokens=5), at=cluster.now + 200 * MS)
     cluster.run()
@@ -233,7 +233,7 @@ def test_a_name_that_a_donor_has_is_taken() -> None:
     cluster.ask(request("~1", SYSTEM, "m", max_tokens=30))
     cluster.ask(request("a", SYSTEM[:8], "m", max_tokens=1))
     cluster.run(until=15 * MS)
-    assert [donor.name for donor in cluster.scheduler.donors] == ["~2"]
+    assert [cached_prefix.name for cached_prefix in cluster.scheduler.prefix_cache] == ["~2"]
     cluster.run()
     cluster.expect()
 
@@ -242,10 +242,12 @@ def test_an_old_version_takes_its_donors_along() -> None:
     cluster = cluster_of("cached")
     cluster.ask(request("a", SYSTEM, "m", max_tokens=1), request("b", SYSTEM, "n", max_tokens=1))
     cluster.run()
-    cluster.scheduler.donors.remove_version(M.chain(1, 3, 4).version)
+    cluster.scheduler.prefix_cache.remove_version(M.chain(1, 3, 4).version)
     cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
     cluster.run()
-    assert [donor.shelf.realm[0] for donor in cluster.scheduler.donors] == [N.chain(1, 3, 4).version]
+    assert [cached_prefix.shelf.realm[0] for cached_prefix in cluster.scheduler.prefix_cache] == [
+        N.chain(1, 3, 4).version
+    ]
     cluster.expect()
 
 
@@ -256,7 +258,7 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
     cluster.ask(request("a", SYSTEM, "m", max_tokens=30), at=10 * MS)
     cluster.ask(request("b", SYSTEM, "m", max_tokens=30), at=11 * MS)
     cluster.run()
-    assert len({donor.path for donor in cluster.scheduler.donors}) == 2
+    assert len({cached_prefix.path for cached_prefix in cluster.scheduler.prefix_cache}) == 2
     before = sum(device.pages.used for device in cluster.scheduler.devices)
     for minutes, left in ((0.5, 2), (1.0, 1), (2.0, 1)):
         cluster.at(
@@ -264,8 +266,8 @@ def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
             lambda: cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now)),
         )
         cluster.run()
-        assert len(cluster.scheduler.donors) == left
-    counts = cluster.scheduler.donors.counts()
+        assert len(cluster.scheduler.prefix_cache) == left
+    counts = cluster.scheduler.prefix_cache.counts()
     assert (counts.swept, counts.swept_pages) == (
         1,
         before - sum(device.pages.used for device in cluster.scheduler.devices),
@@ -284,10 +286,10 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     )
     cluster.ask(request("d", (*SYSTEM[:8], 2), "m", max_tokens=40), at=25 * MS)
     cluster.run(until=30 * MS)
-    members = cluster.scheduler.members
-    source = members["a"].path[0].device
+    sequences = cluster.scheduler.sequences
+    source = sequences["a"].path[0].device
     shared = {each.mover.seq: each.shared for each in order_moves(cluster.scheduler.movers(source))}
-    layers = dict(members["a"].place.weights)[source]
+    layers = dict(sequences["a"].place.weights)[source]
     assert list(shared) == ["c", "d", "a", "b"] and list(shared.values()) == [0, 2 * layers, 4 * layers, 4 * layers]
     devices = cluster.scheduler.devices
     target = next(device.name for device in devices if device.name != source)
@@ -296,9 +298,9 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     cluster.run(until=34 * MS)
     cluster.migrate("b", blocks, target)
     cluster.run(until=45 * MS)
-    counts = cluster.scheduler.handovers.counts()
-    assert counts.committed == 1 and members["b"].path[0].device == target
-    grown = {seq: members[seq].pages.groups for seq in members}
+    counts = cluster.scheduler.migrations.counts()
+    assert counts.committed == 1 and sequences["b"].path[0].device == target
+    grown = {seq: sequences[seq].pages.groups for seq in sequences}
     moved = sum(use.kv_layers for use in M.chain(1, 3, 4).uses[:2])
     alone = sum(groups * M.spec.kv_layers for groups in grown.values())
     spared = 4 * (M.spec.kv_layers - moved) + 2 * M.spec.kv_layers  # b's where it stayed, and d's
@@ -320,7 +322,9 @@ def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_
     cluster.at(40 * MS, lambda: cluster.tell(serve(new, "m", *cut)))
     cluster.run()
     assert {cluster.given[seq] for seq in refs(cluster)} == {"m-1", "m-2"}
-    assert {donor.shelf.realm[0] for donor in cluster.scheduler.donors} == {new.chain(*cut).version}
+    assert {cached_prefix.shelf.realm[0] for cached_prefix in cluster.scheduler.prefix_cache} == {
+        new.chain(*cut).version
+    }
     cluster.expect()
     cluster.expect_only((new, cut))
 
@@ -344,7 +348,7 @@ def test_what_is_predicted_is_nobodys_beginning(mode: SpeculationMode) -> None:
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.speculation.counts().started > 0
-    assert not refs(cluster) and not len(cluster.scheduler.donors)
+    assert not refs(cluster) and not len(cluster.scheduler.prefix_cache)
 
 
 # -- whatever happens --------------------------------------------------------------------------------------------------

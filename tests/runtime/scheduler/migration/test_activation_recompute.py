@@ -48,14 +48,14 @@ def reach(cluster: VirtualCluster, condition, most: int = 20_000) -> None:  # ty
 def rest(cluster: VirtualCluster, seq: str = "a", tokens: int = 1) -> None:
     """Play until it has so many tokens, then hold it."""
     reach(cluster, lambda: len(cluster.told[seq].tokens) >= tokens)
-    cluster.scheduler.members[seq].hold(True)
-    reach(cluster, lambda: not cluster.scheduler.members[seq].flying)
+    cluster.scheduler.sequences[seq].hold(True)
+    reach(cluster, lambda: not cluster.scheduler.sequences[seq].flying)
 
 
 def go_on(cluster: VirtualCluster, seq: str = "a") -> None:
-    member = cluster.scheduler.members[seq]
-    member.hold(False)
-    cluster.scheduler._state.ready.append(member)
+    sequence = cluster.scheduler.sequences[seq]
+    sequence.hold(False)
+    cluster.scheduler._state.ready.append(sequence)
     cluster.tell(Tick())
 
 
@@ -63,7 +63,7 @@ def move(cluster: VirtualCluster, target: str, seq: str = "a", **ends: bool) -> 
     """Begin one, the sequence resting or not; what it needs is loaded first."""
     while cluster.migrate(seq, MIDDLE, target, **ends) is not None:
         cluster.run_one()
-    return next(iter(cluster.scheduler.handovers))
+    return next(iter(cluster.scheduler.migrations))
 
 
 def ended(cluster: VirtualCluster, times: int = 1) -> TraceEvent:
@@ -103,11 +103,11 @@ def test_what_came_by_a_move_is_kept_as_far_as_it_was_recomputed() -> None:
     first = ended(cluster)
     here = spans(first, "recomputed")
     assert here and spans(first, "copied")
-    kept = cluster.nodes["d2"].relay._kept
+    kept = cluster.nodes["d2"].agent._kept
     assert list(kept.spans("a", 1)) == here
     reach(cluster, lambda: len(cluster.told["a"].tokens) >= 12)
     rest(cluster)
-    back = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].place.devices)
+    back = next(name for name in ("d0", "d1") if name not in cluster.scheduler.sequences["a"].place.devices)
     move(cluster, back)
     second = ended(cluster, 2)
     for lo, _ in spans(second, "recomputed"):  # of what had been copied nothing can be recomputed
@@ -137,7 +137,7 @@ def test_without_a_back_what_is_not_kept_cannot_be_had() -> None:
     move(cluster, "d2", copy=False)
     reach(cluster, lambda: cluster.trace.named("kv.move.abort"))
     finish(cluster)
-    assert cluster.scheduler.handovers.counts().committed == 0
+    assert cluster.scheduler.migrations.counts().committed == 0
 
 
 def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
@@ -147,9 +147,9 @@ def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     )  # fmt: skip
     cluster.ask(request("a", range(20), "m", max_tokens=9))
     rest(cluster)
-    (first, second) = cluster.scheduler.members["a"].path
+    (first, second) = cluster.scheduler.sequences["a"].path
     last = range(len(CUTS[0]), len(CUTS[0]) + 1)
-    assert second.lo < cluster.scheduler.members["a"].chain.uses[last.start].lo
+    assert second.lo < cluster.scheduler.sequences["a"].chain.uses[last.start].lo
     while cluster.migrate("a", last, first.device) is not None:
         cluster.run_one()
     ended(cluster)
@@ -195,7 +195,7 @@ def test_a_device_dies(kind: type, victim: str) -> None:
 
 
 def incoming(cluster: VirtualCluster):  # type: ignore[no-untyped-def]
-    return next(iter(cluster.nodes["d2"].relay._moves._incoming.values()), None)
+    return next(iter(cluster.nodes["d2"].agent._moves._incoming.values()), None)
 
 
 def test_recomputing_goes_on_without_the_source_where_all_inputs_have_come() -> None:
@@ -210,7 +210,7 @@ def test_recomputing_goes_on_without_the_source_where_all_inputs_have_come() -> 
     cluster.kill(made.source)
     ended(cluster)
     finish(cluster)
-    assert cluster.scheduler.handovers.counts().committed == 1 and not cluster.trace.named("batch.preempt")
+    assert cluster.scheduler.migrations.counts().committed == 1 and not cluster.trace.named("batch.preempt")
 
 
 def test_without_the_source_it_runs_again_where_inputs_are_missing() -> None:
@@ -221,7 +221,7 @@ def test_without_the_source_it_runs_again_where_inputs_are_missing() -> None:
     reach(cluster, lambda: (one := incoming(cluster)) and one.ends._counts[0] > 0 and one.ends._counts[3] > 0)
     cluster.kill(made.source)
     finish(cluster)
-    assert cluster.scheduler.handovers.counts().committed == 0 and cluster.trace.named("batch.preempt")
+    assert cluster.scheduler.migrations.counts().committed == 0 and cluster.trace.named("batch.preempt")
 
 
 def test_what_has_grown_when_the_source_is_gone_is_not_waited_for() -> None:
@@ -231,7 +231,7 @@ def test_what_has_grown_when_the_source_is_gone_is_not_waited_for() -> None:
     reach(cluster, lambda: len(cluster.told["a"].tokens) > 2)
     made = move(cluster, "d2")
     reach(cluster, lambda: (one := incoming(cluster)) and one.ends.done)
-    reach(cluster, lambda: made.member.computed > made.upto)
+    reach(cluster, lambda: made.sequence.computed > made.upto)
     cluster.kill(made.source)
     finish(cluster)
 
@@ -250,19 +250,19 @@ def test_what_an_older_epoch_asks_for_is_refused() -> None:
     cluster = cluster_of()
     cluster.ask(request("a", range(20), "two", max_tokens=9))
     rest(cluster)
-    member = cluster.scheduler.members["a"]
-    source = cluster.nodes[member.path[1].device].relay
-    want = PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 1)
+    sequence = cluster.scheduler.sequences["a"]
+    source = cluster.nodes[sequence.path[1].device].agent
+    want = PageRequest(1, "a", sequence.epoch, (0, 3), 0, 8, "d2", 1)
     (given,) = source.handle(want, (), cluster.now)
-    assert type(given).__name__ == "SendActivations" and given.message.kept == ((0, member.computed),)
+    assert type(given).__name__ == "SendActivations" and given.message.kept == ((0, sequence.computed),)
     for stale in (
-        PageRequest(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1),
-        PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2),
+        PageRequest(1, "a", sequence.epoch - 1, (0, 3), 0, 8, "d2", 1),
+        PageRequest(1, "a", sequence.epoch, (0, 3), 0, 8, "d2", 2),
     ):
         (refused,) = source.handle(stale, (), cluster.now)
         assert refused.message.error and not refused.message.kept and not refused.arrays
-    (beyond,) = source.handle(PageRequest(1, "a", member.epoch, (0, 3), 0, 99, "d2", 1), (), cluster.now)
-    assert beyond.message.error and beyond.message.kept == ((0, member.computed),)
+    (beyond,) = source.handle(PageRequest(1, "a", sequence.epoch, (0, 3), 0, 99, "d2", 1), (), cluster.now)
+    assert beyond.message.error and beyond.message.kept == ((0, sequence.computed),)
     go_on(cluster)
     finish(cluster)
 
@@ -314,7 +314,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
         cluster.at(rng.randrange(100 * MS), lambda: cluster.kill(f"d{rng.randrange(3)}"))
     cluster.run()
     cluster.expect()
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.started == counts.committed + counts.aborted
     if seed == 0:
         assert counts.inputs > 0

@@ -51,11 +51,11 @@ def cluster_of(
 
 
 def rest(cluster: VirtualCluster) -> None:
-    member = cluster.scheduler.members["a"]
-    member.hold(True)
-    while member.flying:
+    sequence = cluster.scheduler.sequences["a"]
+    sequence.hold(True)
+    while sequence.flying:
         cluster.run_one()
-    assert len(member.path) == 2
+    assert len(sequence.path) == 2
 
 
 def move(cluster: VirtualCluster, target: str = "d2", **ends: bool) -> None:
@@ -75,7 +75,7 @@ def moved(tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 << 30,
 @pytest.mark.parametrize(("recompute_ms", "copy_ms"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 50.0), (50.0, 1.0)])
 def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, copy_ms: float) -> None:
     cluster = moved(tokens, recompute_ms, copy_ms)
-    took, counts = seconds(cluster.trace), cluster.scheduler.handovers.counts()
+    took, counts = seconds(cluster.trace), cluster.scheduler.migrations.counts()
     both = counts.copied + counts.recomputed
     priced = costs(recompute_ms, copy_ms, INPUT_BYTES / GROUP_BYTES)
     page = max(recompute_ms, copy_ms) / 1e3
@@ -107,7 +107,7 @@ def test_both_ends_work(recompute_ms: float, copy_ms: float) -> None:
 @pytest.mark.parametrize("ends", [{"copy": False}, {"recompute": False}], ids=["recompute", "copy"])
 def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
     cluster = moved(100, 2.0, 3.0, **ends)
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     groups = -(-(counts.copied + counts.recomputed) // 4)
     each = 2.0 if "copy" in ends else 3.0
     assert abs(seconds(cluster.trace) - groups * each / 1e3) <= each / 1e3
@@ -116,7 +116,7 @@ def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
 
 def test_where_the_link_is_slower_than_the_device_recomputing_takes_what_the_inputs_take() -> None:
     cluster = moved(100, 0.1, 80.0, copy=False)
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.copied == 0 and counts.inputs == 8 * counts.recomputed
     assert abs(seconds(cluster.trace) - counts.inputs / (GROUP_BYTES / 0.08)) <= 1e-3
 
@@ -162,8 +162,8 @@ def test_upstream_is_charged_where_none_are_kept() -> None:
     it counts.
     """
     cluster, work = counted(0)
-    member = cluster.scheduler.members["a"]
-    held, prompt = member.computed, member.first(member.computed)
+    sequence = cluster.scheduler.sequences["a"]
+    held, prompt = sequence.computed, sequence.first(sequence.computed)
     assert "would run again" in (cluster.migrate("a", MIDDLE, "d2", copy=False) or "")  # not done: only told
     move(cluster)
     cluster.run()
@@ -175,7 +175,7 @@ def test_upstream_is_charged_where_none_are_kept() -> None:
     again = VirtualCluster([M], [CUT], devices=2, latency=0)  # who makes them again, from nothing but the tokens
     again.ask(request("a", prompt, "m", max_tokens=1))
     again.run_one()
-    while len(again.nodes) < 2 or not again.scheduler.members.get("a") or not again.scheduler.members["a"].path:
+    while len(again.nodes) < 2 or not again.scheduler.sequences.get("a") or not again.scheduler.sequences["a"].path:
         again.run_one()
     for node in again.nodes.values():
         node.engine = Counted(node.engine, work)  # type: ignore[assignment]
@@ -206,5 +206,5 @@ def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
     rest(cluster)
     move(cluster)
     cluster.run()
-    assert cluster.scheduler.handovers.counts().recomputed == 0 and cluster.fed_bytes == 0
+    assert cluster.scheduler.migrations.counts().recomputed == 0 and cluster.fed_bytes == 0
     assert "16 bytes a token" in cluster.trace.named("kv.copy")[0].extra["reason"]

@@ -36,7 +36,7 @@ class Failing(VirtualCluster):
 
     def _failed(self, node: Node, lane: Lane) -> None:
         node.running.discard(lane)
-        self.obey(node, node.relay.fail_step("broken", self.now, lane))
+        self.obey(node, node.agent.fail_step("broken", self.now, lane))
 
 
 def moving(after: int, **ends: bool) -> Failing:
@@ -54,9 +54,9 @@ def moving(after: int, **ends: bool) -> Failing:
     cluster.ask(request("warm", (1,), "m", max_tokens=1), request("warm-too", (1,), "m", max_tokens=1))
     cluster.run()
     cluster.ask(request("a", range(60), "m", max_tokens=40), at=cluster.now)
-    while not (cluster.scheduler.members.get("a") and cluster.scheduler.members["a"].phase == "decode"):
+    while not (cluster.scheduler.sequences.get("a") and cluster.scheduler.sequences["a"].phase == "decode"):
         cluster.run_one()
-    target = next(name for name in ("d0", "d1") if name not in cluster.scheduler.members["a"].place.devices)
+    target = next(name for name in ("d0", "d1") if name not in cluster.scheduler.sequences["a"].place.devices)
     assert cluster.migrate("a", range(1), target, **ends) is None
     cluster.run()
     cluster.expect()

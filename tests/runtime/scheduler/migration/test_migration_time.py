@@ -38,12 +38,12 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
     while not (told := cluster.told["a"]).tokens:
         cluster.run_one()
-    member = cluster.scheduler.members["a"]
-    member.hold(True)
-    while member.flying:
+    sequence = cluster.scheduler.sequences["a"]
+    sequence.hold(True)
+    while sequence.flying:
         cluster.run_one()
-    assert told.tokens and member.computed >= tokens
-    target = "d1" if "d0" in member.place.devices else "d0"
+    assert told.tokens and sequence.computed >= tokens
+    target = "d1" if "d0" in sequence.place.devices else "d0"
     while cluster.migrate("a", range(1), target, **ends) is not None:
         cluster.run_one()
     cluster.run()
@@ -55,7 +55,7 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
 @pytest.mark.parametrize(("recompute_ms", "copy_ms"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 50.0), (50.0, 1.0)])
 def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, copy_ms: float) -> None:
     cluster = move(tokens, recompute_ms, copy_ms)
-    took, counts = seconds(cluster.trace), cluster.scheduler.handovers.counts()
+    took, counts = seconds(cluster.trace), cluster.scheduler.migrations.counts()
     moved = counts.copied + counts.recomputed
     page = max(recompute_ms, copy_ms) / 1e3
     ideal = finish_time(moved, costs(recompute_ms, copy_ms)).seconds
@@ -69,7 +69,7 @@ def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, c
 @pytest.mark.parametrize("ends", [{"copy": False}, {"recompute": False}], ids=["recompute", "copy"])
 def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
     cluster = move(100, 2.0, 3.0, **ends)
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     groups = -(-(counts.copied + counts.recomputed) // 4)
     each = 2.0 if "copy" in ends else 3.0
     assert abs(seconds(cluster.trace) - groups * each / 1e3) <= each / 1e3

@@ -87,7 +87,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     cluster = cluster_of()
     versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
     cluster.known = versions  # type: ignore[assignment]
-    router, trials = cluster.scheduler.router, cluster.scheduler.speculation.trials
+    router, history = cluster.scheduler.router, cluster.scheduler.speculation.history
     first = [profile(block.id) for block in A.blocks(*CUT)]
     estimates = router.estimates = LatencyEstimates({each.block: each for each in first}, hop=0.1)
     sizes: list[tuple[int, ...]] = []
@@ -98,7 +98,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
                 len(estimates._profiles),
                 len(estimates._whole),
                 len({key[0] for key in estimates._known}),
-                len(trials._outcomes),
+                len(history._outcomes),
             )
         )
 
@@ -112,10 +112,12 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
 
         def seen(chain=event.chain) -> None:
             estimates.whole(chain)
-            trials.add(cluster.now, next(iter(cluster.scheduler.members.values())), (chain.uses[1].block, "d0"), False)
+            history.add(
+                cluster.now, next(iter(cluster.scheduler.sequences.values())), (chain.uses[1].block, "d0"), False
+            )
 
         cluster.at(at + 60 * MS, seen)
-        cluster.at(at + 190 * MS, lambda: trials.review())
+        cluster.at(at + 190 * MS, lambda: history.review())
         cluster.at(at + 195 * MS, size)
     cluster.run()
     cluster.expect()

@@ -121,7 +121,7 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
         cluster.at(rng.randrange(100 * MS), move)
     cluster.run()
     assert tokens(cluster) == answers
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.committed > 1
     assert (counts.copied > 0, counts.recomputed > 0) == (ends != {"copy": False}, ends != {"recompute": False})
 
@@ -142,7 +142,7 @@ def test_blocks_of_the_middle_that_are_recomputed(
         cluster.at(rng.randrange(100 * MS), lambda: cluster.migrate_some(rng, **ends) and None)
     cluster.run()
     assert tokens(cluster) == answers
-    assert cluster.scheduler.handovers.counts().inputs > 0 and cluster.fed_bytes > 0
+    assert cluster.scheduler.migrations.counts().inputs > 0 and cluster.fed_bytes > 0
     fronts = {event.extra["front"] for event in cluster.trace.named("kv.recompute")}
     assert "inputs" in fronts
 
@@ -150,11 +150,11 @@ def test_blocks_of_the_middle_that_are_recomputed(
 def kept_pages(cluster: VirtualCluster, device: str, layers: tuple[int, int], tokens: int) -> torch.Tensor:
     """K and V of the sequence's first tokens in these layers, whole groups, as the device's engine has them."""
     node = cluster.nodes[device]
-    guest = node.relay._seats.guests["a"]
+    guest = node.agent._sequence_table.sequences["a"]
     hop = next(hop for hop in guest.path if hop.device == device and hop.covers(layers))
-    width = node.relay._tables.spec(guest.keys[hop.lo]).page_tokens
+    width = node.agent._tables.spec(guest.keys[hop.lo]).page_tokens
     part = slice(layers[0] - hop.layers[0], layers[1] - hop.layers[0])
-    data = node.engine.read_pages(node.relay._tables.pages(guest.keys[hop.lo], 0, tokens // width * width, part)).data
+    data = node.engine.read_pages(node.agent._tables.pages(guest.keys[hop.lo], 0, tokens // width * width, part)).data
     return torch.frombuffer(bytearray(data), dtype=torch.float32)
 
 
@@ -172,20 +172,20 @@ def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) ->
         node.engine._pool.clear(range(node.engine.page_capacity))  # type: ignore[attr-defined]
     while not cluster.told["a"].tokens:
         cluster.run_one()
-    member = cluster.scheduler.members["a"]
-    member.hold(True)
-    while member.flying:
+    sequence = cluster.scheduler.sequences["a"]
+    sequence.hold(True)
+    while sequence.flying:
         cluster.run_one()
-    hop = [each for each in member.path if each.lo > 0 and each.layers[1] > each.layers[0]][at]
-    computed = member.computed
+    hop = [each for each in sequence.path if each.lo > 0 and each.layers[1] > each.layers[0]][at]
+    computed = sequence.computed
     before = kept_pages(cluster, hop.device, hop.layers, computed)
-    blocks = [number for number, use in enumerate(member.chain.uses) if hop.lo <= use.lo < hop.hi]
-    target = next(each.device for each in member.path if each.device != hop.device)
+    blocks = [number for number, use in enumerate(sequence.chain.uses) if hop.lo <= use.lo < hop.hi]
+    target = next(each.device for each in sequence.path if each.device != hop.device)
     while cluster.migrate("a", range(blocks[0], blocks[-1] + 1), target, copy=False) is not None:
         cluster.run_one()
     while not cluster.trace.named("kv.meet"):
         cluster.run_one()
-    while cluster.nodes[target].relay._seats.guests["a"].epoch != member.epoch:  # until it is told
+    while cluster.nodes[target].agent._sequence_table.sequences["a"].epoch != sequence.epoch:  # until it is told
         cluster.run_one()
     assert cluster.trace.named("kv.meet")[0].extra["recomputed"] == ((0, computed),)
     after = kept_pages(cluster, target, hop.layers, computed)

@@ -31,7 +31,7 @@ def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, l
     cluster.run()
     assert tokens(cluster) == answers
     assert cluster.trace.named("scale.up") and cluster.trace.named("scale.down")
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.committed > 0 and counts.copied > 0
     assert any(type(message).__name__ == "UnloadStages" for _, _, _, message in cluster.sent)
 
@@ -46,7 +46,7 @@ def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: 
     cluster.ticks(4 * MS, 300 * MS)
     cluster.run()
     assert tokens(cluster) == answers
-    assert cluster.trace.named("placement.move") and cluster.scheduler.handovers.counts().committed > 0
+    assert cluster.trace.named("placement.move") and cluster.scheduler.migrations.counts().committed > 0
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
@@ -62,7 +62,7 @@ def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int
     cluster.ticks(5 * MS, 300 * MS)
     cluster.run()
     assert tokens(cluster) == answers
-    counts = cluster.scheduler.handovers.counts()
+    counts = cluster.scheduler.migrations.counts()
     assert counts.committed > 0
     assert (counts.copied > 0, counts.recomputed > 0) == (balancing != "recompute", balancing != "least-busy")
 

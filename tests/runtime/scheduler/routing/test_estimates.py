@@ -26,25 +26,25 @@ def profile(block: str, scale: float = 1.0, load: float = 5.0) -> BlockProfile:
     return BlockProfile(block, 100, grid, Line((1, 64), (scale, scale * 4)), load)
 
 
-def device(name: str, members: int = 0, queued: int = 0, warm: tuple[str, ...] = ("b",)) -> Device:
-    passing = Passing(here={str(number): object() for number in range(members)})  # type: ignore[misc]
+def device(name: str, sequences: int = 0, queued: int = 0, warm: tuple[str, ...] = ("b",)) -> Device:
+    passing = Passing(here={str(number): object() for number in range(sequences)})  # type: ignore[misc]
     stages = DeviceStages(warm=set(warm))
     return Device(name, DeviceFacts(), DevicePages(100), Plan(0), stages, Reported(queued=queued), passing)
 
 
 def test_the_terms_are_those_of_the_table() -> None:
     estimates = LatencyEstimates({"b": profile("b")}, hop=0.5)
-    found = estimates.estimate_block("b", device("d", members=8, queued=4), 16)
+    found = estimates.estimate_block("b", device("d", sequences=8, queued=4), 16)
     asked = latency_of(Candidate("d", profile("b"), (RowWork(4, 16),), joins=8, idle=False), RowWork(1, 16))
     assert found == asked and found.queue > 0 and found.load == 0
 
 
 def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_loading_takes() -> None:
     estimates = LatencyEstimates({"b": profile("b")}, hop=0.0)
-    busy, cold = device("busy", members=8, queued=8), device("cold", warm=())
+    busy, cold = device("busy", sequences=8, queued=8), device("cold", warm=())
     assert estimates.estimate_block("b", busy, 16).total < estimates.estimate_block("b", cold, 16).total
-    quick = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
-    assert quick.estimate_block("b", busy, 16).total > quick.estimate_block("b", cold, 16).total
+    seqpacket = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
+    assert seqpacket.estimate_block("b", busy, 16).total > seqpacket.estimate_block("b", cold, 16).total
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,13 +11,13 @@ from runtime.types import ModelSpec, SamplingParams, SequenceRequest
 SPEC = ModelSpec("m", 2, 128, 4, 0)
 
 
-def member() -> ScheduledSequence:
+def sequence() -> ScheduledSequence:
     return ScheduledSequence(SequenceRequest("s", "r", "m", (1, 2, 3), SamplingParams(8)), SPEC, Rank(0, 0, 0))
 
 
 def test_a_sequence_that_waits_for_nothing_says_so_with_one_object() -> None:
     """Rows are issued at once for that object only: an equal one would take the long way, and never be guessed on."""
-    one = member()
+    one = sequence()
     for begin, end in (
         (lambda: one.pause(5), lambda: one.pause(None)),
         (lambda: one.moves(3), lambda: one.moves(0)),
@@ -31,7 +31,7 @@ def test_a_sequence_that_waits_for_nothing_says_so_with_one_object() -> None:
 
 
 def test_the_end_of_a_move_ends_what_was_held_for_it_and_no_pause() -> None:
-    one = member()
+    one = sequence()
     one.pause(7)
     one.moves(3)
     one.hold(True)
@@ -44,7 +44,7 @@ def test_the_end_of_a_move_ends_what_was_held_for_it_and_no_pause() -> None:
 
 
 def test_what_runs_nowhere_holds_nothing_but_what_it_has_made() -> None:
-    one = member()
+    one = sequence()
     one.path, one.flying, one.failures = (Hop("a", 0, 2, (0, 2)),), True, Failures(deaths=1)
     one.place.weights, one.place.devices = (("a", 2),), frozenset("a")
     one.holds(3)
@@ -66,7 +66,7 @@ def test_open_hops_lose_their_devices_when_they_are_taken_or_die() -> None:
 
 
 def test_a_device_that_may_take_a_hop_sees_the_path_with_itself_on_it() -> None:
-    one = member()
+    one = sequence()
     one.path = (Hop("a", 0, 1, (0, 1)), Hop("b", 1, 3, (1, 3)))
     one.offer({1: ("b", "c")})
     assert one.path_on("c") == (one.path[0], Hop("c", 1, 3, (1, 3))) and one.path_on("b") == one.path

@@ -80,10 +80,10 @@ def ask(cluster: VirtualCluster, asked: list[SequenceRequest], rng: random.Rando
 
 def passed(cluster: VirtualCluster, odd: bool) -> int:
     return sum(
-        (turn % 2 == 1) is odd
+        (attempt % 2 == 1) is odd
         for _, _, _, message in cluster.sent
         if isinstance(message, ForwardRows)
-        for turn in message.attempts
+        for attempt in message.attempts
     )
 
 
@@ -214,7 +214,7 @@ def test_ticks_choose_the_longest_queues() -> None:
 
     def beat() -> None:
         for node in cluster.living():
-            cluster.tell(node.relay.report())
+            cluster.tell(node.agent.report())
         cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
         if cluster.scheduler.busy:
             cluster.at(cluster.now + 5 * MS, beat)
@@ -241,7 +241,7 @@ def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, e
 
     def beat() -> None:
         for node in cluster.living():
-            cluster.tell(node.relay.report())
+            cluster.tell(node.agent.report())
         cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
         if cluster.scheduler.busy:
             cluster.at(cluster.now + 5 * MS, beat)
@@ -316,7 +316,7 @@ def test_nothing_is_predicted_during_a_move() -> None:
         elif event.ev == "spec.start":
             assert event.seq not in moving
             starts += 1
-    assert starts and moves and cluster.scheduler.handovers.counts().committed
+    assert starts and moves and cluster.scheduler.migrations.counts().committed
 
 
 @pytest.mark.parametrize("pinned", [True, False])

@@ -63,7 +63,7 @@ def test_books_and_queues_agree_after_every_event():
             commands = told(event, now)
             scheduler.check()  # type: ignore[attr-defined]
             for node in simulation.nodes.values():
-                node.relay.check()
+                node.agent.check()
             return commands
 
     simulation._scheduler = Checking()

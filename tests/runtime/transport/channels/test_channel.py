@@ -83,15 +83,15 @@ def pair(tmp_path: Path) -> Iterator[tuple[SeqpacketSocket, SeqpacketSocket]]:
 
 def test_a_short_message_does_not_take_the_road(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
-    road = Full()
-    sender, receiver = DualChannel(road, line), DualChannel(Full(), inbox)
+    channel = Full()
+    sender, receiver = DualChannel(channel, line), DualChannel(Full(), inbox)
     assert sender.put(message(0))
     assert sender.put(message(1, MAX_BYTES // 2))
-    assert road.asked == 0
+    assert channel.asked == 0
     assert [who for who, _ in receiver.receive()] == [b"a/1/main"] * 2
     assert receiver.put(message(0), b"a/1/main")
     assert [(who, bytes(frames[0])) for who, frames in sender.receive()] == [(b"", bytes(message(0)[0]))]
-    assert not sender.put(message(2, MAX_BYTES)) and road.asked == 1
+    assert not sender.put(message(2, MAX_BYTES)) and channel.asked == 1
 
 
 def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
@@ -130,8 +130,8 @@ def test_long_and_short_messages_come_in_order_both_ways(tmp_path: Path) -> None
     inbox.close()
 
 
-def taken(post: Messenger) -> list[tuple[int, int]]:
-    items = post.receive(0.01)
+def taken(messenger: Messenger) -> list[tuple[int, int]]:
+    items = messenger.receive(0.01)
     assert all(isinstance(item, Envelope) for item in items), items
     return [(item.message.move, len(item.arrays[0].data)) for item in items if isinstance(item.message, PageData)]  # type: ignore[union-attr]
 
@@ -140,7 +140,10 @@ def taken(post: Messenger) -> list[tuple[int, int]]:
 def test_what_goes_two_ways_is_heard_in_order(ways: list[bool], chance: random.Random) -> None:
     """Each way keeps its order; between the two anything may be first."""
     order, heard = ReorderBuffer(), []
-    lots = [[n for n, quick in enumerate(ways) if quick], [n for n, quick in enumerate(ways) if not quick]]
+    lots = [
+        [n for n, seqpacket in enumerate(ways) if seqpacket],
+        [n for n, seqpacket in enumerate(ways) if not seqpacket],
+    ]
     while lots[0] or lots[1]:
         lot = chance.choice([lot for lot in lots if lot])
         number = lot.pop(0)
@@ -166,9 +169,9 @@ def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[SeqpacketSocket
 @pytest.mark.parametrize("together", [False, True])
 def test_the_first_message_may_come_by_road(pair: tuple[SeqpacketSocket, SeqpacketSocket], together: bool) -> None:
     inbox, line = pair
-    road = Brings()
-    receiver, heard = DualChannel(road, inbox), []
-    road.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
+    channel = Brings()
+    receiver, heard = DualChannel(channel, inbox), []
+    channel.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
     if not together:
         heard += list(receiver.receive())
     for number in (1, 2):
@@ -181,12 +184,12 @@ def test_the_first_message_may_come_by_road(pair: tuple[SeqpacketSocket, Seqpack
 
 def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
-    road = Brings()
-    receiver = DualChannel(road, inbox)
+    channel = Brings()
+    receiver = DualChannel(channel, inbox)
     assert line.put(b"", message(1))
     line.close()
     assert list(receiver.receive()) == []
-    road.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
+    channel.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
     assert len(list(receiver.receive())) == 2
     assert not receiver.put(message(0), b"a/1/main")
 
@@ -247,8 +250,8 @@ def test_an_address_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
     agent, friend = Messenger("a", 1, f"unix://{tmp_path}/a"), Messenger("b", 1)
     friend.learn("a", 1, agent.address)
     friend.send("a", Heartbeat(1))
-    (mail,) = agent.receive(LIMIT)
-    assert isinstance(mail, Envelope) and mail.sender == "b"
+    (envelope,) = agent.receive(LIMIT)
+    assert isinstance(envelope, Envelope) and envelope.sender == "b"
     friend.close()
     agent.close()
     assert not (tmp_path / f"a{SUFFIX}").exists()
