@@ -153,7 +153,7 @@ class Messenger:
             self._inbox, self.address = self._sockets.bound(bind)
             self._attend(self._inbox)
 
-    # -- peers --------------------------------------------------------------------------------------------------------
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
     def admit(self, admits: Callable[[str, int], bool]) -> None:
         """Accept only incarnations for which `admits(name, incarnation)` is true over the inbox; reject the rest."""

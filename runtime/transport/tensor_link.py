@@ -79,7 +79,7 @@ class TensorLink(ArrayChecksums):
         """Return the state of the direct links, for `messages.AgentStats`."""
         return tuple(sorted(self._direct.state().items()))
 
-    # -- peers --------------------------------------------------------------------------------------------------------
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
     def learn(self, name: str, incarnation: int, address: str) -> None:
         known = self._pairs.get(name)
@@ -146,8 +146,7 @@ class TensorLink(ArrayChecksums):
         for said in self._direct.drain_notices():
             self._messenger.send(said.peer, _message_of(said))
 
-    # -- digests, computed where the arrays lie
-    # ----------------------------------------------------------------------------
+    # -- digests -------------------------------------------------------------------------------------------------------
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
         array = pieces if isinstance(pieces, Array) else self._direct.joined(pieces)

@@ -134,7 +134,7 @@ def check(message: Message, arrays: Sequence[Array]) -> None:
 
 
 def check_arrays(message: Message, arrays: Sequence[Array]) -> None:
-    """Check as `check`, for a message rebuilt from a difference to a checked one: its columns are valid by themselves."""
+    """Check a message rebuilt from a difference to a checked one: its columns are valid, its arrays may not be."""
     kind = type(message)
     if not _CHECKS.get(kind, _no_arrays)(message, arrays):
         raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
