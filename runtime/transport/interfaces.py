@@ -120,8 +120,7 @@ class TensorTransport(Protocol):
 
     def close(self) -> None: ...
 
-    # -- arrays on any device
-    # --------------------------------------------------------------------------------------------
+    # -- arrays on any device ------------------------------------------------------------------------------------------
 
     def hosted(self, array: Array) -> Array:
         """Return the array in host memory. May wait for the device."""

@@ -2,7 +2,7 @@
 
     inbox      peers that send to this process connect here and identify themselves (`name/incarnation/purpose`)
     lines      one per peer that this process sends to, connected at the first message; a peer without an address is
-               answered over the connection that it made, so the scheduler needs no address of an agent
+               answered over the connection that it made, so agents need not be reachable from the scheduler
 
 Both are channels (`transport.channels`).
 
@@ -288,8 +288,7 @@ class Messenger:
                     self._give_up(name, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
         return done
 
-    # -- inside: received messages
-    # --------------------------------------------------------------------------------------
+    # -- inside: received messages -------------------------------------------------------------------------------------
 
     def _read_channel(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
         out: list[Envelope | PeerCut] = []
