@@ -4,10 +4,10 @@
 then the plan's order) it
 
   1. keeps rows in their slots and fills free ones: at once in `baton` and `baton-pd`, only an empty batch in the other
-      two modes. A row of a better priority takes the slot of the worst one, which returns when a slot is free; its K
-      and V are saved (BA-14);
+     two modes. A row of a better priority takes the slot of the worst one, which returns when a slot is free; its K
+     and V are saved (BA-14);
   2. moves rows out, the last first, while the pages in use would exceed `high`; admits rows only up to `low` (BA-15).
-      One row always runs: alone and aligned it needs no more pages than the plan has allocated;
+     One row always runs: alone and aligned it needs no more pages than the plan has allocated;
   3. in the modes with prompts apart, groups prompts by similar length (BA-13) into batches that memory allows.
 
 A row that finds no slot or memory blocks the rows behind it, so that small sequences do not starve a large one. A row

@@ -3,13 +3,13 @@
 `decide` takes the rows of all entry queues of the device, in order of arrival, and returns those that run:
 
   1. first rows that have waited longer than `patience`, then rows of sequences with K and V here, then the rest; each
-      first in, first out;
+     first in, first out;
   2. only the first row of a sequence in a stage: chunks of a prompt keep their order, and none is in a step twice;
   3. through no block more rows than its limit, whatever their stages and models. Slots are reserved against the rest
-      for sequences that are expected back, until their deadlines; but not on a block that would have no row at all;
+     for sequences that are expected back, until their deadlines; but not on a block that would have no row at all;
   4. no more tokens than the budget, but one row always runs;
   5. of divisible rows as many tokens as the budget leaves after the other rows, so that prompts do not delay decodes
-      (TI-08). An overdue divisible row comes before rows that are not overdue.
+     (TI-08). An overdue divisible row comes before rows that are not overdue.
 
 A rejected row does not block rows behind it, which may need other blocks or less of the budget. It ages, and the oldest
 row of its rank cannot be rejected by the budget for long, because the first row always fits. The loops are plain and
@@ -163,8 +163,7 @@ def all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> boo
 
 
 def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[int], int]:
-    """Rank the rows: positions of those that may take reserved slots, positions of the rest, and the number of
-    duplicates.
+    """Rank the rows: positions that may take reserved slots, positions of the rest, and the number of duplicates.
 
     A duplicate is a later row of the same name.
     """
