@@ -179,7 +179,7 @@ class TraceEvents:
             )
 
     def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
-        """Record a change of a model's version (BL-30): served, failed (`error`), closed to new sequences, or removed."""
+        """Record that a version of a model is served, failed (`error`), closed to new sequences, or removed (BL-30)."""
         if self._sink is None:
             return
         extra = {
