@@ -180,7 +180,7 @@ class SpeculationConfig:
         threshold: Least cosine at which a prediction is accepted in mode `similarity`.
         lane: `own`: stand-ins run on a thread or stream of their own; `shared`: on the engine's, before the other rows.
         window: Number of an instance's last predictions from which its payoff is judged; 0: speculation never ends.
-        rest: Controller ticks after which an instance whose speculation ended may be tried again.
+        rest: Controller ticks before an instance may be tried again after its speculation ended.
     """
 
     mode: SpeculationMode = "off"

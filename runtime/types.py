@@ -1,7 +1,5 @@
 """Define the data types of serving: requests, step plans, step results, events.
 
-They pass between the parts as frozen values:
-
     frontend --SequenceRequest--> agent --StepPlan--> engine --StepResult--> agent --TokenEvent--> frontend
 
 Token ids are ints; times are integer nanoseconds of the driver's clock; sizes are bytes. Types that are created for
@@ -27,8 +25,7 @@ class SamplingParams:
     Fields:
         seed: A sequence's tokens depend only on its model, its prompt and these parameters. The frontend draws a seed
             where the request has none, so that a preempted sequence continues with the same tokens.
-        logprobs: Number of alternatives reported beside each output token; None reports no log-probabilities.
-        prompt_logprobs: The same for prompt tokens.
+        logprobs, prompt_logprobs: Number of alternatives reported beside each token; None reports no log-probabilities.
     """
 
     max_tokens: int
@@ -57,11 +54,8 @@ class SequenceRequest:
     """Describe one sequence to generate. A request with `n` choices is `n` sequences with the same `request`.
 
     Fields:
-        seq: Unique name of the sequence.
-        request: Name of the HTTP request it belongs to.
         priority: Lower runs first, as in vLLM; equal priorities run in order of `arrival`.
         adaptive: Whether another chain may serve the request (BL-28).
-        arrival: Time of arrival.
         tenant: Isolation key; sequences of different tenants share no pages.
     """
 
@@ -142,7 +136,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Introduce a sequence that starts with a copy of the K and V of the first `tokens` tokens of sequence `source`.
+    """Introduce a sequence that starts with a copy of the K and V of the first `tokens` tokens of `source`.
 
     For engines that keep K and V by sequence instead of in pages.
     """
@@ -239,11 +233,8 @@ class StepResult:
 class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     """Report one token of a sequence, or its end without a token (`token` is None: aborted, or failed with `error`).
 
-    A sequence's tokens are reported once each, in order of `index`. Exactly one event has `finish` set, the last one.
-
-    Fields:
-        index: Number of the token in the output.
-        served: Name of the model that ran, if a variant served the request (adaptive requests).
+    A sequence's tokens are reported once each, in order of `index`, their number in the output. Exactly one event has
+    `finish` set, the last one. `served`: the model that ran, if a variant served the request (adaptive requests).
     """
 
     seq: str
@@ -268,7 +259,7 @@ class EngineMemory:
 
 
 class EngineLost(Exception):
-    """Report that the engine's state is lost or unreachable. No later step can succeed, so the driver stops."""
+    """Raised when the engine's state is lost or unreachable. No later step can succeed, so the driver stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +280,6 @@ class TraceEvent:
 
     Fields:
         t: Time in nanoseconds.
-        ev: Name of the event.
         inst: Block instance.
         n: Count of tokens or pages, depending on the event (`runtime.control.trace_events`).
         cause: Mechanism ID or reason.

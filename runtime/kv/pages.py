@@ -126,11 +126,10 @@ class PageBook:
         self._tables[seq] = _Table(spec)
 
     def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
-        """Start the empty table of `seq` with the page sets of the first `tokens` tokens of `other` and return them
-        (BL-32).
+        """Start the empty table of `seq` with the page sets of the first tokens of `other`, and return them (BL-32).
 
-        Raises ValueError if these are not whole page sets, if `other` has not written that many tokens, or if `seq`
-        already has page sets; KeyError without a table.
+        Raises ValueError if `tokens` are not whole page sets, if `other` has not written that many, or if `seq` already
+        has page sets; KeyError without a table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens

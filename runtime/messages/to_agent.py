@@ -32,8 +32,8 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     Fields:
         outputs: Tokens that each sequence has produced before.
         paths: Path of each sequence. For a hop that is offered to several devices, the path names the receiver.
-        keep: True: a sequence that is already open here continues under the new epoch and path, with the K and V of its
-            first `computed` tokens in the layers that stay here. False: it starts without them.
+        keep: True: the sequence continues under the new epoch and path, with the K and V of its first `computed` tokens
+            that are here already or were migrated here. False: it starts without K and V.
         shared: (sequence of the same KV domain on this device, tokens): the first pages are shared with it (BL-32);
             None without sharing.
         speculative_hops: Hop of each sequence that is predicted (BL-25); empty if none is.
