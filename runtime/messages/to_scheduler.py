@@ -19,9 +19,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         server: Machine it runs on; empty if unknown.
         pid: Process id on that machine; 0 without one.
         activation_cache_bytes: Bytes of stage inputs (hidden states) kept for migrations; 0 for none.
-        tensor_transport: Transport for direct tensor transfers; agents with the same one can be linked. Empty: tensors
-            go
-            through host memory only.
+        tensor_transport: Transport for direct tensor transfers; agents with the same one can be linked. Empty: only
+            through host memory.
         lacks: What the engine cannot do (`chains.Lack`).
     """
 

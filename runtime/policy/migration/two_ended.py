@@ -45,7 +45,7 @@ class TwoEnded:
         """Start with `tokens` tokens to bring, `page_tokens` per page set.
 
         `recompute` and `copy` enable the ends; copying stops after `failures` failed copies. Raises ValueError for
-        negative tokens or an empty page set.
+        negative tokens or `page_tokens` below 1.
         """
         if tokens < 0 or page_tokens < 1:
             raise ValueError(f"{tokens} tokens in pages of {page_tokens} cannot be moved")
@@ -164,7 +164,7 @@ class TwoEnded:
         return self._settle(span, _State.RECOMPUTING, _State.RECOMPUTED)
 
     def recompute_failed(self, span: range) -> bool:
-        """Return page sets that the front will not bring, for either end.
+        """Release page sets that the front will not bring; either end may get them.
 
         Returns False if they are not assigned to it.
         """

@@ -205,7 +205,7 @@ def _half(held: Sequence[Mover], room: int) -> list[Mover]:
 def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits, now: int) -> list[ScaleDown]:
     """Choose at most one instance per block to drop: the one idle for longest.
 
-    It is dropped only if its paused sequences find room elsewhere.
+    It is dropped only if the other instances have room for its paused sequences and queues under `low`.
     """
     by_block: dict[str, list[BlockDemand]] = {}
     for each in loads:
