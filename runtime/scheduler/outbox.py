@@ -16,6 +16,7 @@ from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import EmitTokens, ModelUpdated, MoveAnswered, ReplaceAgent, SchedulerCommand
 from runtime.messages import CloseSequences, LoadStages, Message, OpenSequences, RunRows, UnloadStages
+from runtime.scheduler.decode.batch_numbers import BatchNumbers
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.in_flight import InFlightRow
 from runtime.types import SequenceRequest, TokenEvent
@@ -31,13 +32,16 @@ Row = tuple[str, int, int, tuple[int, ...], bool, int, int, int, bool]
 
 @dataclass(slots=True)
 class _Rows:
+    device: str
+    numbers: BatchNumbers
     rows: list[Row] = field(default_factory=list)
 
     def message(self) -> RunRows:
         seqs, epochs, starts, spans, sample, generated, steps, attempts, ahead = zip(*self.rows, strict=True)
         counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
         if not any(attempts):
-            return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps)
+            batch = self.numbers.number(self.device, seqs, epochs, starts, counts, sample, generated, steps)
+            return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, batch=batch)
         return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, attempts, ahead)
 
 
@@ -89,6 +93,7 @@ class CommandOutbox:
 
     def __init__(self, block_rows: int = 0) -> None:
         self._block_rows = block_rows
+        self._numbers = BatchNumbers()
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
@@ -164,7 +169,7 @@ class CommandOutbox:
         """Where rows are put for a device, until it is told anything else, or `flush`."""
         last = self._last(device)
         if not isinstance(last, _Rows):
-            self._devices[device].append(last := _Rows())
+            self._devices[device].append(last := _Rows(device, self._numbers))
         return last.rows
 
     def replace(self, device: str) -> None:
