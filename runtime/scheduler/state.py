@@ -37,7 +37,7 @@ class ClusterState:
         variants: Variants of a chain, by its `loaded_as`.
         coming: Chains that are being made ready, by model, each with its variants.
         leaving: Chains that no new sequence gets, by `loaded_as`, while sequences or stages of them remain.
-        changed: Whether a waiting sequence might fit now, so that admission runs at the end of the event.
+        changed: Whether a waiting sequence might fit now: then admission and model updates run at the end of the event.
         placed: Whether blocks have been placed on devices.
     """
 

@@ -208,7 +208,7 @@ class Admission:
         return True
 
     def _shunned(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
-        """Plan the blocks of refused stages away from those devices; return whether any of the blocks was moved so.
+        """Remove the instances of refused stages where their blocks have other ones; return whether any was removed.
 
         A device may have been given such blocks again since the refusal.
         """

@@ -47,7 +47,7 @@ class MoveRequest:
     Fields:
         blocks: Those of them that run on `source` are moved.
         until: Time in ns after which the request lapses.
-        cause: Mechanism that makes the request.
+        cause: ID of the mechanism that makes the request, for the trace.
         copy, recompute, hold: As in `Migrations.start`.
     """
 
@@ -69,7 +69,7 @@ class Drain:
     Fields:
         target: Where its sequences go; None for the least busy device.
         until: Time in ns by which sequences must have left.
-        cause: Mechanism that makes the request.
+        cause: ID of the mechanism that makes the request, for the trace.
     """
 
     blocks: frozenset[str]

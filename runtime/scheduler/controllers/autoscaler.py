@@ -1,9 +1,8 @@
 """Add and remove instances by load (BL-24), and copy what is requested most (`policy.scaling.replicate`).
 
     saturated   a chain part and the sequences that wait for it fill more than `high` of a device's memory:
-                `policy.scaling.autoscale` chooses a device for another instance and the sequences that move there, or
-                an
-                existing instance with little load
+                `policy.scaling.autoscale` chooses a device for another instance, or an existing one with little load,
+                and the sequences that move there
     asked       (placement by demand) a device has many more sequences than another one that has their blocks, or has
                 room for them
     idle        an instance added this way had no sequence for `idle_ms`: it is removed

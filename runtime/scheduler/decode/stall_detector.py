@@ -8,7 +8,7 @@ Contract:
 - `report` is called with every report, `remove_device` with devices that died, `look` once per tick.
 - `look` returns sequences that have waited for the limit, measured between reports. A step may therefore take any time:
   a device at work sends no report, or reports a step. Dead devices are handled elsewhere.
-- Sending pages is no step, so migrations have ten times as long.
+- Sending pages does not count as a step, so migrations have `MOVES` times as long.
 - It decides nothing, and keeps no record of sequences that do not wait.
 """
 

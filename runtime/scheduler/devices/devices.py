@@ -204,7 +204,7 @@ class Work:
         queued: Rows that wait there.
         queues: Waiting rows by the block at which they enter.
         steps, busy, tokens: Totals since its agent started; `busy` in ns.
-        links: Other agents with a direct tensor link, and the state of each link.
+        links: Other agents with a direct tensor link, each with its state: `direct`, `making`, or why it is not used.
     """
 
     queued: int = 0

@@ -181,7 +181,10 @@ class Migrations:
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
 
     def remove_device(self, device: str, now: int) -> None:
-        """Handle a death: abort migrations to the device; those from it continue by recomputing, if possible, held."""
+        """Handle a device's death: abort migrations to it, and continue those from it by recomputing where possible.
+
+        Their sequences are held until the end of the migration.
+        """
         for move in self.moves:
             if move.target == device:
                 self._abort(move, now, f"{device} is gone", settle=False)
@@ -279,7 +282,7 @@ class Migrations:
         self._state.ready.append(sequence)
 
     def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
-        """Leave the sequence where it is; preempt it if the source is dead.
+        """Abort a migration: the sequence stays where it is, or runs again if the source is dead.
 
         `settle`: whether the destination must be informed.
         """

@@ -128,7 +128,7 @@ class Router:
         return min((self._devices[name].pages.capacity // pages for name, pages in route.weights), default=math.inf)
 
     def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
-        """Return a route that holds more of this many page sets than a given one, or that one if there is none.
+        """Return a roomier route for a sequence of `groups` page sets, or the given route if there is none.
 
         Considers all devices that are alive or will be replaced.
         """
@@ -139,10 +139,10 @@ class Router:
         return self._roomier(chain, soon, route, groups)
 
     def spoils(self, chains: Iterable[Chain], block: str, source: str, target: str | None = None) -> bool:
-        """Return whether moving or removing an instance of a block would limit the length of sequences of these chains.
+        """Return whether a change of a block's instances would limit the length of sequences of these chains.
 
-        The instance goes from `source`, to `target` if that is given. Compared is with the chain's context limit, or
-        with what fits now if that is less.
+        The change: no instance on `source` any more, but one on `target` if that is given. Without it, the limit is the
+        model's context, or what fits now if that is less.
         """
         where = [name for name in self._blocks.instances.get(block, ()) if name != source]
         after = {block: where if target is None or target in where else [*where, target]}
@@ -181,7 +181,7 @@ class Router:
         return enters, adds
 
     def reading(self, chain: Chain, path: Path, context: int) -> float:
-        """Return the bytes that all steps read more with a new sequence on this path, and those that it waits for.
+        """Return the bytes that a new sequence on this path adds to all steps, plus those of the steps it waits for.
 
         See `policy.routing.bytes_read`.
         """

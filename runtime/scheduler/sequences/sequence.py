@@ -40,7 +40,7 @@ class ScheduledSequence(LiveSequence):
         epoch: Number of its current placement; messages of an older one are ignored.
         flying: Whether a row of it is in flight.
         issued: Tokens of the row in flight.
-        attempt: Number of its latest row that was sent as possibly predicted.
+        attempt: Number of the latest row sent while a hop of it was predicted; always even.
         predicted: None while no hop of it is predicted.
         waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
