@@ -9,9 +9,9 @@ Later bids are refused. The choice is made once per sequence and hop, with the f
 has K and V for it yet. From then on the winner owns them, and later rows go there at once (BL-19).
 
 The offerer's `policy.routing.bids.Bids` is the only authority: it gives a row to one device, once, and the row is held
-until then. A row whose last candidate is gone is reported as lost. A candidate reserves nothing for an offer or a bid:
-the scheduler has already accounted for the pages on all candidates. Offers of sequences that are closed or opened again
-are dropped.
+until then. A row without candidates left is reported as lost. A candidate reserves nothing for an offer or a bid: the
+scheduler has already accounted for the pages on all candidates. Offers of sequences that are closed or opened again are
+dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HopBidding:
         """Whether there are messages to send or offers to bid for."""
         return bool(self._new) or bool(self._lost) or bool(self._asked)
 
-    # -- offerer ---------------------------------------------------------------------------------------------------------
+    # -- offerer -------------------------------------------------------------------------------------------------------
 
     def offers(self, row: QueuedRow, output: Array) -> bool:
         """Offer the next hop of a row that has run here; return False if its device is already fixed.
@@ -79,7 +79,9 @@ class HopBidding:
         return True
 
     def drain_messages(self) -> list[Send]:
-        """Return the messages since the last call: one Offer per candidate, and a RowsLost for rows without candidates."""
+        """Return the messages since the last call: one Offer per candidate, and a RowsLost for rows without
+        candidates.
+        """
         out = [Send(device, _offer_of(self._device, rows)) for device, rows in self._new.items()]
         if self._lost:
             out.append(
@@ -129,7 +131,7 @@ class HopBidding:
         self._lost += [self._held.pop(name)[0] for name in self._book.remove_device(device)]
         return self.drain_messages()
 
-    # -- candidate -------------------------------------------------------------------------------------------------------
+    # -- candidate -----------------------------------------------------------------------------------------------------
 
     def add_offer(self, offer: Offer) -> None:
         columns = zip(offer.seqs, offer.epochs, offer.hops, offer.counts, strict=True)

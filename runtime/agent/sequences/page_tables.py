@@ -194,7 +194,9 @@ class SequencePageTables:
         return gone
 
     def check(self, held: set[str]) -> None:
-        """Verify that exactly the tables `held` and those being released exist. Raises PageBookDamaged or RuntimeError."""
+        """Verify that exactly the tables `held` and those being released exist. Raises PageBookDamaged or
+        RuntimeError.
+        """
         self.book.check()
         if set(self._specs) != held | self._leaving:
             raise RuntimeError(f"tables of nobody: {sorted(set(self._specs) ^ (held | self._leaving))[:5]}")

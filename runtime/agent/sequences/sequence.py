@@ -57,8 +57,9 @@ class AgentSequence:
         self.seq = self.request.seq
 
     def comes(self, hop: int, attempt: int, start: int) -> None:
-        """Record a row that arrived; if it begins at or before the start of the latest one at this hop, it supersedes
-        that one.
+        """Record a row that arrived.
+
+        If it begins at or before the start of the latest row at this hop, it supersedes that row.
         """
         known = self.latest.get(hop)
         if known is None or attempt > known[0]:
@@ -145,8 +146,9 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     @property
     def divisible(self) -> bool:
-        """Whether a part of its tokens may run in an earlier step: only where it has a single hop, so that the result
-        goes to the scheduler alone, after the last part.
+        """Whether a part of its tokens may run in an earlier step.
+
+        Only rows with a single hop: the scheduler alone receives their result, and only after the last part.
         """
         return (
             self.ids is not None
@@ -158,7 +160,7 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     @property
     def work(self) -> int:
-        """Number of tokens whose K and V it writes."""
+        """Number of tokens for which it writes K and V."""
         return self.tokens + self.steps - 1
 
 

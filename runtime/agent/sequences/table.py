@@ -26,7 +26,7 @@ class SequenceTable:
     """The open sequences of one device, by name.
 
     Args:
-        left: Called with the key of each page table whose sequence leaves.
+        left: Called with the key of each page table of a sequence that leaves.
         copies: Whether the engine keeps K and V by sequence, so that a shared prefix is copied instead of shared.
 
     Attribute `copied` lists what the engine must copy with its next plan, in order.

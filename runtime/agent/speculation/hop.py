@@ -63,9 +63,7 @@ class SpeculativeHop:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def opened(self, sequence: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
-        """Open the stand-in's table if a hop of the sequence on this device is predicted and the stand-in's stage is
-        loaded.
-        """
+        """Open the stand-in's table if a hop of the sequence here is predicted and the stand-in's stage is loaded."""
         if sequence.ahead is None or sequence.path[sequence.ahead.hop].device != self._device:
             return
         spec = stages.get(sequence.ahead.stage.id)
@@ -88,7 +86,7 @@ class SpeculativeHop:
             self.queue.append(replace(row, name=row.sequence.shadow, stage=ahead.stage.id, sample=False, shadow=True))
 
     def due(self, waiting: Sequence[QueuedRow], valid: Callable[[QueuedRow], bool]) -> list[QueuedRow]:
-        """Return the shadow rows that may run now: those of sequences without an earlier row still waiting or running."""
+        """Return the shadow rows that may run now: those of sequences without an earlier row waiting or running."""
         self.queue = [each for each in self.queue if each.sequence.shadow == each.name and valid(each)]
         if not self.queue:
             return []
@@ -137,7 +135,7 @@ class SpeculationResults:
         self._rows: list[tuple[str, int, int, bool, float]] = []
 
     def judge(self, row: QueuedRow, output: Array) -> bool:
-        """Return whether the row was predicted and its prediction stands, so that its own output need not be forwarded."""
+        """Return whether the row was predicted and its prediction stands; then its own output is not forwarded."""
         sequence = row.sequence
         if (
             sequence.prediction is None

@@ -17,7 +17,10 @@ from runtime.types import ModelSpec
 
 
 class StageTable:
-    """The loaded stages of one device. `max_rows`: row limit of a step, and of each block without a limit of its own."""
+    """The loaded stages of one device.
+
+    `max_rows`: row limit of a step, and of each block without a limit of its own.
+    """
 
     def __init__(self, device: str, tables: SequencePageTables, max_rows: int) -> None:
         self._device, self._tables = device, tables

@@ -13,7 +13,10 @@ from runtime.control.agent_io import DropStage
 
 
 class UnloadingStages:
-    """Stages with a pending unload. `due` returns each once, when it can be dropped; `cancel_unload` takes stages back."""
+    """Stages with a pending unload.
+
+    `due` returns each once, when it can be dropped; `cancel_unload` takes stages back.
+    """
 
     def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
