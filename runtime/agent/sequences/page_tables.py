@@ -1,10 +1,10 @@
 """Manage the page tables of one device while steps run.
 
-`SequencePageTables` wraps a `PageBook` and tracks two more things: which page groups of a table the engine has received
+`SequencePageTables` wraps a `PageBook` and tracks two more things: which page sets of a table the engine has received
 (`told`), and which tables a running step writes, so that they cannot be freed yet.
 
 - A key names one table and is never used again.
-- `grow` takes pages from the pool; `announce_pages` returns the groups that the engine has not received yet.
+- `grow` takes pages from the pool; `announce_pages` returns the page sets that the engine has not received yet.
 - A table released while a step writes it is freed by `settle`, after the step.
 - `take_released` returns the tables that the next plan tells the engine to forget.
 """
@@ -33,7 +33,7 @@ class SequencePageTables:
     def __init__(self, capacity: int) -> None:
         self.book = PageBook(capacity)
         self._specs: dict[str, ModelSpec] = {}
-        #: Per table that the engine has: tokens that fit into the groups it has received.
+        #: Per table that the engine has: tokens that fit into the page sets it has received.
         self.told: dict[str, int] = {}
         self._writing: set[str] = set()
         self._leaving: set[str] = set()
@@ -136,9 +136,9 @@ class SequencePageTables:
         return True
 
     def announce_pages(self, key: str, tokens: int) -> tuple[Group, ...]:
-        """Return the groups that the first `tokens` tokens need and that the engine has not received yet.
+        """Return the page sets that the first `tokens` tokens need and that the engine has not received yet.
 
-        Never returns groups beyond that: a migration may be writing them.
+        Never returns page sets beyond those: a migration may be writing them.
         """
         told = self.told[key]
         if tokens <= told:
@@ -149,8 +149,9 @@ class SequencePageTables:
         return self.book.groups_of(key, told // width, need)
 
     def pages(self, key: str, lo: int, hi: int, layers: slice = slice(None)) -> tuple[int, ...]:
-        """Return the page ids of tokens [lo, hi), in whole groups, ordered by token and then by layer. `layers`: only
-        these.
+        """Return the page ids of tokens [lo, hi), in whole page sets, ordered by token and then by layer.
+
+        `layers`: only these, counted from the table's first layer.
         """
         width = self._specs[key].page_tokens
         return tuple(page for group in self.book.groups_of(key, lo // width, -(-hi // width)) for page in group[layers])
