@@ -79,9 +79,7 @@ class HopBidding:
         return True
 
     def drain_messages(self) -> list[Send]:
-        """Return the messages since the last call: one Offer per candidate, and a RowsLost for rows without
-        candidates.
-        """
+        """Return the messages since the last call: one Offer per candidate, and a RowsLost without candidates."""
         out = [Send(device, _offer_of(self._device, rows)) for device, rows in self._new.items()]
         if self._lost:
             out.append(
@@ -94,8 +92,9 @@ class HopBidding:
         return out
 
     def bid(self, bid: Bid) -> list[Send]:
-        """Handle a bid: forward the rows that are still open to the bidder, retract them elsewhere, report to the
-        scheduler.
+        """Handle a bid: forward the rows that are still open to the bidder.
+
+        Other candidates receive a Retract, and the scheduler a HopAssigned.
         """
         rows: list[QueuedRow] = []
         arrays: list[Array] = []
@@ -167,9 +166,7 @@ class HopBidding:
             self._book.close(name)
 
     def check(self) -> None:
-        """Verify that exactly the rows held are offered, and that their sequences are here. Raises RuntimeError. For
-        tests.
-        """
+        """Verify that exactly the rows held are offered, by open sequences. Raises RuntimeError. For tests."""
         if len(self._book) != len(self._held) or not all(row.sequence.here for row, _ in self._held.values()):
             raise RuntimeError("a hop is offered that nobody has, or is held that nobody is offered")
 

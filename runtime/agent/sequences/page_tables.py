@@ -60,8 +60,9 @@ class SequencePageTables:
         return any(spec.name == stage for spec in self._specs.values())
 
     def share(self, key: str, other: str, tokens: int) -> bool:
-        """Share the first `tokens` tokens of table `other` (`PageBook.share`); return False and change nothing if that
-        is not possible.
+        """Share the first `tokens` tokens of table `other` (`PageBook.share`).
+
+        Returns False, and changes nothing, if that is not possible.
         """
         try:
             self.book.share(key, other, tokens)
@@ -70,8 +71,9 @@ class SequencePageTables:
         return True
 
     def copy(self, key: str, tokens: int) -> bool:
-        """Take pages for `tokens` tokens that the engine copies into a new table; return False and change nothing if
-        too few are free.
+        """Take pages for `tokens` tokens that the engine copies into a new table.
+
+        Returns False, and changes nothing, if too few are free.
         """
         if not self.grow(key, tokens):
             return False
@@ -100,7 +102,10 @@ class SequencePageTables:
         return list(made)
 
     def grow(self, key: str, tokens: int) -> bool:
-        """Take pages for `tokens` more tokens than are written; return False and change nothing if too few are free."""
+        """Take pages for `tokens` more tokens than are written.
+
+        Returns False, and changes nothing, if too few are free.
+        """
         try:
             self.book.extend(key, tokens)
         except OutOfPages:
@@ -108,9 +113,9 @@ class SequencePageTables:
         return True
 
     def reach(self, key: str, start: int, tokens: int) -> bool:
-        """Take pages for `tokens` tokens from position `start` on; return False and change nothing if too few are free.
+        """Take pages for `tokens` tokens from position `start` on, which may lie behind what a running step writes.
 
-        While a step writes the table, `start` may lie behind what that step writes.
+        Returns False, and changes nothing, if too few are free.
         """
         return self.grow(key, start + tokens - self.book.tokens_of(key) if key in self._writing else tokens)
 
@@ -182,8 +187,8 @@ class SequencePageTables:
         self._leaving.difference_update(over)
 
     def queue_releases(self, keys: Sequence[str], released: Sequence[str]) -> None:
-        """Queue, after a failed step, its tables (`keys`) and those that its plan had released to be released with the
-        next plan.
+        """Release the tables of a failed step (`keys`) with the next plan, and once more those that its
+        plan released.
         """
         self.released.extend((*released, *keys))
         for key in keys:
@@ -195,8 +200,9 @@ class SequencePageTables:
         return gone
 
     def check(self, held: set[str]) -> None:
-        """Verify that exactly the tables `held` and those being released exist. Raises PageBookDamaged or
-        RuntimeError.
+        """Verify that exactly the tables `held` and those being released exist.
+
+        Raises PageBookDamaged or RuntimeError.
         """
         self.book.check()
         if set(self._specs) != held | self._leaving:

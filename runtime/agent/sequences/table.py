@@ -210,8 +210,9 @@ class SequenceTable:
 
 
 def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[TableSlice] | None:
-    """Return the slices of tables (given with their layers) that make up the layers of a hop; None if a layer is
-    missing.
+    """Return the slices of tables that make up the layers of a hop; None if a layer is missing.
+
+    `had`: tables with their layers.
     """
     pieces: list[TableSlice] = []
     at = hop.layers[0]

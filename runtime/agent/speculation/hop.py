@@ -12,16 +12,19 @@ RowsDone and a SpeculationResult that confirms it have. One hop of a path is pre
 predictions are never based on predictions.
 
 Roll-back: behind D a real row writes the same positions of the same pages again. Tentative rows always lie behind what
-the scheduler counts as computed, and only that is shared or migrated (UN-13). D predicts row p + 1 only after row p
-itself has run, so later hops receive rows in order: p tentative, p real (unless the prediction stands), p + 1
-tentative, and so on. The stand-in attends, so it has its own page table here, which every row of the sequence fills,
-predicted or not.
+the scheduler counts as computed, and only that is shared or migrated (UN-13).
+
+Order: D predicts row p + 1 only after row p itself has run, so later hops receive p tentative, p real (unless the
+prediction stands), p + 1 tentative, and so on. The stand-in attends, so it has its own page table here, which every row
+of the sequence fills, predicted or not.
 
 Exact mode: a prediction stands if its bits are the same. The token sampled from a tentative row is only a guess: the
 scheduler sends row p + 1 with it (`scheduler.speculation.in_flight`), so that the hops up to D need not wait for those
 behind. If the token turns out to differ, row p + 1 is sent again under a new attempt, and supersedes on every hop what
-began at its start. Close, death and preemption end an epoch as usual; tentative rows leave nothing to clean up. A
-migrated sequence continues without speculation.
+began at its start.
+
+Close, death and preemption end an epoch as usual; tentative rows leave nothing to clean up. A migrated sequence
+continues without speculation.
 
 This module handles rows, tables and attempts of one device. The scheduler chooses which sequences are predicted; the
 engine compares arrays. Shadow rows (those of the stand-in) run in steps of their own: in a second lane if there is one,

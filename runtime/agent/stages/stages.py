@@ -72,8 +72,8 @@ class StageTable:
                 return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
 
     def parted(self) -> list[DropStage]:
-        """Return commands to drop stages that can go now. Call between steps only: an engine drops nothing while a step
-        runs.
+        """Return commands to drop stages that can go now. Call between steps only: an engine drops nothing
+        during one.
         """
         return self._parting.due()
 

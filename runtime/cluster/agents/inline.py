@@ -73,8 +73,9 @@ class InlineAgent:
         self._link.wake()
 
     def receive(self, timeout: float) -> list[Told]:
-        """Run one turn of the agent's loop and return its messages; wait up to `timeout` seconds if there is nothing to
-        do.
+        """Run one turn of the agent's loop and return its messages.
+
+        Waits up to `timeout` seconds if there is nothing to do.
         """
         if self._again:
             return self._end("it was restarted", planned=True)

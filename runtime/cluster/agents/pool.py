@@ -1,5 +1,5 @@
-"""Define the scheduler's side of a cluster's agents: `RemoteAgents` for any number, `InlineAgent` for one on this
-thread.
+"""Define the scheduler's interface to its agents: `RemoteAgents` for any number, `InlineAgent` for one on
+its thread.
 """
 
 from __future__ import annotations

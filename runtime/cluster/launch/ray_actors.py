@@ -142,8 +142,8 @@ class RayLauncher:
             self._end(actor)
 
     def pid(self, device: str, incarnation: int, timeout: float = 30.0) -> int | None:
-        """Return the process id of an agent on its machine; None if it is not running. Waits until its
-        process exists.
+        """Return the process id of an agent on its machine; None if it is not running. Waits for its
+        process to exist.
         """
         with self._lock:
             pid = self._pids.get((device, incarnation))
@@ -192,9 +192,7 @@ class RayLauncher:
                 _log.warning("no agent can stand by", exc_info=True)
 
     def _end(self, actor: Any) -> None:
-        """Kill an actor. Failures are only logged: an agent that cannot be reached is given up when its heartbeats
-        stop.
-        """
+        """Kill an actor. Failures are only logged: an agent out of reach is given up when its heartbeats stop."""
         try:
             self._ray.kill(actor, no_restart=True)
         except Exception:

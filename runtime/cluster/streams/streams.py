@@ -19,8 +19,9 @@ Abort = Callable[[Iterable[str]], None]
 
 
 class Sink(Protocol):
-    """Where a driver puts one stream's events of a step. `loop`: the event loop that must call `push`; None: any
-    thread.
+    """Where a driver puts one stream's events of a step.
+
+    `loop`: the event loop that must call `push`; None: any thread.
     """
 
     @property
