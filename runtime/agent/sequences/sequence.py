@@ -23,7 +23,7 @@ class AgentSequence:
     Fields:
         output: Tokens that it had produced when it was opened here.
         keys: Key of its page table, by the first component of the stage.
-        ahead: The hop of its path that is predicted (BL-25).
+        ahead: The hop of its path that is predicted.
         shadow: Key of the stand-in's page table, if the stand-in is on this device.
         prediction: The latest prediction: (attempt, hidden states).
         latest: By hop: (attempt, start) of the latest row that arrived.

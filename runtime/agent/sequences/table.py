@@ -122,9 +122,10 @@ class SequenceTable:
         return True
 
     def _begin_as(self, sequence: AgentSequence, other: AgentSequence, lo: int, tokens: int) -> bool:
-        """Begin a table with another sequence's first `tokens` tokens: share the pages, or queue a copy for the engine.
+        """Begin a table with another sequence's first `tokens` tokens; return False if that is not possible.
 
-        A sequence without a prompt of its own runs no rows, so it can share pages even if the engine copies.
+        The pages are shared. If the engine keeps K and V by sequence, a copy is queued for it instead, and takes pages
+        of its own, unless the sequence has no prompt and so runs no rows.
         """
         key, source = sequence.keys[lo], other.keys[lo]
         if not self._copies:

@@ -67,7 +67,7 @@ class ProcessConfig:
 class _Child:
     """One process, and from `begin` on the thread that reads its output until it ends.
 
-    `who`: (device, incarnation), None while it stands by. `warm`: whether its imports are done.
+    `who` is (device, incarnation), or None while the process stands by. `warm`: whether its imports are done.
     """
 
     def __init__(
