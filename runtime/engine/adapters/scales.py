@@ -1,6 +1,6 @@
 """Adapters' vectors that scale a layer's input or output (IA3, DoRA), each applied to its own rows in one product.
 
-Knows vectors and which tokens use which adapter; nothing of layers or of files.
+Deals with vectors and with which tokens use which adapter; not with layers or files.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def swaps_of(name: str, pairs: Sequence[Equivalence], digests: Mapping[str, Sequ
 def compared(name: str, other: str, pairs: Sequence[Equivalence], lengths: tuple[int, int]) -> float | None:
     """Return the similarity of two models' answers; None if they were never compared to their ends.
 
-    It is the lowest score behind their last components.
+    It is the lowest score after their last components.
     """
     ends = [
         pair.similarity

@@ -1,7 +1,7 @@
 """One model's dense batch: the sequence in each slot, and the saved K and V of sequences without a slot.
 
 `DenseBatch` carries out the decisions of `policy.batching.dense`. It works on rows of plans and on the KV store of one
-model; it knows nothing of layers, of other models or of memory limits.
+model; it does not deal with layers, other models or memory limits.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DenseBatch:
         self._free_seat(at)
 
     def cost(self, tokens: int) -> int:
-        """Return the pages that so many tokens of one sequence take beside the batch."""
+        """Return the pages that `tokens` saved tokens of one sequence take."""
         return self._pages(1, tokens)
 
     def copy(self, seq: str, source: str, tokens: int, *, moves: bool) -> None:

@@ -5,8 +5,8 @@
 
 The attention mask follows from positions alone (BA-02): a query at position p sees the cells of its row with positions
 of at most p. So columns need no order and rows no common start. Placeholders are never seen; they are zero, because
-masked NaN is still NaN (BA-04). `kv.columns` keeps track of where columns are. This module knows nothing of sequences
-and models.
+masked NaN is still NaN (BA-04). `kv.columns` keeps track of where columns are. This module does not deal with
+sequences or models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The window of a dense batch: the rectangle of columns that one step runs, and which of its places are computed.
 
 Either all places are computed, as in the paper, or only tokens, and padding exists in the shape only; the caller that
-opens a window chooses. This module knows positions and counts, nothing of K and V.
+opens a window chooses. This module deals with positions and counts only, not with K and V.
 """
 
 from __future__ import annotations

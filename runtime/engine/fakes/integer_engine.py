@@ -269,7 +269,7 @@ class IntegerEngine:
     def _follows(self, row: Row, held: _HeldTable) -> bool:
         """Return whether a row continues its sequence.
 
-        It must start behind the tokens that have run, or behind those that `write_pages` has written since.
+        It must start after the tokens that have run, or after those that `write_pages` has written since.
         """
         if self._rewrites and row.start < held.computed:
             return True
@@ -307,7 +307,7 @@ class IntegerEngine:
             self._tables.setdefault(page, set()).add(row.seq)
 
     def _values(self, row: Row, given: Array | None) -> list[int]:
-        """Return the values of a row's tokens behind its stage."""
+        """Return the values of a row's tokens after its stage."""
         held = self._held[row.seq]
         values = list(row.tokens) if given is None else memoryview(given.data).cast("B").cast("q").tolist()
         layer = 0

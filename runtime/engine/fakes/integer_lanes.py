@@ -1,6 +1,6 @@
 """The two lanes of the integer engine (BL-25): its computation is serialized, the pacing of steps is not.
 
-Contract: steps begin in the order of their numbers, which both lanes share, whichever lane's thread comes first.
+Contract: steps begin in the order of their numbers, which both lanes share, whichever lane's thread calls first.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class IntegerModel:
 def counting_model(
     name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object
 ) -> IntegerModel:
-    """Return a model from words: `parts` are seeds, with a star behind one that attends, as in "1 2* 3* 4".
+    """Return a model from words: `parts` are seeds, with a star after one that attends, as in "1 2* 3* 4".
 
     Further keyword arguments are fields of its ModelSpec.
     """

@@ -372,7 +372,7 @@ class Kernels:
     # -- products ------------------------------------------------------------------------------------------------------
 
     def pack(self, weight: Tensor) -> Tensor:
-        """Pack a weight [out, in] of any strides into [panels, in, panel], zeros behind the last output."""
+        """Pack a weight [out, in] of any strides into [panels, in, panel], zeros after the last output."""
         out, inputs = weight.shape
         packed = torch.empty(-(-out // self.panel), inputs, self.panel)
         self._lib.zoo_pack(

@@ -5,7 +5,7 @@
  * does not depend on the other rows: products sum over k in one order, and attention is split at fixed positions, so
  * the sampled tokens are the same in any batch.
  *
- *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros behind the last output; read once, front to
+ *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros after the last output; read once, front to
  *                                  back, per MR rows
  *     page pool                ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V in two pools
  */
@@ -180,7 +180,7 @@ INLINE void turn(const float *a, const float *b, const float *c, const float *d,
     *(four *)(out + 3 * stride) = __builtin_shufflevector(high_ab, high_cd, 2, 3, 6, 7);
 }
 
-/* Lay out blocks [from, end) of x [rows, k] as [blocks][k][MR], zeros behind the last row. Called in a parallel region;
+/* Lay out blocks [from, end) of x [rows, k] as [blocks][k][MR], zeros after the last row. Called in a parallel region;
  * all its threads wait at the end. */
 static void lay_out(const float *x, int64_t rows, int64_t k, int64_t from, int64_t end, float *out)
 {
@@ -734,7 +734,7 @@ struct chunk {
     int64_t row;   /* in the tables */
 };
 
-/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros behind the end. */
+/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end. */
 static void lay_out_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
                          int64_t padded, float *k_out, float *v_out)
 {

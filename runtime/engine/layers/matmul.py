@@ -3,7 +3,7 @@
     WeightLayout.pack(weight) -> packed tensor, shared by all users of this weight
     WeightLayout.product(packed, out, bias) -> Product
 
-`engine.layers.packed_weights` decides which layout is used. This module knows nothing of layers or models.
+`engine.layers.packed_weights` decides which layout is used. This module is independent of layers and models.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain weight stays
 
-One layout serves any number of rows. With native kernels it is theirs, which is known to be fast
+One layout serves any number of rows. With native kernels it is their layout, which is always fast
 (`benchmarks/serving/packed_weights.py`). Whether oneDNN's is faster depends on the processor, so it is measured at
-first use. This module knows nothing of layers or models.
+first use. Independent of layers and models.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     model chain:  (component = unit + adapter?) …      unit: module + its tensors, with a count of users
 
-`ComponentPool` loads units and drops those without users; `models.load` calls it. It knows nothing of steps.
+`ComponentPool` loads units and drops those without users; `models.load` calls it. Independent of steps.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ComponentPool:
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         """Return the unit of a component and count one more user; build it on first use.
 
-        `link` tells where in `skeletons` the component's modules are, in case it must be built.
+        `link` is the place of the component's modules in `skeletons`, in case it must be built.
         """
         unit = self.units.get(component.base_digest)
         if unit is None:

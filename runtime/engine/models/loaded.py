@@ -1,6 +1,6 @@
 """A loaded model or stage: its chain as units, the attention layer and adapter key of each, and its page tables.
 
-Describes one model; knows nothing of steps or of other models.
+Describes one model, independent of steps and of other models.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LoadedModel:
     def drops_from(self) -> int:
         """Index of the first unit that needs only tokens with wanted logits; the chain's length without a head.
 
-        It is the unit after the last attention layer: nothing behind it reads other tokens.
+        It is the unit after the last attention layer: nothing after it reads other tokens.
         """
         return self._drops_from
 

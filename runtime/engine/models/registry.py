@@ -1,6 +1,6 @@
 """The models of one device: load them from the store, each distinct weight once, and drop them again.
 
-All executors use this registry. It knows nothing of steps or of how K and V are held.
+All executors use this registry. It is independent of steps and of how K and V are held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the time to move bytes: in host memory, between host and GPU, and to another process over loopback.
 
 The other process is a bare Python interpreter, started here, that reads and acknowledges; it ends when its socket
-closes. Knows no models.
+closes. Independent of models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.engine.profiling.measure import timed
 SIZES = (1 << 16, 1 << 20, 1 << 24)
 _SECONDS = 20.0
 
-#: Reads a length and so many bytes, answers one byte; until the socket closes.
+#: Reads a length and that many bytes and answers one byte, until the socket closes.
 _SINK = """
 import socket, sys
 with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) as s:

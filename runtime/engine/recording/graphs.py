@@ -174,7 +174,7 @@ def table_width(groups: int) -> int:
 
 
 def _decodes(batch: ModelBatch) -> bool:
-    """Return whether every row is one token behind the virtual ones, without prompt log-probabilities.
+    """Return whether every row is one token after the virtual ones, without prompt log-probabilities.
 
     With a head, every row must also be sampled.
     """

@@ -1,7 +1,7 @@
 """Ways to repeat a step's work without Python: a CUDA graph, or, where there are none, running the work again.
 
 Recorded work reads and writes the same tensors every time; the caller copies new values into them before a replay. This
-module knows nothing of steps.
+module is independent of steps.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class PartScores:
 
 
 def prompt_part(part: PromptPart) -> list[PartScores]:
-    """Return the log-probabilities of the prompt tokens that a chunk's positions predict; none behind the prompt."""
+    """Return the log-probabilities of the prompt tokens that a chunk's positions predict; none after the prompt."""
     request = part.model.sequences[part.row.seq].request
     begin = part.row.start - part.model.spec.virtual_tokens
     first = max(begin, 0) + 1
