@@ -1,7 +1,8 @@
 """Forward contexts over dense batches: the window of each model's KV store, row by row, one model after the other.
 
-    tokens of a context:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is
-        computed
+    tokens of a context:  model a: row 0's window | row 1's window | …   model b: …
+
+Padding is part of it only where it is computed.
 
 Shared layers run once over the tokens of all models; attention runs store by store. Which rows run is decided elsewhere
 (`policy.batching.dense`).

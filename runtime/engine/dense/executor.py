@@ -211,7 +211,7 @@ class _DenseStep:
         return Outcome(sampled, tuple(one for outcome in self._outcomes for one in outcome.prompts))
 
     def run(self) -> None:
-        """Run the prompts that run apart, model by model, then the windows of all models together."""
+        """Run the separate batches of prompts, model by model, then the windows of all models together."""
         for name, rows in self._rows.items():
             self._turn(self._lanes[name], rows)
         if self._windows:

@@ -1,7 +1,7 @@
 """The tensors of a dense batch: K and V of all its rows by layer, in a left-padded ring of columns.
 
-    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there,
-        -1: a placeholder
+    k, v of a layer    [rows, columns, kv_heads, head_dim]
+    places             [rows, columns] -> position of the token there, -1 for a placeholder
 
 The attention mask follows from positions alone (BA-02): a query at position p sees the cells of its row with positions
 of at most p. So columns need no order and rows no common start. Placeholders are never seen; they are zero, because

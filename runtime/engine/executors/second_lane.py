@@ -55,7 +55,7 @@ class SecondLane:
 
     Args:
         units, models: those of the engine.
-        pool: the engine's pages; the lane takes its own scratch on top of them.
+        pool: the engine's pages; the lane uses them with scratch of its own.
         released: the queue of released sequences of the engine's own lane.
         trace: record the segments that run.
         stays: keep outputs on the device, for direct transfers.

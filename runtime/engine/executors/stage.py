@@ -197,8 +197,9 @@ class StagedEngine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Run the body while neither lane runs a step; afterwards the second lane takes over loaded and unloaded
-        stages.
+        """Run the body while neither lane runs a step.
+
+        Afterwards the second lane takes over stages that were loaded or unloaded.
         """
         if self._second_lane is None:
             yield

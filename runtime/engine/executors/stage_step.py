@@ -126,8 +126,9 @@ def _replayed(
 
 
 def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device) -> ModelBatch:
-    """Return a stage's batch with its input hidden states. Raises ValueError where they are missing or have another
-    size.
+    """Return a stage's batch with its input hidden states.
+
+    Raises ValueError where they are missing or have another size.
     """
     if batch.model.has_embedding:
         return batch

@@ -47,7 +47,7 @@ class SharedComponent:
 
     Fields:
         digest: The component's digest without its adapter.
-        kind: What the component is: embedding, attention, MLP, layer, head, stitch, ….
+        kind: Embedding, attention, FFN, whole layer, stitch or head.
         module: The module that runs; its weights are the device's pooled tensors.
         rotary: Key of its rotary module in `ComponentPool.rotaries`; None if it uses none.
         targets: Shared layer by adapter module path.
