@@ -1,7 +1,7 @@
 """Find a model's variants among stored models: composed ones (`zoo compose`) with scored replacements (BL-20).
 
-    A        a0 a1 a2 a3 a4        scored (BL-05)  A[2:4] ~ B[2:4] 0.985        C = a0 a1 b2 b3 a4   is a variant of A,
-                                                                                and costs no bytes
+    A = a0 a1 a2 a3 a4        scored (BL-05): A[2:4] ~ B[2:4] 0.985
+    C = a0 a1 b2 b3 a4        is a variant of A and adds no bytes
 
 Only pairs scored between A and the model that the replacing run comes from count, never two pairs that meet in a third
 model (BL-06). The score is that of A against C itself if these two were compared to their ends; else it is estimated as

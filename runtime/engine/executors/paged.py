@@ -90,10 +90,11 @@ def _awaited(
 
 
 def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its page table, and zero the new pages that this step does not fill completely.
+    """Append each row's new pages to its page table, and zero those that hold nothing yet and that this step does not
+    fill.
 
-    Tokens before a row's start are in their pages already (a shared prefix, or pages written by a migration). `kv.pool`
-    explains why pages are zeroed.
+    Pages with tokens before a row's start have been written already (a shared prefix, or pages written by a migration).
+    `kv.pool` explains why pages are zeroed.
     """
     new: list[int] = []
     for row in plan.rows:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """Programs by segment and first unit. `most`: the number of programs kept."""
+    """Programs by segment and first unit. With `most` of them in the cache, the next one clears it."""
 
     def __init__(self, wanted: bool, most: int = 256) -> None:
         self._wanted = wanted

@@ -2,9 +2,9 @@
 
     packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain weight stays
 
-One layout serves any number of rows. With native kernels it is their layout, which is always fast
-(`benchmarks/serving/packed_weights.py`). Whether oneDNN's is faster depends on the processor, so it is measured at
-first use. Independent of layers and models.
+One layout serves any number of rows. With native kernels it is their layout, measured by
+`benchmarks/serving/packed_weights.py`. Whether oneDNN's is faster than plain weights depends on the processor, so it is
+measured at first use. Independent of layers and models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A checksum of a tensor's bytes, computed on its device; only sixteen bytes are copied to the host.
 
-    words x_i of eight bytes, the last padded with zeros         sum of x_i (2 i + 1)      sum of mix(x_i + (i + 1) c)
-                                                                 both modulo 2^64
+    words x_i of eight bytes, the last padded with zeros
+    sum of x_i (2 i + 1)      sum of mix(x_i + (i + 1) c)      both modulo 2^64
 
 The first sum detects every change of a single word, because odd factors are invertible. The second mixes each word with
 its index and misses other changes (two swapped words, for example) with probability 2^-64. Integer sums wrap around the

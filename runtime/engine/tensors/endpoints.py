@@ -3,8 +3,8 @@
     OutgoingTensors     making -> ready: send …      over
     IncomingTensors     making -> ready: expect … came      over
 
-Contract: call `begin` first. Public methods do not wait. A ready link is authenticated: each end has made a token, sent
-it in a message of the cluster, and received it back over the link. Then one end sends and the other receives, in order.
+Contract: call `begin` first. Only `join` waits. A ready link is authenticated: each end has made a token, sent it in a
+message of the cluster, and received it back over the link. Then one end sends and the other receives, in order.
 A tensor is kept until it has been sent or has arrived. Any failure or timeout ends the link, once, with a reason:
 transfers under way are given up, and data that arrives later is dropped.
 """

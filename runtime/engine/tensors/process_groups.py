@@ -1,7 +1,8 @@
 """The transports of direct links, each a torch.distributed group of two: gloo between CPUs, NCCL between GPUs.
 
-    group      made by a rendezvous; rank 0 sends, rank 1 receives        send, receive      begin, without waiting
-                                                                          arrived            waits
+    group              makes a group by a rendezvous; rank 0 sends, rank 1 receives
+    send, receive      begin a transfer, without waiting
+    arrived            waits for a transfer
 
 Contract: `group` and `arrived` wait, within a limit, and are called on a link's own threads; `send` and `receive` do
 not wait once the group has been used. A tensor belongs to the transport from `send` or `receive` until `arrived`
