@@ -90,8 +90,7 @@ def _awaited(
 
 
 def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its page table, and zero those that hold nothing yet and that this step does not
-    fill.
+    """Append each row's new pages to its page table, and zero the empty ones that this step does not fill.
 
     Pages with tokens before a row's start have been written already (a shared prefix, or pages written by a migration).
     `kv.pool` explains why pages are zeroed.
