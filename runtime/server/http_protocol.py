@@ -12,8 +12,7 @@ MOST_HEAD = 1 << 16
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends a connection that sends more than `MOST_HEAD` bytes without completing headers, a piece of a body or a
-    message.
+    """Ends a connection that sends more than `MOST_HEAD` bytes without a complete message, headers or piece of a body.
 
     The application bounds bodies itself (`request_body.read_body`).
     """

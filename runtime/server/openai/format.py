@@ -219,7 +219,7 @@ def _at_end(piece: TextPiece) -> tuple[str | None, ...]:
 
 
 def _with_served(worded: Document, source: TextPiece | FinishedChoice) -> Document:
-    """Add `served_by` to a choice's last chunk if another model than the requested one generated it."""
+    """Add `served_by` to a finished choice if another model than the requested one generated it."""
     if source.finish is not None and source.served is not None:
         worded["served_by"] = source.served
     return worded
