@@ -121,9 +121,7 @@ class Scene:
 
         def run(now: int) -> None:
             said.append(act(self.driver._scheduler, now))
-            self.driver._scheduler_loop._handle_events(
-                [Tick()], now
-            )  # what it has to say goes out with an event's commands
+            self.driver._scheduler_loop._handle_events([Tick()], now)  # sends the commands that `act` produced
             done.set()
 
         self.driver._scheduler_loop.run_soon(run)
