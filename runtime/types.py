@@ -136,7 +136,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Introduce a sequence that starts with a copy of the K and V of the first `tokens` tokens of `source`.
+    """Introduce a sequence that starts with a copy of the K and V of another's first `tokens` tokens.
 
     For engines that keep K and V by sequence instead of in pages.
     """
@@ -148,9 +148,10 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Plan one step of a device's engine, over the rows of all its models.
+    """Plan one step of a device's engine: process `copied`, then `released`, then `opened`, then run `rows`.
 
-    The engine processes `copied`, then `released`, then `opened`, then runs `rows`.
+    `batch`: number of the persistent batch that the rows are, in the same order and one token on since the last step
+    with that number; 0 for any other step.
 
     The sequences of a failed step are in the next plan's `released` again, because the engine may have failed before or
     after it opened them; it ignores unknown ones. `rows` may be empty, when a model is about to be unloaded.
@@ -161,6 +162,7 @@ class StepPlan:
     opened: tuple[Opened, ...] = ()
     released: tuple[str, ...] = ()
     copied: tuple[Copied, ...] = ()
+    batch: int = 0
 
     @property
     def tokens(self) -> int:
@@ -186,10 +188,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Hold log-probabilities of the prompt tokens with index `start, start + 1, …`.
-
-    Token 0 has no log-probability and never appears.
-    """
+    """Hold log-probabilities of the prompt tokens with index `start, start + 1, …`; token 0 has none."""
 
     seq: str
     start: int

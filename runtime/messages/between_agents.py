@@ -64,6 +64,7 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
         generated: Tokens that the sequence has produced so far.
         attempts: As in RunRows. An odd attempt is a tentative prediction of the row with the next even attempt (BL-25).
         speculate: As in RunRows.
+        batch: As in RunRows.
     """
 
     seqs: tuple[str, ...]
@@ -75,6 +76,7 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
     generated: tuple[int, ...]
     attempts: tuple[int, ...] = ()
     speculate: tuple[bool, ...] = ()
+    batch: int = 0
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):

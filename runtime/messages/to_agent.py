@@ -80,6 +80,8 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
         attempts: Even, growing numbers of rows of sequences with a speculated hop; a later attempt supersedes rows that
             started at or after its start. 0 for other sequences; empty if all are 0.
         speculate: Whether each row may be predicted; empty if there are no attempts.
+        batch: Number of the persistent batch that the rows are; 0 for none. A later message with the same number has
+            the same rows in the same order, one token on.
     """
 
     seqs: tuple[str, ...]
@@ -92,6 +94,7 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
     steps: tuple[int, ...]
     attempts: tuple[int, ...] = ()
     speculate: tuple[bool, ...] = ()
+    batch: int = 0
 
 
 class StartMigration(Message, frozen=True, tag=True, array_like=True):

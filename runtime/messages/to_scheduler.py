@@ -65,6 +65,7 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
         attempts: As in RunRows. The result of an odd attempt is valid only together with its SpeculationResult.
         earlier: With a decode credit, the tokens before the last one, in order. Empty without one, and in simulations,
             where the last token stands for all of them.
+        batch: As in RunRows.
     """
 
     device: str
@@ -75,6 +76,7 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
     prompts: tuple[PromptLogprobs, ...] = ()
     attempts: tuple[int, ...] = ()
     earlier: tuple[tuple[Sampled, ...], ...] = ()
+    batch: int = 0
 
 
 class SpeculationResult(Message, frozen=True, tag=True, array_like=True):

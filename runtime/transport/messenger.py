@@ -222,10 +222,7 @@ class Messenger:
             self._close_peer(name, _LINGER_MS)
 
     def prepare(self) -> None:
-        """Precompute the encoding of the messages that are likely to be sent and received next. Call it while idle."""
-        for peer in self._peers.values():
-            if peer.outbox is not None:
-                peer.outbox.prepare()
+        """Precompute the messages that are likely to be received next. Call it while idle."""
         for links in self._heard.values():
             for heard in links.values():
                 heard.prepare()

@@ -43,8 +43,8 @@ class SendQueue:
         Raises Choked, and WireError for a message that cannot be encoded; then it was not sent.
         """
         short = self._said.short(message)
-        frames = encode(self._number, message, arrays, short, ticket)
-        self._said.mark_sent(message)
+        frames = encode(self._number, message, arrays, None if short is message else short, ticket)
+        self._said.mark_sent(message, short)
         self._number += 1
         if self.flush() and self._put(frames):
             return
@@ -53,10 +53,6 @@ class SendQueue:
             raise Choked(f"{self._bytes + nbytes} bytes wait for it")
         self._waiting.append((frames, nbytes))
         self._bytes += nbytes
-
-    def prepare(self) -> None:
-        """Precompute the encoding of the message that is likely to be sent next."""
-        self._said.prepare()
 
     def flush(self) -> bool:
         """Send waiting messages; return whether none is left."""

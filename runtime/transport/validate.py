@@ -80,7 +80,8 @@ _NATURAL = {
     HopAssigned: ("hops", "starts", "counts"),
 }
 #: Fields with numbers >= 0.
-_COUNTS = {
+_COUNTS: dict[type[Message], tuple[str, ...]] = {
+    **dict.fromkeys((RunRows, ForwardRows, RowsDone), ("batch",)),
     AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
     StageReady: ("nbytes",),
     MigrationReady: ("nbytes", "activation_bytes"),
