@@ -63,8 +63,9 @@ class BottleneckModule(nn.Module):
 
     @property
     def form(self) -> tuple[str, str] | None:
-        """Key of the computation: bottlenecks with equal keys can run as one. None with norms, or if it skips more than
-        `output`.
+        """Key of the computation; bottlenecks with equal keys can run as one.
+
+        None for a bottleneck with norms, or that skips more than `output`.
         """
         return None if any(self.norms) or self.skips != "output" else (self.activation_name, self.reads)
 

@@ -40,7 +40,7 @@ class SavedModules:
 
 
 def saved_modules(config: Mapping[str, Any]) -> SavedModules:
-    """Return the config's `modules_to_save`. Raises MalformedCheckpoint for names that peft would read as expressions."""
+    """Return the config's `modules_to_save`. Raises MalformedCheckpoint for names that peft would read as patterns."""
     saved = names(config.get("modules_to_save"), "modules_to_save")
     for name in saved:
         if not _PLAIN.fullmatch(name):

@@ -76,8 +76,10 @@ class LoraConfig:
         )
 
     def settings(self, module: str) -> LoraSettings:
-        """Return rank and scaling of a module, by its path in the Hugging Face model
-        (`model.layers.0.self_attn.q_proj`).
+        """Return rank and scaling of a module.
+
+        Args:
+            module: Its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`).
         """
         r = _matching(self.ranks, module, self.r)
         alpha = _matching(self.alphas, module, self.alpha)

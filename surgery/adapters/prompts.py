@@ -137,9 +137,7 @@ def _only(config: PromptConfig, offered: Mapping[str, OfferedTensor]) -> Offered
 
 
 def virtual_tokens(components: Iterable[Placed]) -> int:
-    """Return the number of virtual tokens before every prompt of a model with these components; 0 without such an
-    adapter.
-    """
+    """Return the number of virtual tokens before every prompt of a model with these components; 0 for most models."""
     for placed in components:
         adapter = placed.component.adapter
         if adapter is not None and adapter.kind in ("prompt", "prefix"):

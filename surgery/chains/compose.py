@@ -136,7 +136,10 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
 
 
 def _check_tokenizers(store: Store, first: ModelManifest, parents: Sequence[ModelManifest]) -> None:
-    """Raise Incomparable if any model has another tokenizer than the first: its layers were trained on other token ids."""
+    """Raise Incomparable if a model has another tokenizer than the first.
+
+    Its layers were trained on other token ids.
+    """
     from zoo.api import ModelHandle
 
     for other in parents:

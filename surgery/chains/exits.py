@@ -178,7 +178,10 @@ def _exp(loss: float) -> float | None:
 def _scored(
     stack: Stack, ids: Tensor, ends: Sequence[int], stitches: Sequence[int | None], vocabulary: int, sure: float
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (layers, sums) per exit; sums over the tokens of a batch: agreed, loss, sure, sure and agreed. float64 [4]."""
+    """Yield (layers, sums) per exit.
+
+    The sums, float64 [4], are over the tokens of a batch: agreed, loss, sure, sure and agreed.
+    """
     course = stack.course(ids)
     states: list[Tensor] = []
     hidden, at = ids, 0

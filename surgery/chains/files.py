@@ -1,5 +1,4 @@
-"""Files of a chain with its own format: tensors keyed `parts.<i>.<name within the component>` and a `blockzoo_chain`
-config.
+"""Files of a chain with its own format: tensors keyed `parts.<i>.<name within the component>`, `blockzoo_chain` config.
 
 One key format for the writers (`surgery.models.put`, `surgery.modules.stack`) and the readers (`surgery.ingest.draft`,
 `surgery.chains.hf_model`). Input is untrusted: every statement of the config is checked against the tensors' shapes.

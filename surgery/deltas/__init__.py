@@ -1,8 +1,8 @@
 """Low-rank rewritings of full fine-tunes: base + B A per linear layer, served as LoRA rows in the base's batch.
 
-plan.py      which tensors moved, and how each is carried         moments.py   what goes into the linear layers on real
+plan.py      choose which tensors become factors                  moments.py   input moments of the linear layers on
                                                                                text
-factors.py   the truncated factors of one matrix                  ranks.py     how many of them each matrix gets
-trial.py     the rewriting at any rank, as a running model         score.py     how near it is to the fine-tune
-folder.py    the rewriting as a PEFT folder                        make.py      all of it, into the zoo
+factors.py   truncated factors of one matrix                      ranks.py     rank of each matrix
+trial.py     the rewriting at any rank, as a running model        score.py     similarity to the fine-tune
+folder.py    the rewriting as a PEFT folder                       make.py      the whole process, into the zoo
 """

@@ -103,7 +103,7 @@ digests are equal weights."""
 
 
 def hub_id(source: str) -> str | None:
-    """Return the hub id in a model's source or name, without a revision; None if there is none, as for a local folder."""
+    """Return the hub id in a model's source or name, without a revision; None for a local folder and the like."""
     name = source.split("@")[0]
     return name if _HUB_ID.fullmatch(name) else None
 
