@@ -22,8 +22,8 @@ from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 
-#: Families that the library itself extends and that apply norms before their sub-layers; for others its adapters are
-#: not well defined.
+#: Families that the library itself extends and that apply norms before their sub-layers; its adapters are not well
+#: defined for any other family.
 FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
 
 _KEY = re.compile(

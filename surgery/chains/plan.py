@@ -161,7 +161,7 @@ def _link_entry(link: ChainLink, component: Component) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StitchSpec:
-    """Settings of a stitch at its place (BL-09): its input and output width, and the position given as its extra input."""
+    """Settings of a stitch at its place (BL-09): input and output width, and the position given as its extra input."""
 
     width_in: int
     width_out: int

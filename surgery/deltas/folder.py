@@ -35,8 +35,9 @@ def write_folder(
     factors: Sequence[Sides],
     ranks: Sequence[int],
 ) -> None:
-    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into an existing
-    folder.
+    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into `folder`.
+
+    The folder must exist.
     """
     given = [(matrix, rank) for matrix, rank in zip(plan.matrices, ranks, strict=True) if rank]
     low_rank = {matrix.path for matrix, _ in given}

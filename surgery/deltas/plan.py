@@ -44,7 +44,7 @@ class DeltaMatrix:
         rows: Outputs, whichever way it is stored.
         columns: Inputs.
         turned: It is stored as [in, out] (Conv1D, tables).
-        norm: The norm before it whose change is folded into it; None without one.
+        norm: The norm before it, with a change that is folded into it; None without one.
     """
 
     at: int
