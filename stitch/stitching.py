@@ -171,7 +171,7 @@ def _check_length(models: Iterable[ModelHandle], length: int) -> None:
 
 
 def _check_ids(models: Iterable[ModelHandle], *windows: Tensor) -> None:
-    """Raise InputError for ids beyond a vocabulary, which a file of ids may contain."""
+    """Raise InputError for ids beyond a model's vocabulary, which a file of ids may contain."""
     highest = max(int(each.max()) for each in windows)
     for model in models:
         if highest >= vocabulary_size(model.manifest):

@@ -70,7 +70,7 @@ class Zoo:
         Args:
             source: A folder (Hugging Face, PEFT or Meta's layout) or a hub id.
             name: Name of the model; None for the hub id or the folder's name.
-            base: The model it was made from, if the checkpoint does not tell.
+            base: The model it was made from, if the checkpoint does not name it.
             revision: Revision of a hub id.
             allow_pickle: Read `*.bin` weights through torch's restricted loader.
             progress: Called with (bytes done, bytes in all).
@@ -125,8 +125,8 @@ class Zoo:
             target: Similarity to the exact fine-tune at the head, on held-out text.
             budget: Replaces rank and target: at most this many bytes; below 1, this share of the bytes that the
                 fine-tune adds to its base.
-            base: The model it was made from, if the catalogue does not tell: a fine-tune in which every tensor changed
-                shares nothing with its base.
+            base: The model it was made from, if the catalogue does not have it: a fine-tune in which every tensor
+                changed shares nothing with its base.
             text: Text for weighting and scoring; None for the built-in text (see `surgery.text.text.read_text`).
             variant: Name of the result.
 
@@ -161,8 +161,9 @@ class Zoo:
     def compare(
         self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None
     ) -> Comparison:
-        """Score how similar two models are, part by part (BL-05), and store the scores. See
-        `surgery.scoring.compare.compare`.
+        """Score how similar two models are, part by part (BL-05), and store the scores.
+
+        See `surgery.scoring.compare.compare`.
 
         Args:
             settings: Text, granularity, device and so on; None for layers over the built-in text.

@@ -73,9 +73,7 @@ class ModelHandle:
         return self._json("generation_config.json")
 
     def side_file(self, path: str) -> bytes | None:
-        """Return the bytes of a file beside the weights, inherited files included; None if absent. Raises
-        DamagedObject.
-        """
+        """Return the bytes of a file beside the weights, own or inherited; None if absent. Raises DamagedObject."""
         for side in self.manifest.side_files:
             if side.path == path:
                 return self._store.read_blob(side.blob)

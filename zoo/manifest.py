@@ -43,8 +43,9 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys and no white space, so that equal values give equal text. Raises ValueError for NaN
-    and infinity.
+    """Return JSON with sorted keys and no white space, so that equal values give equal text.
+
+    Raises ValueError for NaN and infinity.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

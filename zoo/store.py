@@ -87,7 +87,7 @@ class Store:
         """Hold the store's lock in shared mode for an ingest, so that nothing is collected meanwhile.
 
         Hold it from before the first put until the catalogue has committed. If the body fails, objects and blobs that
-        it published and no model references are removed again, unless another process holds the lock.
+        it published and no model references are removed again, unless another ingest or reader holds the lock.
 
         Raises:
             StoreBusy: A collection ran for longer than `timeout` seconds.

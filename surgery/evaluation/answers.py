@@ -1,11 +1,9 @@
 """A model's answers so far, in a file of the store, so that an interrupted evaluation resumes with the rest.
 
-    <store>/work/eval-<first 16 digits of the run's digest>.jsonl        a line per batch of questions: {"asked":
-    digest,
-                                                                         "answers": […]}
+    <store>/work/eval-<first 16 digits of the run's digest>.jsonl
 
-The run's digest covers everything that an answer depends on except the questions. Lines are only appended; an
-unreadable line is ignored.
+Each line holds one batch of questions: {"asked": digest, "answers": […]}. The run's digest covers everything that an
+answer depends on except the questions. Lines are only appended; an unreadable line is ignored.
 """
 
 from __future__ import annotations

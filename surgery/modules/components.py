@@ -23,8 +23,8 @@ from torch import Tensor, nn
 class Where(NamedTuple):
     """Positions of a run's tokens, and what attention needs with them.
 
-    `mask`, `cache` and `keys` are for runs outside the engine, since its attention function takes neither mask nor
-    cache, and for layers that compute attention themselves (`surgery.modules.masked`).
+    The paged executor sets `positions` and `rotary` only. Stacks also set `mask` and `cache`. The dense executor sets
+    all fields, for layers that compute attention themselves (`surgery.modules.masked`).
 
     Fields:
         positions: Position ids [B, T].

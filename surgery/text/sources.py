@@ -185,9 +185,7 @@ def _rows(path: str, config: str | None, split: str, name: str) -> Iterable[Any]
     for place, chosen in _readings(path, config):
         try:
             return _load(datasets, place, chosen, split)
-        except (
-            Exception
-        ) as error:  # the library raises whatever its back ends raise; every one of them means that there are no rows
+        except Exception as error:  # the library raises any error of its back ends: all mean that there are no rows
             problem = problem or error
     said = str(problem).strip().split("\n")[0][:300] or type(problem).__name__
     raise InputError(f"the dataset {name} cannot be read: {said}")

@@ -84,7 +84,7 @@ def migrate(engine: Engine) -> None:
         if _version(connection) == migrations.HEAD:
             return
     with _MIGRATING, writing(engine) as connection:
-        version = _version(connection)  # another process may have been faster
+        version = _version(connection)  # another process may have migrated meanwhile
         if version != migrations.HEAD:
             _upgrade(connection, version)
 
