@@ -408,7 +408,6 @@ class ServerConfig:
     Fields:
         max_body_bytes, max_choices, max_queued: Limits on what one client can cost.
         drain_seconds: Time for running requests to finish at shutdown.
-        trace: Path of the trace file; None for no trace.
         early_exit: Whether requests may use the first layers of a model only (BL-30).
     """
 
@@ -419,5 +418,4 @@ class ServerConfig:
     max_choices: int = 64
     max_queued: int = 4096
     drain_seconds: float = 30.0
-    trace: str | None = None
     early_exit: bool = False

@@ -111,7 +111,7 @@ def recover_(
     kept = math.isfinite(after) and after < before
     if not kept:
         _restore_(block, start)
-    task.remove_folder()
+    task.remove_file()
     return Recovery(trainer.step, before, after if kept else before, kept, stopped)
 
 

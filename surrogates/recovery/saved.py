@@ -33,6 +33,6 @@ class RecoveryTask:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save_state(self.path, self.digest, saved)
 
-    def remove_folder(self) -> None:
+    def remove_file(self) -> None:
         """Remove the state of a finished task."""
         self.path.unlink(missing_ok=True)
