@@ -28,11 +28,15 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
-    """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
+    """One model's rows in a step.
 
-    Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from,
-    [1, tokens, width], in a part of a chain that does not begin with the embedding. `awaited`: which of `ids` only the
-    device has.
+    Fields:
+        rows: The rows.
+        spans: Places of the rows among the model's tokens. Spans beyond those of `rows` are padding.
+        ids: Ids of all tokens.
+        hidden: Hidden states that the tokens start from [1, tokens, width], if the stage does not begin with the
+            embedding.
+        awaited: The ids that are still on the device; None if there are none.
     """
 
     model: LoadedModel

@@ -215,7 +215,7 @@ class ContextBuilder:
         return self._units.programs.get_program(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""
+        """Return (cos, sin) [1, tokens, width] for these models' tokens, in the dtype of `like`. Cached."""
         made = self._rotaries.get((models, key, like.dtype))
         if made is None:
             made = self._rotaries[models, key, like.dtype] = self._tables(models, key, like)

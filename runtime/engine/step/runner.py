@@ -127,13 +127,14 @@ class StepRun:
         return {name: self._hidden[name] for name, batch in self._batches.items() if not batch.model.has_head}
 
     def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
-        """Components [lo, hi) of one model alone, over its rows: what a profile times.
+        """Run components [lo, hi) of one model alone, over its rows. Used to time them for a profile.
 
         Args:
-            hidden: what they start from, [1, tokens, width]; None where lo is the embedding.
+            hidden: Hidden states [1, tokens, width] to start from. None if `lo` is the embedding, or to go on from the
+                last call.
 
         Returns:
-            The hidden states behind them; behind the head, the logits [rows, vocabulary].
+            The hidden states after them; after the head, the logits [rows, vocabulary].
         """
         self._narrows = False
         if hidden is not None:
@@ -169,9 +170,7 @@ class StepRun:
             self._record(segment, units, batches)
 
     def _joined(self, segment: Segment, first: SharedComponent) -> Tensor:
-        """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(,
-        width)].
-        """
+        """Return a segment's input: token ids [1, tokens] for an embedding, else hidden states [1, tokens, width]."""
         if first.kind == "embedding":
             return self._frames.ids(segment.models)
         every = [self._hidden[name] for name in segment.models if self._width(name)]
@@ -183,7 +182,7 @@ class StepRun:
         return len(self._picks[name]) if name in self._narrowed else self._batches[name].tokens
 
     def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
-        """Drop tokens not needed from unit `at` on: those without wanted logits, after a model's last attention."""
+        """Drop tokens that unit `at` and later ones do not need: without wanted logits, after the last attention."""
         starts = zip(segment.models, segment.starts, strict=True)
         ripe = {
             name

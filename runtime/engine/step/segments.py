@@ -47,10 +47,10 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
 
 
 def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wanted: Mapping[str, int]) -> str:
-    """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order.
+    """Return the unit to run next: one that no other model will still arrive at, else the most wanted one.
 
-    `wanted`: how many models have a unit before them. A model that comes to it again is not waited for: it must run it
-    now first.
+    Ties are broken by model order. `wanted`: how many models have a unit before them. A model that arrives at a unit
+    twice is not waited for: it must run it now first.
     """
     standing = Counter(chains[model][index] for model, index in at.items() if index < len(chains[model]))
     for unit, count in standing.items():
