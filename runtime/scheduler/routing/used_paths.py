@@ -39,7 +39,7 @@ class UsedPaths:
         return known
 
     def of_chain(self, chain: Chain) -> list[Passes]:
-        """Return the paths that tokens of a chain have passed so far."""
+        """Return the usage of each path of a chain that is in use, or was used and is not forgotten yet."""
         return [path_usage for (version, _), path_usage in self._path_usage.items() if version == chain.version]
 
     def enter(self, path_usage: Passes) -> None:
