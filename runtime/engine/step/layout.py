@@ -81,7 +81,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A slice of a layout: models that are neighbours in it and in a segment. `shift`: their first layer."""
+    """A slice of a layout: models that are neighbours in it and in a segment. `shift`: offset of their layers."""
 
     layout: StepLayout
     tokens: slice
