@@ -10,8 +10,8 @@ their state under it, too.
                      ^ prepare() does the work beforehand, while the device waits for the message
 
 A batch is kept here after a step of exactly its rows has ended well. Rows of migrations, speculated rows and rows that
-are only part of a step are never kept. `clear` is called when stages come or go and when a step fails. Pages are taken
-when a step begins, not before.
+are only part of a step are never kept. `clear` is called when stages are loaded or unloaded and when a step
+fails. Pages are taken when a step begins, not before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.messages import SCHEDULER, ForwardRows, RowsDone, RunRows
 from runtime.policy.batching.step import Blocks, HopLimits, all_fit
 from runtime.types import Row, Sampled
 
-#: Batches that are kept: a path that comes back to a device has several, which run in turn.
+#: Batches that are kept. A path that returns to a device has one for each of its hops there; they run in turn.
 _MOST = 8
 #: A batch on a device: its number, the sequence of its first row, and that row's hop.
 _Key = tuple[int, str, int]

@@ -1,6 +1,6 @@
 """Track which paths sequences are on, and how many tokens have passed each.
 
-These counters are behind the traffic between blocks, and behind the bytes that steps of a device read.
+The traffic between blocks, and the bytes that steps of a device read, follow from these counters.
 
 Contract: one `Passes` for each path of each version of a chain, shared by its sequences, so that a token costs one
 addition. It decides nothing.
