@@ -26,6 +26,7 @@ from runtime.engine.executors.paged import paged_run
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, release_units
 from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.models.registry import kernels_for
 from runtime.engine.models.servable import servable
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pages import groups_for

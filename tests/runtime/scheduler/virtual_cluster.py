@@ -172,9 +172,7 @@ class VirtualCluster:
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """Cached prefixes hold all pages that are held, in the scheduler's accounting and the agents' books; then nothing
-        is.
-        """
+        """Cached prefixes hold all pages that are held, in the accounting and in the agents' books; after them nothing."""
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.agent.pages()
             assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
