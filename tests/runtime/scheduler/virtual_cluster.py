@@ -1,10 +1,9 @@
-"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. Same inputs,
-same events.
+"""Scheduler, agents and counting engines under one virtual clock, with a heap instead of processes and sockets.
 
-Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on
-its way to it. After
-every event all books are checked: scheduler, relays, pages, and that owners hear each token once, in order.
-"""
+The same inputs give the same events. Messages take `latency` ns and arrive in order between two ends. A device that
+is killed loses all its state and all messages on their way to it.
+
+After every event everything is checked: scheduler, agents, pages, and that each token event comes once and in order."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ MS = 1_000_000
 
 @dataclass
 class Node:
-    """One life of a device."""
+    """One incarnation of a device."""
 
     name: str
     agent: Agent
@@ -86,12 +85,12 @@ class VirtualCluster:
     adaptation: VariantChoice | None = None
     damage: Callable[[PageData], bool] = lambda pages: False
     servers: Sequence[str] = ()
-    #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops
-    #: have them do.
+    #: Whether agents prepare their next steps while idle, and send first the rows that other devices wait for, as their
+    #: loops do.
     prepares: bool = True
-    #: How long a stage takes to load.
+    #: Returns the time (ns) that a stage takes to load.
     loading: Callable[[], int] = lambda: MS
-    #: What a message takes beside `latency`.
+    #: Returns the time (ns) that a message takes in addition to `latency`.
     delay: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
@@ -117,7 +116,8 @@ class VirtualCluster:
         for number in range(self.devices):
             self.at(0, lambda name=f"d{number}": self.bring_up(name))
 
-    # -- what a test does ----------------------------------------------------------------------------------------------
+    # -- actions of a test
+    # --------------------------------------------------------------------------------------------------
 
     def ask(self, *requests: SequenceRequest, at: int = 0) -> None:
         for request in requests:
@@ -137,7 +137,7 @@ class VirtualCluster:
         heapq.heappush(self._heap, (max(when, self.now), self._count, act))
 
     def run(self, until: int | None = None, most: int = 200_000) -> None:
-        """Until nothing is left to happen, or that time."""
+        """Run events until none is left, or until that time (ns)."""
         for _ in range(most):
             if not self._heap or (until is not None and self._heap[0][0] > until):
                 return
@@ -147,13 +147,13 @@ class VirtualCluster:
         raise AssertionError(f"still busy after {most} events")
 
     def run_one(self) -> None:
-        """One event."""
+        """Run one event."""
         self.now, _, act = heapq.heappop(self._heap)
         act()
         self.check()
 
     def expect(self) -> None:
-        """Every sequence has exactly its own model's tokens, and nothing is left anywhere."""
+        """Assert that every sequence has exactly its own model's tokens, and that nothing is left on any device."""
         models = {model.spec.name: model for model in self.models}
         for seq, request in self.requests.items():
             told = self.told[seq]
@@ -172,9 +172,8 @@ class VirtualCluster:
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """Cached prefixes hold all pages that are held, in the scheduler's accounting and the agents' books; then nothing
-        is.
-        """
+        """Assert that all pages in use belong to cached prefixes, for the scheduler and the agents; then drop the
+        prefixes."""
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.agent.pages()
             assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
@@ -191,22 +190,20 @@ class VirtualCluster:
         return [node for node in self.nodes.values() if node.alive]
 
     def kill(self, name: str) -> None:
-        """The process is gone at once; the scheduler hears of it a little later, and so does whoever brings up
-        another.
-        """
+        """Kill a device now; the scheduler is notified one `latency` later and restarts it."""
         node = self.nodes.get(name)
         if node is not None and node.alive:
             node.alive = False
             self.at(self.now + self.latency, lambda: self.tell(AgentDown(name, "killed")))
 
     def migrate(self, seq: str, blocks: range, target: str, **how: bool) -> str | None:
-        """Move blocks of a sequence; the reason if that cannot be."""
+        """Move blocks of a sequence; return the reason if that is refused."""
         why = self.scheduler.migrations.start(self.scheduler.sequences[seq], blocks, target, self.now, **how)
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         return why
 
     def migrate_some(self, rng: random.Random, **how: bool) -> str | None:
-        """Move a random run of blocks of a random sequence somewhere."""
+        """Move a random run of blocks of a random sequence to a random device."""
         running = [sequence for sequence in self.scheduler.sequences.values() if sequence.path and sequence.chain]
         if not running:
             return "nobody runs"
@@ -265,8 +262,10 @@ class VirtualCluster:
             self.told[event.seq].take(event)
 
     def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
-        """Deliver later, behind whatever this sender has sent there."""
-        free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one thing at a time
+        """Deliver a message later, after all earlier ones from this sender to this receiver.
+
+        `extra` is the time (ns) that its arrays take on the link."""
+        free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one transfer at a time
         if extra:
             self._free[sender, to] = free
         due = max((free if extra else self.now) + self.latency + self.delay(), self._last.get((sender, to), 0))

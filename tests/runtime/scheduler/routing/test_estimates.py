@@ -1,6 +1,4 @@
-"""Paths of new sequences by profiles (BL-21): what a device has to do, what it must load, and what a hop costs,
-recomputed from the table.
-"""
+"""New sequences take the path of least latency by block profiles (BL-21): queue, load and hop."""
 
 from __future__ import annotations
 
