@@ -22,8 +22,7 @@ class CountedDevice(IntegerEngine):
 
     Fields:
         ahead: Steps are launched: a row that awaits a token gets the one that the step launched before it has
-            sampled. A
-          step launched after one that failed does not run.
+            sampled. A step launched after one that failed does not run.
         puts_off: Draws the rows of a step that are deferred; None for no deferral."""
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Agents for tests: the real loop and agent with engines that count, in threads or in processes, and a scheduler's end
-of their links.
-"""
+"""Agents for tests: the real loop and state machine with counting engines, in threads or processes.
+
+`End` is the scheduler's end of their links."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass
 class End:
-    """The scheduler's end: what came, apart from reports and beats."""
+    """The scheduler's end of the links: `envelope` has what came, except hellos, reports and heartbeats."""
 
     messenger: Messenger
     envelope: list[Envelope] = field(default_factory=list)
@@ -66,7 +66,7 @@ class End:
             self.pump()
 
     def welcome(self, *names: str) -> None:
-        """Wait for agents, and tell them all of each other."""
+        """Wait for the agents' hellos, and send all of them the list of peers."""
         self.until(lambda: set(names) <= self.ready.keys())
         agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
         rails = tuple(
@@ -76,7 +76,7 @@ class End:
             self.messenger.send(name, PeerList(agents, rails))
 
     def next(self, kind: type[M]) -> M:
-        """The next message of a kind; those before it stay."""
+        """Return the next message of a kind; messages before it stay queued."""
         self.until(lambda: any(isinstance(item.message, kind) for item in self.envelope))
         found = next(item for item in self.envelope if isinstance(item.message, kind))
         self.envelope.remove(found)
@@ -105,7 +105,7 @@ class Threaded:
 def threads(
     *names: str, engines: Sequence[StageEngine] = (), **settings: Any
 ) -> Iterator[tuple[End, dict[str, Threaded]]]:
-    """Agents in threads of this process."""
+    """Run agents in threads of this process."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     end = End(Messenger(SCHEDULER, bind="inproc://scheduler", context=context))
     agents = {}
@@ -168,7 +168,7 @@ def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **ot
 
 @contextmanager
 def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent's process that was told these lines."""
+    """Start an agent process and send it these lines."""
     child = subprocess.Popen(
         [sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

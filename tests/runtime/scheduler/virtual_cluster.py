@@ -172,8 +172,7 @@ class VirtualCluster:
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """Assert that all pages in use belong to cached prefixes, for the scheduler and the agents; then drop the
-        prefixes."""
+        """Assert that scheduler and agents agree that cached prefixes have all used pages; then drop them."""
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.agent.pages()
             assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (

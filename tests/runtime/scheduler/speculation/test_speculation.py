@@ -1,5 +1,4 @@
-"""Speculated hops: exact mode gives the chain's own tokens in every schedule, similarity mode what the threshold
-allows.
+"""Speculated hops: exact mode gives the chain's own tokens always, similarity mode those above the threshold.
 
 Page accounting is checked after every event."""
 

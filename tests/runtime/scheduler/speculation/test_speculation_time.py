@@ -88,8 +88,7 @@ def test_wrong_predictions_cost_time_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("wrong", "gain"), [((0,), "some"), ((2,), "none")])
 def test_figure_15(wrong: tuple[int, ...], gain: str) -> None:
-    """The first token's time lies between the figure's T2 and T6 when one of three hops, never the last, is
-    speculated."""
+    """With one hop of three speculated, the first token's time lies between the figure's T2 and T6."""
     figure = figure_15(HOPS, (STAND_IN,) * 3, (0.0,) * 3, wrong)
     assert (figure.gain > 0) == (gain == "some")
     first = {misses: times(misses)[1][0] for misses in (None, 0, 1)}
