@@ -180,8 +180,7 @@ def test_a_report_that_is_no_credit_is_refused() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), ahead=st.booleans())
 def test_whatever_comes_and_goes(data: st.DataObject, ahead: bool) -> None:
-    """With few pages, few tokens a step, stops and aborts, each sequence gets its own tokens, and every page is
-    freed."""
+    """With few pages, few tokens a step, stops and aborts, each sequence gets its own tokens; all pages are freed."""
     asked = []
     for number in range(data.draw(st.integers(1, 6))):
         prompt = data.draw(st.lists(st.integers(0, 96), min_size=1, max_size=9))
@@ -227,8 +226,7 @@ def test_nothing_but_reports_goes_to_the_scheduler() -> None:
 
 @pytest.mark.parametrize("sharing", ["active", "cached"])
 def test_whoever_wants_scores_of_its_prompt_shares_it_with_others(sharing: Any) -> None:
-    """It shares no cached prefix itself, since scores need a run; later sequences share its pages, also after its
-    end."""
+    """It shares no prefix itself, since scores need a run; later sequences share its pages, also after its end."""
     made = Driven(device(False), sharing=sharing)
     made.arrive(ask("a", range(20), 8, ignore_eos=True, prompt_logprobs=1))
     for _ in range(20 if sharing == "cached" else 4):

@@ -1,4 +1,4 @@
-"""Whole clusters for tests: the real scheduler, driver, agents; engines that count; processes or threads."""
+"""Whole clusters for tests: real scheduler, driver and agents with counting engines, in processes or threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 
 LIMIT = 30.0
-#: Two fine-tunes of one foundation: the last part is each one's own.
+#: Two fine-tunes of one foundation; only the last part of each is its own.
 MODELS = (
     counting_model("org/m", "1 2* 3 4* 5 6* 7 8", max_model_len=512),
     counting_model("org/n", "1 2* 3 4* 5 6* 7 9", max_model_len=512),
@@ -81,7 +81,7 @@ def oracle(one: SequenceRequest) -> list[int]:
 
 
 def verify(one: SequenceRequest, events: Sequence[TokenEvent]) -> None:
-    """Each token once, in order, as the model alone gives them, and one end."""
+    """Assert that each token came once, in order, as from the model alone, with one finish."""
     assert [event.finish for event in events if event.finish is not None] == ["length"], events[-1]
     assert events[-1].finish is not None
     assert [event.index for event in events if event.token is not None] == list(range(one.sampling.max_tokens))
@@ -97,7 +97,7 @@ def answered(driver: ClusterDriver, requests: Sequence[SequenceRequest]) -> dict
 
 @dataclass
 class Load:
-    """Clients in threads, each with one request after the other until it is told to stop; all are verified."""
+    """Clients in threads, each with one request after the other until `over` is set; every answer is verified."""
 
     driver: ClusterDriver
     clients: int = 4
@@ -146,7 +146,7 @@ def eventually(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
 
 
 def at_rest(driver: ClusterDriver) -> bool:
-    """Nothing runs, and every page is free: by the scheduler's book, and by each agent's own."""
+    """Return whether no sequence runs and every page is free, by the scheduler's and each agent's count."""
     state = driver.state()
     devices = [device for device in driver._scheduler.devices if device.alive]
     return (

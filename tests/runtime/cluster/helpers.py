@@ -1,6 +1,6 @@
-"""Drivers that stop when a test ends, engines that wait or break when they are told to, clients that never wait for
-ever.
-"""
+"""Helpers for tests of drivers: drivers that stop when a test ends, engines that wait or fail on demand.
+
+Clients have timeouts, so that none waits for ever."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 20.0
 
 
 class Gate:
-    """Holds steps back until it is opened, so that a test can act in the middle of one."""
+    """Holds each step until the gate is opened, so that a test can act during a step."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -33,7 +33,7 @@ class Gate:
         assert self.passes.acquire(timeout=LIMIT)
 
     def wait(self) -> None:
-        """Until a step is in the middle."""
+        """Wait until a step has reached the gate."""
         assert self.entered.acquire(timeout=LIMIT)
 
     def open(self, steps: int = 100_000) -> None:
@@ -41,7 +41,7 @@ class Gate:
 
 
 class Broken(WholeEngine):
-    """Raises what it is told to, at every step."""
+    """An engine that raises `error` at every step once it is set."""
 
     error: BaseException | None = None
 

@@ -150,7 +150,7 @@ def test_what_another_device_waits_for_is_sent_before_the_step_is_taken() -> Non
 
 @dataclass
 class Under:
-    """Which of a device's steps are under way, by what they run, and whether two ever were at once."""
+    """The steps of a device that run at the moment, by thread, and how often two ran at once."""
 
     now: set[str] = field(default_factory=set)
     together: int = 0

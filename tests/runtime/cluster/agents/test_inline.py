@@ -182,8 +182,7 @@ def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to
 
 
 def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -> None:
-    """With a budget of 16, a prompt of 100 tokens beside three decodes runs in chunks, none of which delays a
-    decode."""
+    """With a budget of 16, a prompt of 100 tokens runs in chunks, and delays none of three decodes."""
     steps: list[list[tuple[str, int]]] = []
 
     class Watched(WholeEngine):
