@@ -52,8 +52,7 @@ Question = tuple[str, int]
 
 
 def put_family(bench: Bench) -> None:
-    """Store two foundations of two families, an adapter, a stitched chain, and a stand-in for one layer of the
-    first."""
+    """Store two foundations of two families, an adapter, a stitched chain, and a stand-in for one layer."""
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, **wide)
@@ -172,9 +171,9 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
 
 @dataclass
 class Load:
-    """Clients in threads that ask one question after the other until told to stop; every answer is held against the
-    model's own.
-    """
+    """Clients in threads that send one question after the other until `over` is set.
+
+    Every answer is compared with the model's own."""
 
     driver: ClusterDriver
     answers: Mapping[Question, list[int]]

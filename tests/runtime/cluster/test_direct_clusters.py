@@ -76,8 +76,7 @@ def links(driver: Any) -> dict[str, dict[str, str]]:
 
 
 def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
-    """With real processes: a killed agent has tensors under way to and from it, and its next incarnation gets new
-    links."""
+    """A killed process has tensors under way to and from it; its next incarnation gets new links."""
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
     launcher = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
     with cluster(launcher, prefix_caching="off") as driver:
