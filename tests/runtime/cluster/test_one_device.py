@@ -1,5 +1,6 @@
-"""One device under the scheduler, on its thread: streams, clients that leave, models, shutdown. All waits have a
-limit."""
+"""One device under the scheduler, on its thread: streams, clients that leave, models, shutdown.
+
+Every wait has a limit."""
 
 from __future__ import annotations
 

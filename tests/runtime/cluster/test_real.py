@@ -216,8 +216,7 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
 def test_predicted_hops_and_a_death(
     three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]
 ) -> None:
-    """The hop of all blocks that a stand-in replaces is speculated in exact mode, while an agent is killed and
-    restarted."""
+    """The hop of the blocks that a stand-in replaces is speculated exactly, while an agent is killed."""
     driver, launcher, _ = three
     (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
     blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]

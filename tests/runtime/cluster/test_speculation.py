@@ -15,8 +15,7 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 
 def test_exact_tokens_over_real_agents() -> None:
-    """The hop where rows wait is the bottleneck, and new sequences have it speculated; its device is by far the
-    slowest."""
+    """New sequences have the bottleneck hop speculated; its device is by far the slowest."""
     stand_in = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
     def engine(device: str) -> IntegerEngine:

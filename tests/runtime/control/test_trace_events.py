@@ -1,4 +1,4 @@
-"""What the trace is told of a step's runs."""
+"""Trace events for the segments of a step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Links between processes: order, replies, unknown peers, other versions, peers that die, stop reading or send
-nonsense."""
+"""Links between processes: order, replies, strangers, other versions, and peers that fail.
+
+Peers die, stop reading, or send nonsense."""
 
 from __future__ import annotations
 
@@ -263,8 +264,7 @@ def test_a_later_life_ends_the_one_before(made: Callable[..., Messenger]) -> Non
 
 
 def test_a_life_that_nobody_has_told_of_waits_until_somebody_does(made: Callable[..., Messenger]) -> None:
-    """So no process can take a peer's place as its next incarnation, and early messages of the real one are not
-    lost."""
+    """No process can take a peer's place as its next incarnation; early messages of the real one are kept."""
     one, first = made("b"), made("a", 1)
     one.learn("a", 1, first.address)
     first.learn("b", 0, one.address)
