@@ -138,8 +138,9 @@ def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
 
 
 def _next_front(move: TwoEnded, costs: Costs) -> range | None:
-    """Return the front's next span as a destination that has both rates takes it: a chunk, or less if the ends meet in
-    it."""
+    """Return the front's next span: a chunk, or less if both ends will meet inside it.
+
+    Destinations that have both rates claim spans in this way."""
     lo, hi = move.gap
     share = min(costs.chunk_groups * costs.page_tokens, finish_time(hi - lo, costs, lo).tokens)
     return move.next_front(share) if share else None
@@ -192,8 +193,7 @@ def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(
 
 @given(st.integers(0, 500), st.floats(0.0, 3.0), st.integers(0, 5), st.integers(1, 6))
 def test_stages_come_to_an_end(groups: int, growth: float, limit: int, most: int) -> None:
-    """Each stage takes time in proportion to what it sends, and the sequence grows by `growth` groups per group
-    sent."""
+    """A stage takes time in proportion to what it sends; meanwhile the sequence grows by `growth` times that."""
     remaining, stages = groups, 0
     while (then := next_stage(remaining, stages, limit, most)) is MigrationStage.CONTINUE:
         remaining, stages = int(remaining * growth), stages + 1
