@@ -35,8 +35,7 @@ def test_pages_shared_with_those_that_stay_count() -> None:
 
 
 def more(movers: list[Mover], chosen: list[Mover]) -> int:
-    """Return how many more pages both devices hold together once these sequences have moved with copies of their
-    pages."""
+    """Return how many more pages both devices hold once these sequences have moved with copies of theirs."""
     before = frozenset().union(*(each.pages for each in movers))
     stay = frozenset().union(*(each.pages for each in rest(movers, chosen)))
     return len(stay) + sum(len(each.pages) for each in chosen) - len(before)

@@ -250,8 +250,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(chunk=st.integers(1, 20))
     def claim_ahead(self, chunk: int) -> None:
-        """With inputs under way (`ahead`), the front may claim a span as soon as the front has claimed all missing
-        tokens before it."""
+        """A claim ahead of inputs: all missing tokens before the span are claimed by the front already."""
         span = self.move.next_front(chunk, ahead=True)
         if span is not None:
             assert self._is_new(span) and not any(self.blind(token) for token in span)

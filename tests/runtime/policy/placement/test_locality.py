@@ -34,7 +34,7 @@ def cluster(
     instances: str = "",
     devices: tuple[DeviceRoom, ...] = DEVICES,
 ) -> ClusterLayout:
-    """`instances`: "a@x0 b@y1"; what they take comes off the devices."""
+    """Return a layout of `instances` such as "a@x0 b@y1"; their bytes are subtracted from the devices."""
     there = tuple(Instance(*each.split("@")) for each in instances.split())
     used = {device.name: sum(nbytes[each.block] for each in there if each.device == device.name) for device in devices}
     left = tuple(replace(device, free=device.free - used[device.name]) for device in devices)
@@ -67,7 +67,7 @@ def test_traffic_by_hand() -> None:
         ledger.add(block, device)
     assert ledger.traffic() == Traffic(
         between_servers=6.0, between_devices=6.0
-    )  # one a is beside b on its server; b and c are one device
+    )  # one a is on the server of b; b and c are on one device
     ledger.add("b", "y0")
     assert ledger.traffic() == Traffic(4.0, 6.0)  # half of b's rows go from y0 to the only c
     ledger.remove("b", "x1")
@@ -136,8 +136,7 @@ def test_a_move_must_gain_more_than_it_costs_by_the_margin() -> None:
 
 
 def test_hops_inside_a_server_count_by_what_they_cost() -> None:
-    """Eight rows between two devices of one server cost little over the link; a move pays where each waits for a
-    step."""
+    """Eight rows within a server cost little over the link; a move pays where each waits for a step."""
     there = cluster({"ab": 8}, instances="a@x0 b@x1")
     assert moved(rearrange(there, COSTS, 100)) == []
     assert len(moved(rearrange(replace(there, near=1.0), COSTS, 100))) == 1

@@ -58,8 +58,7 @@ def test_a_newcomer_adds_weights_for_all_only_where_they_are_not_in_use() -> Non
 
 
 def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
-    """With sequences of its foundation it adds only its own pages; on the other device all would read a second
-    foundation."""
+    """With its foundation it adds only its own pages; on the other device all would read a second foundation."""
     used = {"a": 3 * 1.0, "b": (1 + 1) * (10.0 + 1.0)}
     assert choose([used], {"a": 12.0, "b": 10.0}, 1.0) == ("a",)
 

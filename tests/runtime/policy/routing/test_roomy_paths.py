@@ -19,8 +19,7 @@ def held(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str, int])
 
 
 def test_a_block_that_is_on_one_device_only_finds_its_room_there() -> None:
-    """First fit fills the last block's only device with the first two blocks, and holds two thirds of what is
-    possible."""
+    """First fit fills the last block's only device with two other blocks, and holds two thirds of the best."""
     capacity = {"x": 160, "y": 160}
     path = choose_roomy([("y", "x"), ("y", "x"), ("x",), ("y",)], [1, 1, 1, 1], capacity, 64)
     assert path is not None and held(path, [1, 1, 1, 1], capacity) == 80
