@@ -1,6 +1,7 @@
 """Costs and checks for migrations that copy some page groups and recompute the rest.
 
-Compares a simulated move with the cost formula and with recomputing everything where nothing is copied."""
+Compares a simulated move with the cost formula and with recomputing everything where nothing is copied.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _GROUP = 4
 def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
     """Return costs for which a page group takes these milliseconds to recompute, or to copy over the link.
 
-    `inputs` is the time to copy the inputs that a group is recomputed from, as a fraction of `copy_ms`."""
+    `inputs` is the time to copy the inputs that a group is recomputed from, as a fraction of `copy_ms`.
+    """
     copy = copy_ms / 1e3
     return Costs(
         _GROUP, _GROUP, lambda context, tokens: recompute_ms / 1e3 * tokens / _GROUP, copy, inputs_group=copy * inputs

@@ -23,7 +23,8 @@ class CountedDevice(IntegerEngine):
     Fields:
         ahead: Steps are launched: a row that awaits a token gets the one that the step launched before it has
             sampled. A step launched after one that failed does not run.
-        puts_off: Draws the rows of a step that are deferred; None for no deferral."""
+        puts_off: Draws the rows of a step that are deferred; None for no deferral.
+    """
 
     def __init__(
         self,
@@ -77,6 +78,8 @@ class CountedDevice(IntegerEngine):
 
 @dataclass
 class _Over:
+    """A launched step that is already over: its result, or the fault that it raises."""
+
     device: CountedDevice
     told: StageResult | FakeFault
 

@@ -1,6 +1,7 @@
 """A device decodes several tokens on credit before it reports.
 
-Every token is reported once; nothing after an end, an abort or a fault counts."""
+Every token is reported once; nothing after an end, an abort or a fault counts.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Agents for tests: the real loop and state machine with counting engines, in threads or processes.
 
-`End` is the scheduler's end of their links."""
+`End` is the scheduler's end of their links.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +48,7 @@ class End:
     beats: int = 0
 
     def pump(self, seconds: float = 0.01) -> None:
+        """Receive for a while, and sort what came."""
         for item in self.messenger.receive(seconds):
             if isinstance(item, PeerCut):
                 self.cuts.append(item)
@@ -60,6 +62,7 @@ class End:
                 self.envelope.append(item)
 
     def until(self, condition: Callable[[], object], seconds: float = LIMIT) -> None:
+        """Receive until the condition holds; fail after `seconds`."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, (self.envelope, self.cuts)
@@ -91,11 +94,14 @@ def address(envelope: Envelope) -> str:
 
 @dataclass
 class Threaded:
+    """An agent's loop in a thread, and how it ended."""
+
     loop: AgentLoop
     thread: threading.Thread
     ended: list[AgentEnded]
 
     def wait(self) -> AgentEnded:
+        """Wait for the end of the agent, and return it."""
         self.thread.join(LIMIT)
         assert not self.thread.is_alive()
         return self.ended[0]
@@ -147,12 +153,14 @@ def _thread(
 
 
 def counting(models: Sequence[IntegerModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
+    """Return the preparation of a counting engine for an agent process."""
     return Preparation(
         "counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others}
     )
 
 
 def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
+    """Return the identity of an agent process with short periods."""
     settings = AgentSettings(report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
     return Identity(
         name,
@@ -185,11 +193,13 @@ def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]
 
 
 def tell(child: subprocess.Popen[bytes], line: msgspec.Struct | bytes) -> None:
+    """Write a line to the process's input."""
     assert child.stdin is not None
     child.stdin.write((line if isinstance(line, bytes) else msgspec.json.encode(line)) + b"\n")
     child.stdin.flush()
 
 
 def said(child: subprocess.Popen[bytes]) -> Word:
+    """Read a line of the process's output."""
     assert child.stdout is not None
     return msgspec.json.decode(child.stdout.readline(), type=Word)

@@ -33,12 +33,14 @@ DEVICES = ("a", "b", "c")
 
 
 def blocks(models: Sequence[IntegerModel] = MODELS, cuts: Sequence[int] = CUTS) -> list[Block]:
+    """Return the distinct blocks of the models."""
     return list({block.id: block for model in models for block in model.blocks(*cuts)}.values())
 
 
 def processes(
     pages: int = 400, pace: float = 0.0, models: Sequence[IntegerModel] = MODELS, **others: Any
 ) -> ProcessLauncher:
+    """Return a launcher of agent processes with counting engines."""
     settings = AgentSettings(report_seconds=0.05)
     return ProcessLauncher(
         ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others)
@@ -46,6 +48,7 @@ def processes(
 
 
 def in_threads(pages: int = 400) -> ThreadLauncher:
+    """Return a launcher of agents in threads with counting engines."""
     return ThreadLauncher(
         lambda device: lambda: IntegerEngine(MODELS, pages),
         settings=AgentSettings(report_seconds=0.05),
@@ -61,6 +64,7 @@ def cluster(
     log: Callable[[bytes], object] | None = None,
     **config: Any,
 ) -> Iterator[ClusterDriver]:
+    """Run a cluster of `MODELS`; fail if its shutdown takes longer than `LIMIT`."""
     made = (processes() if launcher == "processes" else in_threads()) if isinstance(launcher, str) else launcher
     chains = [model.chain(*CUTS) for model in MODELS]
     driver = ClusterDriver(
@@ -77,6 +81,7 @@ def request(seq: str, prompt: Sequence[int], model: str = "org/m", max_tokens: i
 
 
 def oracle(one: SequenceRequest) -> list[int]:
+    """Return the request's tokens as its model gives them."""
     return expected(next(model for model in MODELS if model.spec.name == one.model), one.prompt, one.sampling)
 
 
@@ -89,6 +94,7 @@ def verify(one: SequenceRequest, events: Sequence[TokenEvent]) -> None:
 
 
 def answered(driver: ClusterDriver, requests: Sequence[SequenceRequest]) -> dict[str, list[TokenEvent]]:
+    """Run requests to their ends, and return the token events of each."""
     got: dict[str, list[TokenEvent]] = {one.seq: [] for one in requests}
     for event in driver.run(requests):
         got[event.seq].append(event)
@@ -137,6 +143,7 @@ class Load:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
+    """Wait until the condition holds; return whether it does in the end."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

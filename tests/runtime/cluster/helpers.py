@@ -1,6 +1,7 @@
 """Helpers for tests of drivers: drivers that stop when a test ends, engines that wait or fail on demand.
 
-Clients have timeouts, so that none waits for ever."""
+Clients have timeouts, so that none waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +58,7 @@ class Broken(WholeEngine):
 
 @contextmanager
 def driver(engine: WholeEngine | None = None, **config: Any) -> Iterator[ClusterDriver]:
+    """Run a driver of one inline device; fail if its shutdown takes longer than `LIMIT`."""
     one = inline(engine or WholeEngine([M], 4000), **config)
     try:
         yield one
@@ -65,6 +67,7 @@ def driver(engine: WholeEngine | None = None, **config: Any) -> Iterator[Cluster
 
 
 def expected(one: SequenceRequest) -> list[int]:
+    """Return the request's tokens as the model `M` gives them."""
     return answer(M, one.prompt, one.sampling)
 
 
@@ -73,6 +76,7 @@ def tokens(events: list[TokenEvent], seq: str) -> list[int]:
 
 
 def outcome(act: Callable[[], object]) -> str:
+    """Return what a call returns or raises, as text."""
     try:
         return repr(act())
     except Exception as error:

@@ -2,7 +2,8 @@
 
 The models are two foundations of two families, an adapter, a stitched chain and a stand-in. Answers of foundations
 are `generate`'s of transformers; those of the adapter and the stitched chain come from one engine with the whole
-model (`tests/runtime/engine` compares that with a recomputation of the stack without any cache)."""
+model (`tests/runtime/engine` compares that with a recomputation of the stack without any cache).
+"""
 
 from __future__ import annotations
 
@@ -69,6 +70,7 @@ def put_family(bench: Bench) -> None:
 
 
 def questions() -> dict[Question, tuple[int, ...]]:
+    """Return all prompts by model and number."""
     return {(model, number): prompt for model in MODELS for number, prompt in enumerate(prompts(len(model), LENGTHS))}
 
 
@@ -173,7 +175,8 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
 class Load:
     """Clients in threads that send one question after the other until `over` is set.
 
-    Every answer is compared with the model's own."""
+    Every answer is compared with the model's own.
+    """
 
     driver: ClusterDriver
     answers: Mapping[Question, list[int]]

@@ -17,7 +17,8 @@ class StandIn:
         accepts: Peers that have a link to it.
         offered, heard, ended, forgotten, sent, expected: Calls that it received, with their arguments.
         to_say: Notices that `drain_notices` will return.
-        arrived: Tensors that `drain_arrivals` will return."""
+        arrived: Tensors that `drain_arrivals` will return.
+    """
 
     def __init__(self, process_group: str = "rail") -> None:
         self.process_group = process_group

@@ -1,6 +1,7 @@
 """Hops dispatched among agents over processes and sockets (BL-23): each of the model's tokens comes once.
 
-Agents die meanwhile."""
+Agents die meanwhile.
+"""
 
 from __future__ import annotations
 

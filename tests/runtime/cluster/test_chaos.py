@@ -1,7 +1,8 @@
 """`kill -9` at random moments under load, while sequences move: no request is lost, doubled or altered.
 
 No page leaks either. The benchmark of the same name makes a hundred kills and prints recovery times; this is its
-quick version."""
+quick version.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`kill -9` of an agent's process in each phase of its work, in which it is held until it dies.
 
 The phases are those of `benchmarks.cluster.phases`. `tests/runtime/scheduler/devices/test_deaths.py` does the same,
-event by event, under the virtual clock."""
+event by event, under the virtual clock.
+"""
 
 from __future__ import annotations
 

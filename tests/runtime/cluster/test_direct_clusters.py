@@ -1,6 +1,7 @@
 """Whole clusters with direct tensor transport (gloo on a CPU): tokens, kills, lost and corrupted tensors.
 
-It also tests the fallback to the host path."""
+It also tests the fallback to the host path.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes
 def test_pages_that_move_directly_are_verified(fault: str) -> None:
     """A corrupted page is not written: the move fails, and the source goes on.
 
-    A page that never comes ends the link, and is sent over the host if the move has not failed by then."""
+    A page that never comes ends the link, and is sent over the host if the move has not failed by then.
+    """
     one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
     tags = tuple(range(2, 100))
     process_group = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]

@@ -1,6 +1,7 @@
 """One device under the scheduler, on its thread: streams, clients that leave, models, shutdown.
 
-Every wait has a limit."""
+Every wait has a limit.
+"""
 
 from __future__ import annotations
 
@@ -186,8 +187,7 @@ def test_a_model_that_does_not_fit_is_not_left_in_the_engine() -> None:
         assert [found.name for found in engine.models()] == ["m"]
 
 
-# -- drain and shutdown
-# -------------------------------------------------------------------------------------------------
+# -- drain and shutdown ------------------------------------------------------------------------------------------------
 
 
 def test_drain_waits_for_what_runs_and_refuses_what_comes() -> None:

@@ -4,7 +4,8 @@
 - Three agents with moves of each kind, instances that come, go and change places, speculated hops and `kill -9`.
 
 Agents are slow to start, so all tests of a kind share theirs. Ray is an extra; the skip message says so if it is
-missing."""
+missing.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[Clust
 def at_rest(driver: ClusterDriver) -> bool:
     """Return whether no sequence runs and every page is free, by the scheduler's and each agent's count.
 
-    Cached prefixes are dropped first."""
+    Cached prefixes are dropped first.
+    """
 
     def look(scheduler: Scheduler, now: int) -> bool:
         scheduler.prefix_cache.clear()

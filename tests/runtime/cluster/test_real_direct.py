@@ -1,6 +1,7 @@
 """Stored models over agents with direct tensor transport (gloo on a CPU): each model's own tokens.
 
-Also covers moves, speculation and a death."""
+Also covers moves, speculation and a death.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_two_agents_as_zoo_serve_makes_them(
 def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: dict[Question, list[int]]) -> None:
     """Three agents with a speculated hop: pages are copied, and recomputed from tokens and from kept inputs.
 
-    One agent is killed meanwhile."""
+    One agent is killed meanwhile.
+    """
     config = ClusterConfig(
         placement="partition",
         prefix_caching="off",

@@ -1,7 +1,8 @@
 """One device with models known by their specs only, on an integer engine, for tests of the driver and of HTTP.
 
 A model is its blocks in a row: the first block has all layers with attention, each further one is one component.
-Blocks with equal names are equal."""
+Blocks with equal names are equal.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ def answer(spec: ModelSpec, prompt: Iterable[int], sampling: SamplingParams) -> 
 
 
 def chain_of(spec: ModelSpec) -> Chain:
+    """Return the chain of a spec, one use for each of its blocks."""
     layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
     ends = [spec.kv_layers + at for at in range(len(spec.blocks))]
     uses = [
@@ -51,7 +53,8 @@ def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
 class WholeEngine(IntegerEngine):
     """An engine that runs models by their specs, and reports what ran by block.
 
-    `available`: models that can be loaded in addition to the served ones."""
+    `available`: models that can be loaded in addition to the served ones.
+    """
 
     def __init__(
         self, models: Iterable[ModelSpec], pages: int, available: Iterable[ModelSpec] = (), **options: Any

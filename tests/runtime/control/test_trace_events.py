@@ -7,6 +7,8 @@ from runtime.types import SegmentRun, TraceEvent
 
 
 class Kept:
+    """A trace sink that keeps all events."""
+
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
 

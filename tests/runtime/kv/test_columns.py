@@ -14,7 +14,8 @@ CAPACITY = 24
 class Picture:
     """A model of `Columns`: rows as lists of cells, and a store that has each cell at its physical column.
 
-    A cell is a token's number, or None for padding."""
+    A cell is a token's number, or None for padding.
+    """
 
     def __init__(self) -> None:
         self.columns = Columns(CAPACITY)
@@ -91,7 +92,8 @@ def test_every_row_finds_its_cells_whatever_comes_and_goes(data: st.DataObject) 
 def test_an_endless_stream_keeps_the_cache_as_short_as_its_longest_row(lengths: list[int], slots: int) -> None:
     """With release, the cache is never longer than the longest running row (BA-06).
 
-    A row of one prompt token comes whenever one ends."""
+    A row of one prompt token comes whenever one ends.
+    """
     columns, left = Columns(8), []
     waiting = list(lengths)
     while waiting or left:

@@ -50,7 +50,8 @@ def test_what_was_tentative_is_forgotten_and_written_again(tokens: int) -> None:
 def test_tables_of_which_one_has_more_become_one() -> None:
     """One table has a token more than the other: after `recut` the last group is as full as the shorter one's.
 
-    A row has run on one hop and not on the next one."""
+    A row has run on one hop and not on the next one.
+    """
     book, narrow = PageBook(30), spec("part", kv_layers=1, page_tokens=4)
     for name, tokens in (("a", 9), ("b", 12)):
         book.open(name, narrow)

@@ -1,6 +1,7 @@
 """The page pool with several geometries: a layer with narrow heads has as many tokens per page as a wide one.
 
-Both layers are of the same model."""
+Both layers are of the same model.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@
     all right and checked      T5   b + b + v + s         each waits for the check of the one before: the best case
 
 b, s and v are the seconds of a real block, a surrogate and a check. The figure itself is not at hand: this reading
-agrees with all that the paper's text says about it."""
+agrees with all that the paper's text says about it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Figure15:
         none: Without speculation (T6).
         ideal: All predictions right and unchecked (T2).
         after_errors: With the given errors.
-        checked: All predictions right and checked (T5)."""
+        checked: All predictions right and checked (T5).
+    """
 
     none: float
     ideal: float
@@ -42,7 +44,8 @@ def figure_15(
 ) -> Figure15:
     """Return the times of a chain in which every block is speculated, with wrong predictions at `wrong`.
 
-    Without errors nothing is checked, and `after_errors` equals `ideal`."""
+    Without errors nothing is checked, and `after_errors` equals `ideal`.
+    """
     none = math.fsum(blocks)
     last_wrong = max(wrong, default=-1)
     after = math.fsum(surrogates)

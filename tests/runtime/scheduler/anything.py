@@ -1,7 +1,8 @@
 """Random schedules that combine all mechanisms; one seed gives one schedule.
 
 They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
-balancing, placement, pages that fail verification, and links of all speeds."""
+balancing, placement, pages that fail verification, and links of all speeds.
+"""
 
 from __future__ import annotations
 

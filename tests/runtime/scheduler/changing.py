@@ -1,6 +1,7 @@
 """A virtual cluster whose models are updated and withdrawn while it runs.
 
-It records the answer to each update, and the version that each sequence was given on arrival."""
+It records the answer to each update, and the version that each sequence was given on arrival.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ def as_version(model: IntegerModel, of: str, *cuts: int) -> Chain:
 def serve(
     model: IntegerModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()
 ) -> ServeModel:
+    """Return the event that serves a counting model as a version of the model `of`."""
     return ServeModel(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
 
 
@@ -34,7 +36,8 @@ class Changing(VirtualCluster):
         known: All models that the engines can load.
         given: By sequence: the name its version is loaded under.
         updated: Answers to updates, in order.
-        every: Page accounting is checked after every so many events."""
+        every: Page accounting is checked after every so many events.
+    """
 
     known: Sequence[IntegerModel] = ()
     given: dict[str, str] = field(default_factory=dict)

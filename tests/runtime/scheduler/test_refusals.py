@@ -1,6 +1,7 @@
 """Blocks of a device that refuses to load them run on other devices, now or when those are back.
 
-No request ends because of one refusal."""
+No request ends because of one refusal.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
 class Stuffed(IntegerEngine):
     """An engine that refuses every load while it is full.
 
-    `asked`: how many loads it was sent."""
+    `asked`: how many loads it was sent.
+    """
 
     asked = 0
     full = True

@@ -3,7 +3,8 @@
 The same inputs give the same events. Messages take `latency` ns and arrive in order between two ends. A device that
 is killed loses all its state and all messages on their way to it.
 
-After every event everything is checked: scheduler, agents, pages, and that each token event comes once and in order."""
+After every event everything is checked: scheduler, agents, pages, and that each token event comes once and in order.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +62,28 @@ class Node:
 
 @dataclass
 class VirtualCluster:
+    """A scheduler and its devices under one virtual clock; times are in ns.
+
+    Fields:
+        models, cuts: Counting models to serve, and where each one's chain is cut.
+        chains, blocks: Further chains and blocks, for engines of `make_engine`.
+        make_engine: Makes the engine of a device by its name; None for counting engines.
+        devices: Number of devices, named d0, d1 and so on.
+        pages: KV pages of a device.
+        latency: Time of a message between two ends.
+        page_bytes_per_ms: Speed of a link for pages and kept hidden states.
+        restart: Time until a dead device is replaced.
+        limits: Bytes of weights that each device may hold; empty for no limit.
+        replace: Whether dead devices are replaced.
+        alpha, beta: Time of a counting engine's step, and of each token in it.
+        surrogates, stand_ins: Stand-ins by model, as the scheduler and as counting engines need them (BL-25).
+        lanes: Lanes of each device's steps.
+        costs: Returns the time of a step; None for the engine's own.
+        alike: Compares hidden states of a stand-in with the real ones; None for the engine's own.
+        damage: Selects pages and hidden states whose digest is wrong.
+        servers: The server of each device.
+    """
+
     models: Sequence[IntegerModel] = ()
     cuts: Sequence[Sequence[int]] = ()
     chains: Sequence[Chain] = ()
@@ -116,10 +139,10 @@ class VirtualCluster:
         for number in range(self.devices):
             self.at(0, lambda name=f"d{number}": self.bring_up(name))
 
-    # -- actions of a test
-    # --------------------------------------------------------------------------------------------------
+    # -- actions of a test ---------------------------------------------------------------------------------------------
 
     def ask(self, *requests: SequenceRequest, at: int = 0) -> None:
+        """Send requests to the scheduler at a time (ns), and record their token events."""
         for request in requests:
             self.requests[request.seq] = request
             self.told[request.seq] = Told()
@@ -129,10 +152,12 @@ class VirtualCluster:
         self.at(at, lambda: self.tell(AbortSequence(seq)))
 
     def ticks(self, every: int, until: int) -> None:
+        """Send the scheduler a `Tick` every so many ns until a time."""
         for when in range(every, until, every):
             self.at(when, lambda: self.tell(Tick()))
 
     def at(self, when: int, act: Callable[[], None]) -> None:
+        """Schedule a call, at once if the time is over."""
         self._count += 1
         heapq.heappush(self._heap, (max(when, self.now), self._count, act))
 
@@ -162,6 +187,7 @@ class VirtualCluster:
         self.expect_empty()
 
     def expect_empty(self) -> None:
+        """Assert that no sequence is alive, and that only cached prefixes hold pages."""
         assert not self.scheduler.busy, "sequences are alive"
         if len(self.scheduler.prefix_cache):
             self.expect_donors()
@@ -217,6 +243,7 @@ class VirtualCluster:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def bring_up(self, name: str) -> None:
+        """Start an incarnation of a device."""
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
         self.nodes[name] = Node(
@@ -243,6 +270,7 @@ class VirtualCluster:
         )
 
     def tell(self, event: Any) -> None:
+        """Let the scheduler handle an event now, and carry out its commands."""
         self.carry_out(self.scheduler.handle(event, self.now))
 
     def carry_out(self, commands: Iterable[Any]) -> None:
@@ -263,7 +291,8 @@ class VirtualCluster:
     def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
         """Deliver a message later, after all earlier ones from this sender to this receiver.
 
-        `extra` is the time (ns) that its arrays take on the link."""
+        `extra` is the time (ns) that its arrays take on the link.
+        """
         free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one transfer at a time
         if extra:
             self._free[sender, to] = free
@@ -287,6 +316,7 @@ class VirtualCluster:
             self.obey(node, node.agent.handle(message, arrays, self.now))
 
     def obey(self, node: Node, commands: Iterable[Any]) -> None:
+        """Carry out an agent's commands, and start its next steps."""
         for command in commands:
             match command:
                 case Send(to, message, arrays):
@@ -325,6 +355,7 @@ class VirtualCluster:
         self.start(node)
 
     def start(self, node: Node) -> None:
+        """Start a step on each free lane of a device that has one to run."""
         for lane in self.lanes if node.alive else ():
             if lane not in node.running and (step := node.agent.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
@@ -351,6 +382,7 @@ class VirtualCluster:
             self.obey(node, node.agent.finish_step(result, self.now, lane))
 
     def check(self) -> None:
+        """Check the scheduler and all agents, and that no agent holds more pages than the scheduler counts."""
         self.scheduler.check()
         for node in self.living():
             node.agent.check()

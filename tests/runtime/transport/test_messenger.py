@@ -1,6 +1,7 @@
 """Links between processes: order, replies, strangers, other versions, and peers that fail.
 
-Peers die, stop reading, or send nonsense."""
+Peers die, stop reading, or send nonsense.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ LIMIT = 20.0
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Messenger]]:
     """Make messengers that are closed at the end of the test.
 
-    Without an address of their own they get a socket in the test's folder."""
+    Without an address of their own they get a socket in the test's folder.
+    """
     with ExitStack() as stack:
 
         def make(name: str, incarnation: int = 0, bind: str | None = "", **options: object) -> Messenger:
@@ -49,7 +51,8 @@ def taken(
 ) -> list[Envelope | PeerCut]:
     """Receive the next `count` items, or those that come in time.
 
-    `sender` is polled too, since a messenger sends its queued messages while it receives."""
+    `sender` is polled too, since a messenger sends its queued messages while it receives.
+    """
     out: list[Envelope | PeerCut] = []
     end = time.monotonic() + seconds
     while len(out) < count and time.monotonic() < end:

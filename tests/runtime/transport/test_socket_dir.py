@@ -1,6 +1,7 @@
 """A cluster's socket folder is accessible to its user only, and is removed.
 
-The cluster removes it, or the next cluster does if the first one was killed."""
+The cluster removes it, or the next cluster does if the first one was killed.
+"""
 
 from __future__ import annotations
 

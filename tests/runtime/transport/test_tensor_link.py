@@ -1,6 +1,7 @@
 """`TensorLink`, a messenger with a tensor transport beside it.
 
-Covers order, tensors that do not come, forged announcements, the host path, and incarnations."""
+Covers order, tensors that do not come, forged announcements, the host path, and incarnations.
+"""
 
 from __future__ import annotations
 

@@ -176,7 +176,8 @@ def lying(
 ) -> list[Frame]:
     """Return frames as a sender without checks could send them.
 
-    `counts`: how many arrays of each kind the header claims."""
+    `counts`: how many arrays of each kind the header claims.
+    """
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
     kinds = tuple(

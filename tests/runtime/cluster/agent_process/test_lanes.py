@@ -31,7 +31,8 @@ class Steps:
 
     Fields:
         told: What was reported to it, with the lane.
-        threads: Identifiers of the threads that called it."""
+        threads: Identifiers of the threads that called it.
+    """
 
     left: dict[Lane, int]
     told: list[tuple[str, Lane]] = field(default_factory=list)
@@ -170,7 +171,8 @@ class Under:
 def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
     """Real agents with counting engines, one hop of which is speculated.
 
-    A stand-in runs at the same time as its hop only with a lane of its own."""
+    A stand-in runs at the same time as its hop only with a lane of its own.
+    """
     stand_in, under = surrogate_of(MODELS[0], "org/m~", 4, 3), {device: Under() for device in DEVICES}
 
     def engine(device: str) -> IntegerEngine:

@@ -1,6 +1,7 @@
 """The loop of an agent with the real state machine, over one and two agents.
 
-Covers sequences, page transfers, faults, forged messages, and all ways to end."""
+Covers sequences, page transfers, faults, forged messages, and all ways to end.
+"""
 
 from __future__ import annotations
 

@@ -62,6 +62,7 @@ def requests() -> list[SequenceRequest]:
 def told(
     zoo: Zoo, asked: list[SequenceRequest], options: ServeOptions = TIGHT, **changes: Any
 ) -> tuple[Told, AgentCounters]:
+    """Run the requests with these options; return the events of each, and the counters."""
     got: Told = {one.seq: [] for one in asked}
     executor = "dense" if changes.get("executor") == "dense" else "paged"
     with start_driver(zoo, replace(options, **changes), Chosen(NAMES, (), executor)) as driver:

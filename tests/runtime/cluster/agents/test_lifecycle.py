@@ -55,7 +55,8 @@ def test_a_death_after_a_steady_while_counts_from_the_beginning() -> None:
 def test_one_that_dies_every_few_seconds_is_not_started_for_ever() -> None:
     """An agent whose incarnations last half of `steady_seconds` is restarted later and later, then not any more.
 
-    `/health` reports its strikes."""
+    `/health` reports its strikes.
+    """
     lifecycles, now, waits, strikes = started(), 0, [], []
     for incarnation in range(1, 100):
         now += 5 * SECOND

@@ -1,6 +1,7 @@
 """The cluster driver as a server uses it: tokens over real processes, deaths, hangs, refusals and shutdown.
 
-Nothing is lost or delivered twice."""
+Nothing is lost or delivered twice.
+"""
 
 from __future__ import annotations
 
@@ -256,8 +257,7 @@ def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, 
     verify(one, answered(driver, [one])["i"])
 
 
-# -- tests with a cluster of their own
-# ----------------------------------------------------------------------------------
+# -- tests with a cluster of their own ---------------------------------------------------------------------------------
 
 
 def test_an_agent_of_another_version_is_refused_on_both_sides() -> None:

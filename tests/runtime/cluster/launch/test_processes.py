@@ -1,6 +1,7 @@
 """The process launcher: a failed start is reported as the agent's end with the reason.
 
-No lock is held while a child is written to or waited for."""
+No lock is held while a child is written to or waited for.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Agents as Ray actors: the same tokens and the same recovery.
 
-Needs the extra `ray`; the skip message says so if it is missing."""
+Needs the extra `ray`; the skip message says so if it is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Errors that Ray raises end the agent concerned, and neither the caller nor the watching thread.
 
-A fake stands in for Ray."""
+A fake stands in for Ray.
+"""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ def test_a_slot_is_kept_from_prompts_that_are_divided_too_but_not_from_those_tha
 def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
     """With a budget of 100, two decodes run, then as much of the first prompt as fits, and nothing of the second.
 
-    Without chunked prompts, the first prompt runs alone."""
+    Without chunked prompts, the first prompt runs alone.
+    """
     rows = [
         WaitingRow("long@own", "own", 150, False, 0, True),
         WaitingRow("next@own", "own", 40, False, 0, True),

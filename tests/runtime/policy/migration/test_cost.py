@@ -26,8 +26,7 @@ def moves(costs: Costs, copy: float) -> Costs:
     return replace(costs, copy_group=copy)
 
 
-# -- examples
-# ------------------------------------------------------------------------------------------------------------
+# -- examples ----------------------------------------------------------------------------------------------------------
 
 
 def test_equal_rates_meet_in_the_middle() -> None:
@@ -122,7 +121,8 @@ def test_no_place_to_meet_is_better(tokens: int, costs: Costs) -> None:
 def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
     """Run the move in virtual time, where each side takes its next groups as soon as it has finished the last.
 
-    Returns the seconds and the move."""
+    Returns the seconds and the move.
+    """
     move = TwoEnded(tokens, costs.page_tokens, copy=not math.isinf(costs.copy_group))
     busy: dict[str, tuple[float, range]] = {}
     now = 0.0
@@ -140,7 +140,8 @@ def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
 def _next_front(move: TwoEnded, costs: Costs) -> range | None:
     """Return the front's next span: a chunk, or less if both ends will meet inside it.
 
-    Destinations that have both rates claim spans in this way."""
+    Destinations that have both rates claim spans in this way.
+    """
     lo, hi = move.gap
     share = min(costs.chunk_groups * costs.page_tokens, finish_time(hi - lo, costs, lo).tokens)
     return move.next_front(share) if share else None

@@ -1,6 +1,7 @@
 """What the front of a move starts from, by bytes; and where both ends meet when inputs and pages share the link.
 
-The latter is compared with brute force."""
+The latter is compared with brute force.
+"""
 
 from __future__ import annotations
 

@@ -218,7 +218,8 @@ def test_what_cannot_be_moved() -> None:
 class Moves(RuleBasedStateMachine):
     """Any order of claims, answers, failures, growth and ends.
 
-    The model has the side that brought each token, and the spans claimed by each side."""
+    The model has the side that brought each token, and the spans claimed by each side.
+    """
 
     @initialize(tokens=st.integers(0, 40), recompute=st.booleans(), copy=st.booleans(), failures=st.integers(1, 5))
     def begin(self, tokens: int, recompute: bool, copy: bool, failures: int) -> None:

@@ -258,7 +258,8 @@ def test_moves_pay_and_always_have_room(
 def test_small_clusters_come_out_close_to_the_best() -> None:
     """Over fixed random clusters nearly all blocks find room, four in five placements are the best possible.
 
-    The sum of their weights is within a tenth of the best."""
+    The sum of their weights is within a tenth of the best.
+    """
     drawn = random.Random(5)
     ours, best = [], []
     for _ in range(60):

@@ -29,8 +29,7 @@ def chosen(
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
 
-# -- which hops
-# ----------------------------------------------------------------------------------------------------------
+# -- which hops --------------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_queues_but_no_neighbours_and_never_the_last() -> None:
@@ -79,8 +78,7 @@ def test_the_rules_hold_for_any_chains(chains: list[list[str]], drains: dict[str
     assert all(each.drain > 0 for each in made.chosen)
 
 
-# -- which predictions stand
-# ---------------------------------------------------------------------------------------------
+# -- which predictions stand -------------------------------------------------------------------------------------------
 
 
 def test_the_same_bits_stand_and_where_it_is_allowed_what_is_alike_enough() -> None:
@@ -89,8 +87,7 @@ def test_the_same_bits_stand_and_where_it_is_allowed_what_is_alike_enough() -> N
     assert not stands(False, math.nan, 0.95) and stands(True, math.nan, 0.95)
 
 
-# -- what they gain
-# ------------------------------------------------------------------------------------------------------
+# -- what they gain ----------------------------------------------------------------------------------------------------
 
 B, S, V = [3.0, 3.0, 3.0], [1.0, 1.0, 1.0], [0.25, 0.25, 0.25]
 

@@ -174,7 +174,7 @@ def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
     assert cluster.given == {"s": "b~v"} and cluster.loaded() == {"b", "b~v"}
 
 
-# -- accuracy under load (BL-29) -------------------------------------------------------------------------------------
+# -- accuracy under load (BL-29) ---------------------------------------------------------------------------------------
 
 LARGE, MEDIUM, TINY = (
     counting_model("x", "1* 2 3* 4* 5* 6"),

@@ -28,7 +28,8 @@ class Copies(VirtualCluster):
 
     Fields:
         ran: How often each (sequence, epoch, hop, first token, tokens) ran.
-        copies: Instances of each block."""
+        copies: Instances of each block.
+    """
 
     ran: Counter[tuple[str, int, int, int, int]] = field(default_factory=Counter)
     copies: int = 2

@@ -1,6 +1,7 @@
 """Random schedules of placement orders from outside, beside all that the controllers decide by themselves.
 
-Loads are slow, messages late, devices die. One seed gives one schedule."""
+Loads are slow, messages late, devices die. One seed gives one schedule.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Insisted:
         since: When the first order came, in ns.
         left: When it had left, in ns.
         refused: Reason of the latest refusal.
-        rightly: Whether removing it would really shorten the longest possible sequence."""
+        rightly: Whether removing it would really shorten the longest possible sequence.
+    """
 
     block: str
     source: str
@@ -49,7 +51,8 @@ class Ordered(VirtualCluster):
 
     Fields:
         marked: Since when (ns) each instance has been about to leave, by (block, device).
-        slowest: The longest time (ns) that an instance was about to leave."""
+        slowest: The longest time (ns) that an instance was about to leave.
+    """
 
     seed: int = 0
     insisted: list[Insisted] = field(default_factory=list)

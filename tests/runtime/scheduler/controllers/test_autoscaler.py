@@ -1,6 +1,7 @@
 """Blocks are scaled one by one while a cluster serves (BL-24).
 
-Only the full block gets a second instance, to which some of its sequences move; the instance leaves when it is idle."""
+Only the full block gets a second instance, to which some of its sequences move; the instance leaves when it is idle.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
     """Sequences move to an idle second instance instead of to a third one.
 
     The second instance came with a longer part of the chain, after all sequences had been placed on the first.
-    Regression: a third instance was loaded beside it."""
+    Regression: a third instance was loaded beside it.
+    """
     cluster = hot_cluster(QUICK, devices=5)
     blocks = [use.block for use in ONE.chain(*CUT).uses]
     second: list[str] = []
@@ -143,7 +145,8 @@ def test_negative_control_switched_off_nothing_is_scaled() -> None:
 def test_traffic_with_a_block_that_has_gone_since_is_nothing_to_go_by() -> None:
     """Traffic of a block whose version was replaced after it was counted does not stop the scheduler.
 
-    Regression, found by random schedules."""
+    Regression, found by random schedules.
+    """
     cluster = hot_cluster(QUICK)
     cluster.at(3 * MS, lambda: setattr(cluster.scheduler.control.traffic, "pairs", {("gone", HOT): 9.0}))
     cluster.ticks(4 * MS, 200 * MS)

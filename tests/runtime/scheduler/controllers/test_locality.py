@@ -1,6 +1,7 @@
 """Instances move close to the instances they exchange rows with (BL-26).
 
-Traffic between servers falls, also after the workload flips, and tokens do not change."""
+Traffic between servers falls, also after the workload flips, and tokens do not change.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ CUT = (1,)
 def batches(block_rows: int, moves: int = 0) -> tuple[VirtualCluster, dict[str, int]]:
     """Run two models that share a block on two devices.
 
-    Returns the cluster, and the most rows of a step by the first block of the rows' stages."""
+    Returns the cluster, and the most rows of a step by the first block of the rows' stages.
+    """
     most: dict[str, int] = {}
 
     def costs(plan: StepPlan) -> int:

@@ -1,6 +1,7 @@
 """A row lost between devices is detected from their reports, and its sequence runs again.
 
-Rows that a device still works on are waited for, however long it takes."""
+Rows that a device still works on are waited for, however long it takes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LIMIT = 2.0
 class Leaky(VirtualCluster):
     """A virtual cluster in which some messages from devices are lost, as `loses` selects.
 
-    Devices report and the scheduler checks twice a second."""
+    Devices report and the scheduler checks twice a second.
+    """
 
     loses: Callable[[Any], bool] = staticmethod(lambda message: False)
 

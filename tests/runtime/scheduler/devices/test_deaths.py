@@ -1,7 +1,8 @@
 """A device dies in each phase of its work: the test waits for the event, then kills the device.
 
 Every sequence gets its model's tokens, each once; page accounting agrees after every event, and at the end nothing
-is held. `tests/runtime/cluster/test_deaths.py` does the same to processes."""
+is held. `tests/runtime/cluster/test_deaths.py` does the same to processes.
+"""
 
 from __future__ import annotations
 
@@ -272,7 +273,8 @@ def moving(
     """Start moving all blocks of one hop of a running sequence to another hop's device, or (None) to a fourth one.
 
     Returns the cluster and the devices by their part in the move. `seqpacket`: links are so fast that the move is
-    over before the row under way is back."""
+    over before the row under way is back.
+    """
     config = ClusterConfig(devices=4, placement="partition", prefill_chunk=8, migration_final_sets=1)
     speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if seqpacket else dict(latency=MS // 4)
     cluster = busy(devices=4, config=config, **speed)
@@ -327,7 +329,8 @@ def test_while_a_move_is_settled(heard: int, victim: str) -> None:
 def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
     """The move is committed at once: nothing is left to request, so no answer would come to end it.
 
-    Regression, found by random schedules: the sequence was held for ever."""
+    Regression, found by random schedules: the sequence was held for ever.
+    """
     cluster, parts = moving(0, seqpacket=True)
 
     def all_there() -> bool:
@@ -346,7 +349,8 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     """A page table is not cut under a row that is still writing in it.
 
     The first hop's blocks move to the second hop's device, which runs the sequence's row when the source dies. The
-    move is committed at once, both hops become one, and the row's table would be cut. (Found by random schedules.)"""
+    move is committed at once, both hops become one, and the row's table would be cut. (Found by random schedules.)
+    """
     cluster = busy(alpha=10 * MS, page_bytes_per_ms=40.0, latency=MS // 4)
     reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
     one = cluster.scheduler.sequences["a"]
@@ -374,8 +378,7 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     cluster.expect()
 
 
-# -- controllers
-# ---------------------------------------------------------------------------------------------------------
+# -- controllers -------------------------------------------------------------------------------------------------------
 
 
 def crowded() -> VirtualCluster:

@@ -28,7 +28,8 @@ def devices_of(count: int = 3) -> Devices:
 class Pages:
     """A reference model of page accounting.
 
-    `tables` has, by sequence and block, the device and the pages themselves of each page group."""
+    `tables` has, by sequence and block, the device and the pages themselves of each page group.
+    """
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[int, list[tuple[str, tuple[int, ...]]]]] = {}

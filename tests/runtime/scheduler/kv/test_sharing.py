@@ -1,7 +1,8 @@
 """Prefix caching: the same tokens with fewer computed, and shared pages counted once.
 
 Models and tenants never share with each other. A wrong page changes every later token of the counting engines, so
-comparing tokens with the model's own proves the pages too."""
+comparing tokens with the model's own proves the pages too.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +182,7 @@ def test_without_room_there_it_goes_elsewhere() -> None:
     cluster.expect()
 
 
-# -- cached prefixes ------------------------------------------------------------------------------------
+# -- cached prefixes ---------------------------------------------------------------------------------------------------
 
 
 def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempted() -> None:

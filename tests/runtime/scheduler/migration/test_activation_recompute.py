@@ -1,7 +1,8 @@
 """Moves of blocks in the middle of a chain, recomputed from kept hidden states (BL-16), one by one and at random.
 
 Tokens depend on every bit of K and V, so a hidden state that is stale, missing or of another sequence changes a
-token."""
+token.
+"""
 
 from __future__ import annotations
 
@@ -157,8 +158,7 @@ def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     assert start.extra["front"] == "none" and not cluster.trace.named("kv.recompute")
 
 
-# -- events during a move
-# -----------------------------------------------------------------------------------------------
+# -- events during a move ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])

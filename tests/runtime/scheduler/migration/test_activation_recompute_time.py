@@ -1,7 +1,8 @@
 """Moves of blocks in the middle of a chain with kept inputs take the time of BL-16's formula, within one page group.
 
 The link carries hidden states for the front and pages for the back. The tests count its bytes, and the upstream work
-that no device has to repeat."""
+that no device has to repeat.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def cluster_of(
 ) -> VirtualCluster:
     """Return a cluster with a held sequence of so many tokens.
 
-    A page group takes `recompute_ms` to recompute and `copy_ms` to copy."""
+    A page group takes `recompute_ms` to recompute and `copy_ms` to copy.
+    """
     fields = dict(
         devices=3,
         pages=600,
@@ -160,7 +162,8 @@ def test_nothing_upstream_runs_again_where_inputs_are_kept() -> None:
 def test_upstream_is_charged_where_none_are_kept() -> None:
     """Where no inputs are kept, a recompute is charged the tokens times components before the moved blocks.
 
-    The charge equals the work that a second cluster counts when it computes K and V from the tokens alone."""
+    The charge equals the work that a second cluster counts when it computes K and V from the tokens alone.
+    """
     cluster, work = counted(0)
     sequence = cluster.scheduler.sequences["a"]
     held, prompt = sequence.computed, sequence.first(sequence.computed)

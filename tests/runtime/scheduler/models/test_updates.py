@@ -82,7 +82,8 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
 def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     """Block profiles, latency estimates and prediction outcomes of old versions are removed.
 
-    Otherwise a server that takes a new version of a model every minute would grow for ever."""
+    Otherwise a server that takes a new version of a model every minute would grow for ever.
+    """
     cluster = cluster_of()
     versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
     cluster.known = versions  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """Real models over several devices give transformers' own tokens, also while blocks move or devices die.
 
-They are two families, an adapter and a stitched chain."""
+They are two families, an adapter and a stitched chain.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
 def wanted(bench: Bench) -> dict[str, list[int]]:  # noqa: F811
     """Return, by sequence, the tokens of one engine that has the whole model and runs one request after another.
 
-    Models without adapter or stitch are also checked against transformers."""
+    Models without adapter or stitch are also checked against transformers.
+    """
     answers = {}
     for model in MODELS:
         engine = PagedDevice(bench.store, CONFIG, [model])
@@ -164,7 +166,8 @@ def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) ->
     """Blocks recomputed from kept hidden states alone have the same K and V as before (BL-16's pitfall).
 
     It takes the first such run of blocks after the chain's start, and the last one with attention; in the stitched
-    chain that last run is wider."""
+    chain that last run is wider.
+    """
     cluster = cluster_of(family, 3, relay_config=KEEPING)
     prompt = tuple(int(each) for each in torch.randint(5, 60, (37,), generator=torch.Generator().manual_seed(3)))
     cluster.ask(SequenceRequest("a", "r-a", model, prompt, replace(SAMPLING, max_tokens=12)))

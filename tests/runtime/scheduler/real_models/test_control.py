@@ -1,7 +1,8 @@
 """Real models give transformers' own tokens while blocks are scaled, rearranged and balanced.
 
 `controllers/test_autoscaler.py`, `test_locality.py` and `test_balancing.py` prove the same with counting engines;
-the negative controls of these tests are there."""
+the negative controls of these tests are there.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int
 def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
     """One device with every mechanism off is plain continuous batching.
 
-    All sequences run together, and nothing is moved, shared, scaled or speculated."""
+    All sequences run together, and nothing is moved, shared, scaled or speculated.
+    """
     config = ClusterConfig(devices=1, placement="replicate", prefix_caching="off", control=ControlConfig.off())
     cluster = cluster_of(family, 1, config=config)
     ask(cluster, random.Random(3))

@@ -1,6 +1,7 @@
 """Speculation on a real model's hop with a pruned stand-in of `surrogates`.
 
-Exact mode gives transformers' tokens; similarity mode reports its hit rate."""
+Exact mode gives transformers' tokens; similarity mode reports its hit rate.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Real models that are updated under load, or served by a composed variant.
 
 Each sequence has the tokens of the version it began with, or of the composed model it was given, and no other
-version stays loaded."""
+version stays loaded.
+"""
 
 from __future__ import annotations
 

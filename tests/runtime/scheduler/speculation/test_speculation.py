@@ -1,6 +1,7 @@
 """Speculated hops: exact mode gives the chain's own tokens always, similarity mode those above the threshold.
 
-Page accounting is checked after every event."""
+Page accounting is checked after every event.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def cluster_of(
 ) -> VirtualCluster:
     """A cluster with a chain of three hops, whose second hop a stand-in predicts.
 
-    The stand-in is wrong for one value in `misses` (0: for none)."""
+    The stand-in is wrong for one value in `misses` (0: for none).
+    """
     stand_in = surrogate_of(model, "m~", middle, misses)
     config = ClusterConfig(devices=devices, placement="partition", speculation=SpeculationConfig(mode, top=0.4))  # type: ignore[arg-type]
     cluster = VirtualCluster(
@@ -129,7 +131,8 @@ def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
 def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
     """Short of pages, a sequence is preempted, and all tokens stay right.
 
-    A sequence that cannot get pages for a stand-in runs without one."""
+    A sequence that cannot get pages for a stand-in runs without one.
+    """
     cluster = cluster_of(3, pages=44)
     ask(cluster, some(16, 5), random.Random(5))
     cluster.run()
@@ -319,7 +322,8 @@ def test_nothing_is_predicted_during_a_move() -> None:
 def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
     """UN-13: a later request with the same prefix shares it only with sequences that are not speculated.
 
-    The case without speculation is the negative control."""
+    The case without speculation is the negative control.
+    """
     cluster = cluster_of(3, pinned=pinned)
     warm(cluster)
     for number in range(4):

@@ -32,7 +32,8 @@ def costs(plan: StepPlan) -> int:
 def times(misses: int | None, mode: str = "exact", lanes: tuple[Lane, ...] = OWN) -> tuple[VirtualCluster, list[float]]:
     """Run one request; return the cluster and when each token came, in milliseconds since the request.
 
-    `misses` None: without a stand-in."""
+    `misses` None: without a stand-in.
+    """
     config = ClusterConfig(
         devices=3, placement="partition", speculation=SpeculationConfig(mode if misses is not None else "off")
     )  # type: ignore[arg-type]
@@ -68,7 +69,8 @@ def test_a_pass_takes_what_the_policy_says() -> None:
 def test_an_answer_takes_the_slowest_hops_time_per_token() -> None:
     """A guess sends the next row to the slowest hop before that is done, so this hop never waits.
 
-    Exact tokens take 10 ms each instead of 15; on one stream the stand-in's time adds to it: 11 ms."""
+    Exact tokens take 10 ms each instead of 15; on one stream the stand-in's time adds to it: 11 ms.
+    """
 
     def per_token(told: list[float]) -> float:
         return round((told[-1] - told[0]) / (TOKENS - 1), 1)

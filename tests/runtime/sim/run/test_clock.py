@@ -1,6 +1,7 @@
 """The virtual clock and its random streams: time does not go back, ties have one order, and streams are independent.
 
-No event runs inside the event that scheduled it."""
+No event runs inside the event that scheduled it.
+"""
 
 from __future__ import annotations
 

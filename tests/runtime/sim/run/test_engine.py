@@ -121,7 +121,8 @@ def test_what_is_none_is_refused():
 def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
     """Two LoRAs in a step take one pair of launches, and two if run model by model.
 
-    Adapters of other kinds are other operations."""
+    Adapters of other kinds are other operations.
+    """
     apps = [App("one", "llama-7b", "lora"), App("two", "llama-7b", "lora"), App("third", "llama-7b", "adapter")]
     joined, branched = (family_of(apps, Cutting(provision, parts=1)) for provision in ("blocks", "ps"))
 
