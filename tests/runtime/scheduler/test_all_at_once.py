@@ -33,7 +33,7 @@ class Hasty(VirtualCluster):
 def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualCluster:
     """A cluster of two models on four devices of three servers, with all controllers on and short intervals.
 
-    It also has stand-ins and prefix caching.
+    It also has stand-ins, and prefix caching in one of its modes.
     """
     control = ControlConfig(
         rearrange_interval_ms=30, interval_ms=5, cooldown_ms=20, idle_ms=40, migration_timeout_ms=200,

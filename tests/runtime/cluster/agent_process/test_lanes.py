@@ -27,7 +27,7 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 @dataclass
 class Steps:
-    """A stand-in for an agent that has so many steps for each lane.
+    """A fake of an agent with so many steps for each lane.
 
     Fields:
         told: What was reported to it, with the lane.

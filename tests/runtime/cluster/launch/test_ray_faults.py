@@ -1,6 +1,6 @@
 """Errors that Ray raises end the agent concerned, and neither the caller nor the watching thread.
 
-A fake stands in for Ray.
+Ray is replaced by a fake.
 """
 
 from __future__ import annotations

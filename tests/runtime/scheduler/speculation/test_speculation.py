@@ -1,4 +1,4 @@
-"""Speculated hops: exact mode gives the chain's own tokens always, similarity mode those above the threshold.
+"""Speculated hops: exact mode gives the chain's own tokens always, similarity mode also similar ones.
 
 Page accounting is checked after every event.
 """
@@ -100,7 +100,7 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
     assert (counts.misses > 0, counts.redone > 0) == (misses > 0, misses > 0)
     assert passed(cluster, odd=True) > 50
     if misses == 1:
-        assert counts.hits > 0  # hits where the token is right by chance
+        assert counts.hits > 0  # where the token is right by chance
 
 
 @pytest.mark.parametrize("seed", range(12))

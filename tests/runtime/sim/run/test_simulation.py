@@ -138,7 +138,7 @@ def test_strides_change_the_number_of_steps_and_hardly_the_time():
 
 
 def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
-    """Run one device, where the second half of the sequences arrives during a step of the first half."""
+    """Run one device, on which sequences arrive while earlier ones are in a step; return the results."""
     whole: dict[str, Any] = {
         "cluster": {"servers": [1], "disk": "nvlink3", "control_us": control_us},
         "apps": {"count": 1, "foundations": ["llama-7b"]},

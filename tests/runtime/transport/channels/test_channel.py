@@ -1,4 +1,4 @@
-"""`DualChannel` sends short messages over one channel and long ones over another, and appears as one channel."""
+"""`DualChannel` sends short messages over a Unix socket and long ones over zmq, and appears as one channel."""
 
 from __future__ import annotations
 
