@@ -125,7 +125,7 @@ def test_long_lines_and_long_files_are_counted_in_tests_too(tmp_path: Path):
         },
     )
     assert _found(root, "lines longer than 120").found == ("tests/a.py:1: 121",)
-    assert _found(root, "files longer than 300 lines").found == ("benchmarks/b.py: 301",)
+    assert _found(root, "files of more than 300 lines of code").found == ("benchmarks/b.py: 301",)
 
 
 @pytest.mark.parametrize(
