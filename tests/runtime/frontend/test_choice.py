@@ -1,4 +1,4 @@
-"""Choices: however the events of a sequence are cut into steps, its text, tokens and end are the same."""
+"""Choices: however a sequence's events are split into steps, its text, tokens and finish reason are the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The HTTP server over a cluster of processes: the same answers, the truth about agents, and no request lost when they
-are killed.
-"""
+"""The HTTP server over a cluster of processes: right answers, true reports about agents, no request lost on a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over a cluster clients are told what really ran."""
+"""A cluster's answers name the variant that really ran."""
 
 from __future__ import annotations
 

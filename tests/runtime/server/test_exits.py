@@ -1,4 +1,4 @@
-"""Requests may have their model left early, where the server allows it; they are told so, and nobody else gets it
+"""Requests may use an early exit where the server allows it; the answer reports it, and no other request gets it
 (BL-30).
 """
 
