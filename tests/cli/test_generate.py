@@ -1,4 +1,4 @@
-"""`zoo generate`: the very tokens of transformers, the contract's JSON, one line for what cannot be done."""
+"""`zoo generate`: the tokens of transformers, the documented JSON, one line per refusal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def generate(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def reference(store: Path, name: str, ids: list[int], count: int) -> list[int]:
-    """What transformers generates, greedily."""
+    """Return the tokens that transformers generates greedily."""
     import torch
 
     with Zoo(store) as zoo:

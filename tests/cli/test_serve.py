@@ -1,4 +1,4 @@
-"""`zoo serve` as its users start it: a process, an address, answers, a drain."""
+"""`zoo serve` as users start it: a process, an address, answers, a drain."""
 
 from __future__ import annotations
 

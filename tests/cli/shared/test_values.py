@@ -1,4 +1,4 @@
-"""The options of `zoo serve` are declared once: help in groups, old names refused with the new ones, known needs."""
+"""The options of `zoo serve` are declared once: help in groups, old names refused, known dependencies."""
 
 from __future__ import annotations
 
