@@ -130,12 +130,7 @@ def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: floa
 @pytest.mark.parametrize(
     ("pieces", "error", "lots", "tokens"),
     [
-        (
-            (CHUNK, CHUNK + LAST, b"data: [DONE]\n\n", b""),
-            None,
-            (1, 2),
-            3,
-        ),  # no IDs, no usage: one token per event with text
+        ((CHUNK, CHUNK + LAST, b"data: [DONE]\n\n", b""), None, (1, 2), 3),  # no IDs or usage: one per event with text
         ((CHUNK, LAST, USAGE, b"data: [DONE]\n\n", b""), None, (1, 1), 7),
         ((CHUNK[:20], CHUNK[20:], b": a comment\n\n", LAST, b""), None, (1, 1), 2),  # cut in the middle; no [DONE]
         ((CHUNK, CHUNK), "broken stream", (1, 1), 2),  # connection lost
