@@ -110,9 +110,7 @@ def test_the_contract_and_the_verbs_around_it(folder, capsys):
 
 
 def test_a_stitched_chain_is_served_token_for_token(folder, capsys):
-    """From training to the engine's tokens: the tail's KV cache comes from stitched states of all tokens of the
-    context.
-    """
+    """From training to the engine's tokens: the tail's KV cache comes from stitched states of the whole context."""
     code, out, err = run(capsys, folder, *options(folder, "--json"))
     assert code == 0 and json.loads(out)["stitch"] == "narrow-to-wide-stitch", err
     slices = [

@@ -1,6 +1,4 @@
-"""What a move takes, and what it is held to: the formula's costs, and those of computing all of it again where nothing
-is copied.
-"""
+"""Costs of recomputation for tests: the cost formula's inputs, and the time to recompute everything without copies."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ _GROUP = 4
 
 
 def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
-    """A group takes these milliseconds to recompute, or over the link; `inputs`: what it is recomputed from, as a part
-    of that.
+    """Return costs with these times per page group for recomputation and for the link.
+
+    `inputs`: Time to copy a group's inputs to recompute from, as a fraction of `copy_ms`.
     """
     copy = copy_ms / 1e3
     return Costs(
@@ -24,12 +23,12 @@ def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
 
 
 def seconds(trace: ListTrace) -> float:
-    """From the beginning of the first move to where both ends met."""
+    """Return the seconds from the start of the first move to the point where both ends met."""
     begin, end = (trace.named(name)[0].t for name in ("kv.move.start", "kv.meet"))
     return (end - begin) / 1e9
 
 
 def recompute_time(tokens: int, costs: Costs) -> float:
-    """All of it, chunk by chunk, in seconds."""
+    """Return the seconds to recompute all tokens, chunk by chunk."""
     width = costs.chunk_groups * costs.page_tokens
     return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))

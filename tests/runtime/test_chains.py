@@ -1,4 +1,4 @@
-"""Names of stages and versions: one text for each, and back."""
+"""IDs of stages and versions: one text each, parsed back to the same value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 @given(NAMES, st.integers(0, 999), st.integers(0, 999))
 def test_a_stage_is_found_again_in_its_id(model: str, lo: int, hi: int) -> None:
-    """Whatever its model is called: `m[0:2]` may be a model's name."""
+    """The ID is unambiguous for any model name, even `m[0:2]`."""
     stage = Stage(model, lo, hi)
     assert Stage.parse(stage.id) == stage
 

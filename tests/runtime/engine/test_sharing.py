@@ -94,9 +94,7 @@ def test_models_of_other_widths_and_dtypes_share_the_pool(bench, family):
 
 
 def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
-    """Pages pass from a half-precision model to a float one and back; what lies behind a sequence's end must be finite
-    in both dtypes.
-    """
+    """Pages pass from a half-precision model to a float one and back; unused parts must be finite in both dtypes."""
     half = "half" if "half" in bench.folders else bench.family("llama", "half", dtype="bfloat16")
     names = [family[0], half]
     size = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)

@@ -1,6 +1,4 @@
-"""Requests may use an early exit where the server allows it; the answer reports it, and no other request gets it
-(BL-30).
-"""
+"""Requests may use an early exit where the server allows it, which the answer reports (BL-30)."""
 
 from __future__ import annotations
 

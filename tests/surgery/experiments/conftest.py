@@ -1,4 +1,4 @@
-"""Two models of one shape and a third that stands in for the second's middle layers, each on disk and in one store."""
+"""Two models of one shape and a surrogate of the second's middle layers, each on disk and in one store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Objects: equal tensors are one file, bytes come back as stored, damage is found, a full disk leaves nothing
-behind.
-"""
+"""Objects: equal tensors are one file, bytes come back as stored, damage is found, a full disk leaves no remains."""
 
 from __future__ import annotations
 
