@@ -1,4 +1,4 @@
-"""Decode steps that reuse the previous step's tables give the very bits of steps prepared from scratch.
+"""Decode steps that reuse the previous step's call give the very bits of steps prepared from scratch.
 
 That holds when sequences arrive, end, move or are rolled back.
 """
