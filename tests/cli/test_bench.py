@@ -30,6 +30,8 @@ from zoo.errors import InputError, ZooError
 
 @dataclass(frozen=True)
 class Result:
+    """Exit code and output of one run of the command."""
+
     code: int
     out: str
     err: str
@@ -44,6 +46,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def bench(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `zoo bench` on the store, with a small KV cache."""
     monkeypatch.setattr(cli.app, "VERBS", {"bench": "cli.bench", "ls": "cli.ls"})
 
     def run(*arguments: str) -> Result:

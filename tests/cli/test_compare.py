@@ -18,6 +18,7 @@ SMALL = ("--probe", __file__, "--tokens", "64", "--window", "32")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
+    """A store with base; tuned, slightly changed from it; deep, with more layers; and other, of another family."""
     root = tmp_path_factory.mktemp("compared")
     make("llama", root / "base")
     make("llama", root / "tuned")
@@ -38,6 +39,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def zoo(store, monkeypatch, capsys):
+    """Run the command with `compare`, `show` and `ingest` only; return exit code, output and errors."""
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("compare", "show", "ingest")})
 
     def run(*arguments):

@@ -17,6 +17,8 @@ PROMPT = "def hello(world):"
 
 @dataclass(frozen=True)
 class Result:
+    """Exit code and output of one run of the command."""
+
     code: int
     out: str
     err: str
@@ -27,6 +29,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def generate(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `zoo generate` on the store, with a small KV cache."""
     monkeypatch.setattr(cli.app, "VERBS", {"generate": "cli.generate", "ls": "cli.ls"})
 
     def run(*arguments: str) -> Result:

@@ -29,6 +29,7 @@ def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
 
 
 def state(tokens: int, cluster: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a server's state document."""
     counters = {
         "generated_tokens": tokens,
         "preemptions": 3,

@@ -90,6 +90,7 @@ VERBS: dict[str, Callable[..., None]] = {"ingest": ingest, "churn": churn, "coll
 
 
 def main() -> None:
+    """Run jobs as lines on standard input ask for them, until it ends."""
     for module in PRELOADED:
         importlib.import_module(module)
     print("ready", flush=True)

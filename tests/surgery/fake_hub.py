@@ -62,6 +62,8 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers the routes listed in the module's docstring."""
+
     state: FakeHub
     protocol_version = "HTTP/1.1"
 

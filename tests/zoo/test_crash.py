@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @contextmanager
 def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of `tests.zoo.children`, wait until it is ready, and kill it when the block ends."""
     command = [sys.executable, "-m", "tests.zoo.children", *map(str, arguments)]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -77,6 +77,7 @@ def adapter(base: Path) -> Any:
 
 
 def trainer(model: Any, folder: Path, *callbacks: TrainerCallback, **options: Any) -> Trainer:
+    """Return a Trainer of four steps that saves a checkpoint every two."""
     settings = {
         "max_steps": 4,
         "save_steps": 2,

@@ -67,6 +67,7 @@ def measured(zoo: Zoo, load_seconds: float, seconds: float = 0.001, threads: int
 
 @contextmanager
 def started(zoo: Zoo, log: Path | None = None) -> Iterator[tuple[ClusterDriver, Trace]]:
+    """Run the cluster that `zoo serve --agents` would run; `log`: file for the scheduler's log."""
     trace, threads = Trace(), torch.get_num_threads()
     journal = LogFile(log) if log is not None else None
     try:

@@ -20,6 +20,7 @@ FLAGS = {flag_of(each.name) for each in fields(ServeOptions)}
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command with any of these verbs; return exit code, output and errors."""
     verbs = {name: cli.app.VERBS[name] for name in ("serve", "generate", "bench", "profile", "simulate")}
     monkeypatch.setattr(cli.app, "VERBS", verbs)
     monkeypatch.setenv("COLUMNS", "100")

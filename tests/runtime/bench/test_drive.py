@@ -72,6 +72,8 @@ class LateClock(VirtualClock):
 
 
 def run(workload: Workload, seconds: float, kind: type[VirtualClock] = VirtualClock) -> tuple[list[Answer], OneServer]:
+    """Drive a workload against `OneServer` in virtual time; return the answers and the server."""
+
     async def all_of_it() -> tuple[list[Answer], OneServer]:
         clock = kind()
         server = OneServer(clock, seconds)

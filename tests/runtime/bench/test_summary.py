@@ -18,6 +18,7 @@ def answer(
     error: str | None = None,
     sent: float = 0.0,
 ) -> Answer:
+    """Return an answer with these token times; without any it ends 9 seconds after it was due."""
     lots = lots or (1,) * len(stamps)
     ended = stamps[-1] if stamps else due + 9.0
     return Answer(

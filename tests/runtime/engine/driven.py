@@ -206,6 +206,8 @@ class _Watched:
 
 @dataclass
 class _Launched:
+    """A launched step with a result that is recorded when it is read."""
+
     watched: _Watched
     plan: StepPlan
     step: LaunchedStep

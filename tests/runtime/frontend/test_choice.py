@@ -25,6 +25,7 @@ def generation(tokenizer: Tokenizer, **fields: object) -> Generation:
 
 
 def events_of(tokens: list[int], finish: str = "length", **first: object) -> list[TokenEvent]:
+    """Return one event per token, the last one with the finish reason. `first`: further fields of the first event."""
     last = len(tokens) - 1
     return [
         TokenEvent(

@@ -28,6 +28,7 @@ DEVICES = ("a", "b")
 
 @pytest.fixture(scope="module")
 def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
+    """The server over agent processes with the integer engine, and the launcher of these processes."""
     launcher = processes(models=MODELS, pace=1.0)
     driver = ClusterDriver(
         [model.chain(*CUTS) for model in MODELS],

@@ -53,6 +53,10 @@ LIMIT = 20.0
 
 @contextmanager
 def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterator[Running]:
+    """Serve over agent processes with the integer engine.
+
+    `weights`: bytes of weights that a device holds, 0 for no limit.
+    """
     launcher = ProcessLauncher(
         ProcessConfig(
             counting(MODELS, pages, pace=1.0),

@@ -149,6 +149,7 @@ def test_the_same_run_gives_the_same_document_and_is_kept_once(family, documents
 
 
 def task_file(folder: Path) -> Path:
+    """Write a task of two questions with its data; return the task file."""
     rows = [{"q": "a = ", "options": ["1", "2"], "right": 1}, {"q": "b = ", "options": ["x", "y"], "right": 0}]
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -17,6 +17,7 @@ pytest.importorskip("lm_eval", reason="the eval extra is not installed")
 
 
 def task(folder, text: str = "{{q}}", **more) -> dict:
+    """Return the settings of a task of one question, and write its data."""
     data = folder / "rows.jsonl"
     data.write_text(json.dumps({"q": "a = ", "options": ["1", "2"], "right": 1}) + "\n")
     return {

@@ -28,6 +28,7 @@ AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 
 def chain_logits(config, state, ids):
+    """Compute logits by building the model's components and running them in order."""
     placed = cut(config, {key: key for key in state})
     skeleton = Skeleton(config, ATTENTION)
     where = Where(torch.arange(ids.shape[1])[None])

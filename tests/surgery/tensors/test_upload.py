@@ -64,6 +64,7 @@ class Slow(HostLink):
 
 
 def tensors() -> list[Tensor]:
+    """Return tensors of several dtypes and shapes, empty and scalar ones included."""
     torch.manual_seed(0)
     return [
         torch.randn(7, 9),

@@ -83,6 +83,7 @@ def _legal(name: str) -> bool:
 
 @st.composite
 def manifests(draw: st.DrawFn) -> ModelManifest:
+    """Draw a manifest of any shape."""
     tensors = draw(TENSORS)
     named = st.lists(st.tuples(TEXTS, st.sampled_from([meta.digest for meta in tensors])), max_size=3).map(tuple)
     adapters = st.none() | st.builds(Adapter, st.sampled_from(["lora", "ia3"]), TEXTS, named)

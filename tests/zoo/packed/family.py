@@ -24,6 +24,7 @@ def matrix(seed: int, moved: int = 0, shape: tuple[int, ...] = SHAPE) -> Bytes:
 def put(
     store: Store, name: str, sources: Sequence[Bytes], kind: ModelKind = "foundation", base: str | None = None
 ) -> ModelManifest:
+    """Put the tensors, two blobs and a model of them, as an ingest does."""
     with store.ingesting():
         tensors = [one.tensor for one in store.objects.put_many(sources)]
         header, side = store.blobs.put(f"header of {name}".encode()), store.blobs.put(b"{}")

@@ -57,6 +57,7 @@ def killed(root: Path, change: Callable[[Store], PackReport], step: int) -> bool
 
 
 def _count_down(step: int) -> None:
+    """Make this process kill itself before its call number `step` of any function in STEPS."""
     left = step
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:

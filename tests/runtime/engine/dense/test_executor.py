@@ -34,6 +34,7 @@ def dense(
     padding: str = "skipped",
     **options,
 ) -> DenseDevice:
+    """Return a dense engine with these models. `pages`: Size of its KV cache, by default 4 MiB."""
     config = EngineConfig(
         kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options
     )

@@ -44,6 +44,7 @@ def family(bench):
 
 
 def add(bench, dtype: str) -> None:
+    """Add the models of this file to a bench."""
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1, dtype=dtype)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, dtype=dtype, **wide)

@@ -171,6 +171,7 @@ HEAD = Row("h@4", "m[4:6]", (0,), 0, ((20,),))
 
 
 def started() -> IntegerEngine:
+    """Return an engine with three stages loaded, three sequences open, and one step run."""
     (engine,) = engines(1)
     for stage in (STAGE, Stage("m", 0, 1), Stage("m", 4, 6)):
         engine.load(stage)

@@ -35,6 +35,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseDevice, Drive]:
+    """Run requests of several lengths for each model on a dense engine, with programs or without."""
     config = DenseConfig(mode, 3, padding=padding)  # type: ignore[arg-type]
     engine = DenseDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names

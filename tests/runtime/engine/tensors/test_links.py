@@ -311,6 +311,8 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
 
 
 class _Work:
+    """Stands for NCCL's work object: it is completed after so many looks."""
+
     def __init__(self, looks: int, error: Exception | None = None) -> None:
         self.looks, self.error = looks, error
 
