@@ -1,4 +1,4 @@
-"""IDs of stages and versions: one text each, parsed back to the same value."""
+"""Names of stages and of model versions survive the conversion to text and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 @given(NAMES, st.integers(0, 999), st.integers(0, 999))
 def test_a_stage_is_found_again_in_its_id(model: str, lo: int, hi: int) -> None:
-    """The ID is unambiguous for any model name, even `m[0:2]`."""
+    """The model may have any name: `m[0:2]` can be a model's name."""
     stage = Stage(model, lo, hi)
     assert Stage.parse(stage.id) == stage
 

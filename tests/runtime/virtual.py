@@ -1,4 +1,4 @@
-"""Short constructors for requests and specs, a trace that is kept, and a checked record of a sequence's events."""
+"""Helpers for scheduler tests: short constructors, a trace kept in memory, and checked token events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ListTrace:
 
 @dataclass
 class Told:
-    """The events sent to the owner of one sequence, checked as they arrive."""
+    """The token events that one sequence's client received, checked for order as they arrive."""
 
     tokens: list[int] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)

@@ -1,18 +1,20 @@
-"""Which chain a new sequence gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28,
-BL-29).
+"""Choose the chain of a new sequence: the one that its request names, or one of its variants (BL-20, BL-28, BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy
-    first, limits) -> a chain, for good
+    adaptive request -> options: the chain itself, its variants -> `policy.routing.variants` (latency or accuracy
+    first, limits) -> a chain, for the life of the sequence
 
-The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and
-then the batch that the request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a
-limit lets the score fall no further than it must. Without profiles of all blocks in question their times are taken
-from their bytes, which ranks chains and is no measurement; where paths are chosen by what steps read
-(`policy.routing.bytes_read`), from what everybody's steps read with the new sequence on them. Chains that are
-loaded go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
+The latency of an option is that of the batches that wait for the devices of its path, and then of the batch that the
+request would join. As load grows, the latencies of all options grow. With accuracy first, a latency limit is what makes
+a lower score acceptable.
 
-Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It
-changes nothing.
+- Latencies follow from profiles if all blocks of all options have one. Otherwise they follow from the bytes of the
+  blocks, which ranks chains but measures nothing.
+- If paths are chosen by bytes read (`policy.routing.bytes_read`), an option without profiles counts the bytes that
+  steps read with the new sequence. Chains that are loaded then go before those that are not (BL-13: an instance, an
+  equivalent one, a new one).
+
+A request that is not adaptive always gets its own chain. Each choice is traced with all terms. This module changes no
+state.
 """
 
 from __future__ import annotations
@@ -30,18 +32,20 @@ from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.state import ClusterState
 from runtime.types import SequenceRequest
 
-#: Where nothing was measured: bytes of weights that a step reads in a second, and rows that cost as much again.
+#: Without profiles: bytes that a step reads per second, and additional rows that double the time of a step.
 _NOMINAL_BYTES = 20e9
 _NOMINAL_ROWS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class VariantChoice:
-    """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
+    """The variants of the served chains, and how one is chosen.
 
-    `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of
-    blocks, under the ids that chains name them by; None for none. New sequences' devices are chosen by them too
-    (`scheduler.routing.estimates`).
+    Fields:
+        variants: Variants that adaptive requests may get.
+        limits: Whether latency or accuracy comes first, the least scores, and the latency limit of accuracy.
+        profiles: Profiles of blocks, by the ids in chains; None for none. Paths are chosen by them too
+            (`scheduler.routing.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -50,7 +54,7 @@ class VariantChoice:
 
 
 class VariantChooser:
-    """See the top of the file."""
+    """Choose variants for adaptive requests."""
 
     def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: LatencyEstimates) -> None:
         self._state = state
@@ -58,7 +62,7 @@ class VariantChooser:
         self._estimates = estimates
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
-        """The variant that a request gets; None for the chain that it named."""
+        """Return the variant that a request gets; None for the chain that it names."""
         variants = self._state.variants.get(exact.loaded_as, ()) if request.adaptive and self._state.placed else ()
         if not variants:
             return None
@@ -79,6 +83,7 @@ class VariantChooser:
     def _option(
         self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float
     ) -> Option:
+        """Return a chain on its cheapest path as an option; without room if no path can run the request."""
         path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
             return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
@@ -94,10 +99,11 @@ class VariantChooser:
         return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
+        """Return whether the paths of a chain are chosen by bytes read, and not by profiles."""
         return self._state.config.routing == "least-bytes" and not self._estimates.covers(chain)
 
     def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
-        """Where paths go by what is read, only chains that are loaded, if any is."""
+        """Leave room to loaded chains only, if there are any, and if the paths of all are chosen by bytes read."""
         router, loads = self._state.router, self._state.devices.loads
         if not all(self._by_reading(chain) for chain in chains):
             return options
@@ -110,14 +116,14 @@ class VariantChooser:
         return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
 
     def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
-        """Whether a chain could run it at all: it takes the request, and no device has refused a part of it."""
+        """Return whether a chain can run a request: it takes it, and no device has refused a stage of the path."""
         if refusal(request, chain.spec) is not None or self._state.block_map.why_not(chain) is not None:
             return False
         missing = self._state.router.missing(chain, path)
         return all(stage not in self._state.devices[device].stages.refused for device, stage in missing)
 
     def _batches(self, path: Path) -> Iterable[int]:
-        """Rows of the batches that wait for the devices of a path."""
+        """Return the rows of each batch that waits for the devices of a path."""
         devices, instances = {hop.device for hop in path}, self._state.block_map.instances
         counts = self._state.waiting.by_chain()
         waiting = 0
@@ -130,12 +136,13 @@ class VariantChooser:
     # -- profiles ------------------------------------------------------------------------------------------------------
 
     def _chain_profiles(self, chains: Sequence[Chain]) -> list[BlockProfile]:
-        """What was measured, if it was for all blocks of all of them; else what their bytes make likely."""
+        """Return the measured profiles if all chains are covered, else nominal ones for all."""
         if all(self._estimates.covers(each) for each in chains):
             return [self._estimates.whole(each) for each in chains]
         return [self._nominal(each) for each in chains]
 
     def _nominal(self, chain: Chain) -> BlockProfile:
+        """Return a profile that follows from the bytes of a chain's blocks."""
         nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
         seconds = nbytes / _NOMINAL_BYTES
         grid = Grid((1.0, 1.0 + _NOMINAL_ROWS), (0.0,), ((seconds,), (2 * seconds,)))

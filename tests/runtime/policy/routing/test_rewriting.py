@@ -1,4 +1,4 @@
-"""Exact or rewriting, by profiles and load: worked out by hand (BL-21)."""
+"""Exact or rewriting, by profiles and load: examples worked out by hand (BL-21)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.types import ModelSpec
 
 
 def chain(name: str, first: float, more: float) -> BlockProfile:
-    """`first` seconds for one row and `more` for each further one, whatever the context."""
+    """Return a chain that takes `first` seconds for one row and `more` for each further one, whatever the context."""
     rows = (1, 2, 3, 4)
     grid = Grid(rows, (1, 100), tuple((first + more * (row - 1),) * 2 for row in rows))
     return BlockProfile(name, 100, grid, Line((1,), (1.0,)), 7.0)
@@ -30,9 +30,9 @@ EXACT, REWRITING = chain("exact", 1.0, 0.1), chain("rewriting", 1.5, 0.2)
             3,
             "rewriting",
             ((1.2, 1.0), (0, 2.1)),
-        ),  # the base's batch runs anyway, and joining it costs less than a batch more
-        (3, 0, "exact", ((0, 1.3), (1.9, 1.5))),  # the exact one's runs anyway
-        (1, 3, "exact", ((1.2, 1.1), (1.5, 2.1))),  # both do
+        ),  # the base's batch runs anyway, and joining it costs less than another batch
+        (3, 0, "exact", ((0, 1.3), (1.9, 1.5))),  # the exact model's batch runs anyway
+        (1, 3, "exact", ((1.2, 1.1), (1.5, 2.1))),  # both run anyway
     ],
 )
 def test_the_batch_that_runs_anyway_is_joined_when_that_costs_less(exact, beside, chosen, terms):
