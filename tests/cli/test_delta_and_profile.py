@@ -1,4 +1,4 @@
-"""`zoo delta` and `zoo profile` from outside: the contract's JSON, refusals in one line."""
+"""`zoo delta` and `zoo profile` as scripts use them: the documented JSON, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
 
 @pytest.mark.parametrize(("deltas", "stand_in"), [(True, "near"), (False, None)])
 def test_the_server_is_told_of_rewritings_where_it_may_use_them(store, deltas, stand_in):
-    """Follows the test above, which makes `near`."""
+    """Needs the test above, which makes `near`."""
     from zoo import Zoo
 
     with Zoo(store) as zoo:
@@ -90,7 +90,7 @@ def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
 
 
 def test_the_server_is_told_what_chains_cost_where_that_was_measured(store):
-    """Follows the test above, which measures `fine`."""
+    """Needs the test above, which measures `fine`."""
     from zoo import Zoo
 
     with Zoo(store) as zoo:

@@ -1,4 +1,4 @@
-"""Adaptive requests may get a model's rewriting, and are told so; all others get the model they named."""
+"""Adaptive requests may be served by a stand-in, which the answer names; all other requests get their model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_only_adaptive_requests_are_served_by_the_stand_in(tokenizer: Tokenizer,
 
 
 def chain(name: str, seconds: float) -> BlockProfile:
-    """Costs so much a step, however many rows."""
+    """Return a profile with a constant cost per step, for any number of rows."""
     return BlockProfile(name, 1, Grid((1,), (1,), ((seconds,),)), Line((1,), (1.0,)), 0.0)
 
 
@@ -88,7 +88,7 @@ def test_without_profiles_of_both_the_rewriting_is_taken_and_the_trace_says_so(t
 
 
 def test_what_runs_already_counts(tokenizer: Tokenizer) -> None:
-    """A batch of the base's kin is under way: the rewriting joins it, where alone the exact model would be taken."""
+    """A batch of a model with the same base runs: the stand-in joins it; alone the exact model would be chosen."""
     kin = replace(FINE, kind="delta", base="org/root")
     root = replace(BASE, name="org/root")
     exact = replace(SPARE, name="org/exact", kind="full", base="org/root")
