@@ -106,19 +106,29 @@ class BlockUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Name the full fine-tune `of` which a model is a low-rank delta, and how alike the answers of the two are, in
+    [0, 1]."""
+
+    of: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks
     together.
 
     `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09).
     `source`: under which name engines find this very version, the model's own if it is empty; two versions of a model
-    that are there at once have two.
+    that are there at once have two. `rewriting`: set where the model may answer for the one that it rewrites.
     """
 
     spec: ModelSpec
     version: str
     uses: tuple[BlockUse, ...]
     source: str = ""
+    rewriting: Rewriting | None = None
 
     @property
     def model(self) -> str:
@@ -146,10 +156,10 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A chain that may stand in for another one, where a request allows it (BL-20): some of its blocks are others,
-    equivalent or stitched.
+    equivalent or stitched, or it is a low-rank delta of it.
 
-    It has KV domains of its own, and its `spec` is named as that of the chain that it stands for. `name`: what those
-    are told who get it.
+    It has KV domains of its own. Its `spec` is named as that of the chain that it stands for; a delta is a model that
+    is served itself, and keeps its name. `name`: what answers say in `served_by`.
     `of`: the version that it stands for. `score`: how alike its answers are, in [0, 1], measured or estimated by
     whoever made it.
     """
@@ -158,7 +168,7 @@ class Variant:
     chain: Chain
     of: str
     score: float
-    kind: Literal["equivalent", "stitched"] = "equivalent"
+    kind: Literal["equivalent", "stitched", "delta"] = "equivalent"
 
 
 @dataclass(frozen=True, slots=True)

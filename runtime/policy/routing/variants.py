@@ -2,8 +2,8 @@
 BL-29).
 
 Candidates of a use of a block are its instances, ones that could be loaded, and for requests that allow it (`adaptive`)
-instances of equivalent blocks and stitched ones, by their scores against the block that the chain names. Of those with
-room for the request
+instances of equivalent blocks and stitched ones, by their scores against the block that the chain names, and low-rank
+deltas, which have no least score. Of those with room for the request
 
     latency    all are weighed together: the least latency (BL-21)
     accuracy   the best score first; the next best only where no instance of it keeps to `limit` seconds (BL-29)
@@ -24,7 +24,7 @@ from typing import Literal
 
 from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_of
 
-Kind = Literal["own", "equivalent", "stitched"]
+Kind = Literal["own", "equivalent", "stitched", "delta"]
 Rule = Literal["owner", "latency", "accuracy"]
 
 
@@ -99,7 +99,7 @@ def dispatch(options: Sequence[Option], work: RowWork, adaptive: bool, limits: D
 
 def _why_out(option: Option, adaptive: bool, limits: DispatchLimits) -> str:
     if option.kind != "own":
-        least = limits.equivalent if option.kind == "equivalent" else limits.stitched
+        least = {"equivalent": limits.equivalent, "stitched": limits.stitched, "delta": 0.0}[option.kind]
         if not adaptive:
             return "the request is exact"
         if not option.score >= least:

@@ -1,8 +1,8 @@
-"""Which chain a new sequence gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28,
+"""Choose the chain of a new sequence: the one it named, or, where it allows that, one of its variants (BL-20, BL-28,
 BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy
-    first, limits) -> a chain, for good
+    adaptive request -> options: the chain itself, its variants, its nearest low-rank delta that is served
+        -> policy.routing.variants (latency or accuracy first, limits) -> a chain, for good
 
 The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and
 then the batch that the request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a
@@ -11,12 +11,20 @@ from their bytes, which ranks chains and is no measurement; where paths are chos
 (`policy.routing.bytes_read`), from what everybody's steps read with the new sequence on them. Chains that are
 loaded go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
 
+With a delta among the options all are weighed by the batches of one step (BL-21), for its rows join the batch of its
+base, which may run anyway:
+
+    queue      rows of the other options' batches      compute    rows of its own batch, and the request
+
+Without profiles a delta counts with the bytes that it adds to its base, so it is taken wherever it is served.
+
 Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It
 changes nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
@@ -28,7 +36,10 @@ from runtime.policy.routing.latency import Candidate, RowWork
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.state import ClusterState
-from runtime.types import SequenceRequest
+from runtime.types import ModelSpec, SequenceRequest
+
+#: The batches before a chain's own in a step, and the rows of its own.
+Batches = tuple[tuple[RowWork, ...], int]
 
 #: Where nothing was measured: bytes of weights that a step reads in a second, and rows that cost as much again.
 _NOMINAL_BYTES = 20e9
@@ -40,8 +51,8 @@ class VariantChoice:
     """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
 
     `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of
-    blocks, under the ids that chains name them by; None for none. New sequences' devices are chosen by them too
-    (`scheduler.routing.estimates`).
+    blocks, under the ids that chains name them by, and of whole chains, under their versions; None for none. New
+    sequences' devices are chosen by them too (`scheduler.routing.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -59,14 +70,20 @@ class VariantChooser:
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
         """The variant that a request gets; None for the chain that it named."""
-        variants = self._state.variants.get(exact.loaded_as, ()) if request.adaptive and self._state.placed else ()
+        if not (request.adaptive and self._state.placed):
+            return None
+        deltas = self._nearest_delta(exact)
+        variants = (*self._state.variants.get(exact.loaded_as, ()), *deltas)
         if not variants:
             return None
-        profiles = self._chain_profiles([exact, *(variant.chain for variant in variants)])
-        options = [self._option(request, exact, profiles[0], "own", 1.0)]
-        for variant, profile in zip(variants, profiles[1:], strict=True):
-            options.append(self._option(request, variant.chain, profile, variant.kind, variant.score))
-        options = self._warm([exact, *(variant.chain for variant in variants)], options)
+        known = (Variant(exact.model, exact, exact.version, 1.0), *variants)
+        chains = [each.chain for each in known]
+        batches = self._step_batches(chains, len(request.prompt)) if deltas else [None] * len(chains)
+        options = [
+            self._option(request, each, "own" if each.chain is exact else each.kind, profile, beside)
+            for each, profile, beside in zip(known, self._chain_profiles(known), batches, strict=True)
+        ]
+        options = self._warm(chains, options)
         found = dispatch(options, RowWork(1, len(request.prompt)), request.adaptive, self._limits)
         if not isinstance(found, Dispatch):
             return None
@@ -76,22 +93,36 @@ class VariantChooser:
 
     # -- options -------------------------------------------------------------------------------------------------------
 
+    def _nearest_delta(self, exact: Chain) -> tuple[Variant, ...]:
+        """The low-rank delta of a chain, of those that are served the one with the best score; none where none is."""
+        deltas = [
+            Variant(chain.model, chain, exact.version, chain.rewriting.score, "delta")
+            for chain in self._state.chains.values()
+            if chain.rewriting is not None and chain.rewriting.of == exact.model
+            if chain.spec.vocab_size == exact.spec.vocab_size and not chain.spec.virtual_tokens
+        ]
+        return (max(deltas, key=lambda delta: delta.score),) if deltas else ()
+
     def _option(
-        self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float
+        self, request: SequenceRequest, variant: Variant, kind: Kind, profile: BlockProfile, beside: Batches | None
     ) -> Option:
+        """`beside`: the batches of a step with it, where they are what counts."""
+        chain, score = variant.chain, variant.score
         path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
-            return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
+            return Option(Candidate(variant.name, profile), kind, score, room=False)
+        if beside is not None:
+            return Option(Candidate(variant.name, profile, *beside), kind, score)
         context = len(request.prompt)
         if self._by_reading(chain):
             seconds = self._state.router.reading(chain, path, context) / _NOMINAL_BYTES
             whole = BlockProfile(
                 chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0
             )
-            return Option(Candidate(chain.loaded_as, whole), kind, score)
+            return Option(Candidate(variant.name, whole), kind, score)
         queue = tuple(RowWork(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].passing.count for hop in path)
-        return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
+        return Option(Candidate(variant.name, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
         return self._state.config.routing == "least-bytes" and not self._estimates.covers(chain)
@@ -127,16 +158,37 @@ class VariantChooser:
         full, rest = divmod(waiting, self._state.config.max_num_seqs)
         return [self._state.config.max_num_seqs] * full + [rest] * (rest > 0)
 
+    def _step_batches(self, chains: Sequence[Chain], context: int) -> list[Batches]:
+        """For each chain the batches of a step before its own, and the rows of its own."""
+        rows: Counter[str] = Counter()
+        for alive in {each.loaded_as: each for each in self._state.in_use()}.values():
+            rows[_batch_of(alive.spec)] += self._state.users[alive.loaded_as]
+        own = [_batch_of(chain.spec) for chain in chains]
+        return [
+            (tuple(RowWork(rows[other], context) for other in dict.fromkeys(own) if other != batch and rows[other]),
+             rows[batch])
+            for batch in own
+        ]  # fmt: skip
+
     # -- profiles ------------------------------------------------------------------------------------------------------
 
-    def _chain_profiles(self, chains: Sequence[Chain]) -> list[BlockProfile]:
-        """What was measured, if it was for all blocks of all of them; else what their bytes make likely."""
-        if all(self._estimates.covers(each) for each in chains):
-            return [self._estimates.whole(each) for each in chains]
-        return [self._nominal(each) for each in chains]
+    def _chain_profiles(self, variants: Sequence[Variant]) -> list[BlockProfile]:
+        """What was measured, if it was for all of them; else what their bytes make likely."""
+        found = [self._estimates.whole(each.chain) for each in variants]
+        measured = [each for each in found if each is not None]
+        return measured if len(measured) == len(found) else [self._nominal(each) for each in variants]
 
-    def _nominal(self, chain: Chain) -> BlockProfile:
-        nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
+    def _nominal(self, variant: Variant) -> BlockProfile:
+        chain = variant.chain
+        if variant.kind == "delta":
+            nbytes = sum(use.adapter_bytes for use in chain.uses)
+        else:
+            nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
         seconds = nbytes / _NOMINAL_BYTES
         grid = Grid((1.0, 1.0 + _NOMINAL_ROWS), (0.0,), ((seconds,), (2 * seconds,)))
         return BlockProfile(chain.loaded_as, nbytes, grid, Line((1.0,), (seconds,)), 0.0)
+
+
+def _batch_of(spec: ModelSpec) -> str:
+    """The model whose batch the rows of a model run in: its base's, unless it has weights of its own."""
+    return spec.name if spec.base is None or spec.kind in ("foundation", "full") else spec.base

@@ -24,8 +24,8 @@ from runtime.scheduler.devices.devices import Device
 
 class LatencyEstimates:
     """Args:
-    profiles: by block. hop: seconds of a row from one device to another. way_in: over which blocks are loaded, None for
-    from disk.
+    profiles: by block; of whole chains by version. hop: seconds of a row from one device to another. way_in: over which
+    blocks are loaded, None for from disk.
     """
 
     def __init__(self, profiles: Mapping[str, BlockProfile], hop: float, way_in: LinkProfile | None = None) -> None:
@@ -42,8 +42,8 @@ class LatencyEstimates:
 
     def remove_blocks(self, blocks: Collection[str], version: str) -> None:
         """Of blocks, and of a version of a chain, that are gone."""
-        for block in blocks:
-            self._profiles.pop(block, None)
+        for measured in (*blocks, version):
+            self._profiles.pop(measured, None)
         if blocks:
             self._known = {key: known for key, known in self._known.items() if key[0] not in blocks}
         self._whole.pop(version, None)
@@ -52,10 +52,12 @@ class LatencyEstimates:
         """Whether each block of a chain was measured."""
         return bool(self._profiles) and all(use.block in self._profiles for use in chain.uses)
 
-    def whole(self, chain: Chain) -> BlockProfile:
-        """A chain that is covered, as one block. Raises KeyError for one that is not."""
-        found = self._whole.get(chain.version)
-        if found is None:
+    def whole(self, chain: Chain) -> BlockProfile | None:
+        """A chain as one block; None where it was not measured. The blocks of a low-rank delta are its base's, without
+        what it adds: only its own measurement counts.
+        """
+        found = self._profiles.get(chain.version) or self._whole.get(chain.version)
+        if found is None and chain.rewriting is None and self.covers(chain):
             blocks = [use.block for use in chain.uses]
             tables = DeviceProfile("", alike([self._profiles[block] for block in dict.fromkeys(blocks)]), ())
             found = self._whole[chain.version] = chain_of(tables, chain.loaded_as, blocks)
