@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from runtime.chains import StageEngine
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
-    from runtime.policy.profiles import BlockProfile
     from zoo.api import ModelHandle, Zoo
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
@@ -184,16 +183,10 @@ def _config_of(model: ModelHandle) -> Mapping[str, Any]:
 
 
 class ZooSource:
-    """The catalogue as `runtime.server.interfaces.ModelSource`.
+    """The catalogue as `runtime.server.interfaces.ModelSource`."""
 
-    `deltas`: low-rank rewritings may stand in for their models; where both were measured on `device`, by what that
-    tells.
-    """
-
-    def __init__(self, zoo: Zoo, deltas: bool = False, device: str = "cpu") -> None:
+    def __init__(self, zoo: Zoo) -> None:
         self._zoo = zoo
-        self._deltas = deltas
-        self._device = device
 
     def resolve(self, name: str) -> str:
         return self._zoo.model(name).name
@@ -212,27 +205,7 @@ class ZooSource:
             created=int(created.timestamp()),
             chain=chain_id(model.manifest.components),
             exits=exit_ids(model.manifest),
-            stand_in=self._rewriting(spec.name) if self._deltas else None,
-            profile=self._profile(spec) if self._deltas else None,
         )
-
-    def _profile(self, spec: ModelSpec) -> BlockProfile | None:
-        """What the chain was measured to cost on a device like this one; None where it was not, or has other blocks
-        now.
-        """
-        from runtime.engine.profiling.document import stored_chain
-
-        return stored_chain(self._zoo.store, spec.name, self._device)
-
-    def _rewriting(self, name: str) -> str | None:
-        """The low-rank rewriting of a model that is nearest to it, as the catalogue has them scored."""
-        with self._zoo.store.catalog.reading() as reader:
-            pairs = [
-                pair
-                for pair in reader.equivalences([name])
-                if pair.relation == "delta" and pair.a.model == name and pair.a.lo == 0
-            ]
-        return max(pairs, key=lambda pair: pair.similarity).b.model if pairs else None
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:

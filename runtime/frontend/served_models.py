@@ -12,7 +12,6 @@ from typing import Any
 
 from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
 from zoo.views.exits import exit_name
 
@@ -32,19 +31,15 @@ class SamplingDefaults:
 class ServedModel:
     """One name that requests may ask for.
 
-    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one
-    stands in for, or is
-    an exit of. `profile`: what its chain was measured to cost on this device, None where it was not.
-    `chain`: which components it runs; `exits`: by number of layers, those of an exit behind them (`zoo.views.exits`).
+    `asked`: the model that this one is an exit of. `chain`: which components it runs; `exits`: by number of layers,
+    those of an exit behind them (`zoo.views.exits`).
     """
 
     spec: ModelSpec
     tokenizer: Tokenizer
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = 0
-    stand_in: str | None = None
     asked: str | None = None
-    profile: BlockProfile | None = None
     chain: str = ""
     exits: tuple[frozenset[str], ...] = ()
 
@@ -93,11 +88,6 @@ class ServedModels:
 
     def remove(self, name: str) -> None:
         self._by_name = {known: model for known, model in self._by_name.items() if known != name}
-
-    def stand_in_of(self, model: ServedModel) -> ServedModel | None:
-        """The model's rewriting where that is served."""
-        stand_in = self._by_name.get(model.stand_in or "")
-        return None if stand_in is None else replace(stand_in, asked=model.name)
 
     def exit_of(self, model: ServedModel, layers: int) -> ServedModel | None:
         """The model left behind so many of its layers (BL-30), where that is served: what is called so, and is that."""

@@ -5,6 +5,9 @@ block's time, by the bytes that are multiplied (all but embeddings, which are lo
 load, by all bytes. That is an estimate: the kernels of a piece are those of its block, and nothing is lost between two
 pieces on one device, which run as one stage.
 
+A low-rank delta has its base's pieces, and costs more: where all its blocks were measured, it has a profile as a whole,
+too, under the version of its chain.
+
 Reads the catalogue. A model whose blocks were not all measured on this kind of device, or are others by now, has no
 profiles.
 """
@@ -16,14 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from runtime.chains import BlockUse, Chain
 from runtime.engine.catalog.describe import Sizes
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
-from runtime.policy.profiles import BlockProfile, part_of, profile_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, alike, chain_of, part_of, profile_of
 from zoo.catalog import Reader
 from zoo.manifest import ChainBlock, Component
 from zoo.store import Store
 
 
 def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, threads: int) -> tuple[BlockProfile, ...]:
-    """Profiles of pieces, under the ids of their blocks in `chains`, which `describe_chain` gave; each once.
+    """Profiles of pieces, under the ids of their blocks in `chains`, which `describe_chain` gave; each once. Those of
+    low-rank deltas as a whole beside them.
 
     Args:
         chains: by the names of the stored models that they were made of.
@@ -66,6 +70,10 @@ def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockPr
         block = next((each for each in blocks if each.lo <= use.lo and use.hi <= each.hi), None)
         if block is not None and (whole := known.get(block.digest)) is not None:
             yield _part(whole, block, use, components, sizes)
+    if chain.rewriting is not None and all(block.digest in known for block in blocks):
+        named = [block.digest for block in blocks]
+        tables = DeviceProfile("", alike([known[digest] for digest in dict.fromkeys(named)]), ())
+        yield chain_of(tables, chain.version, named)
 
 
 def _part(

@@ -1,5 +1,5 @@
-"""Where a request's next hop should run: the latency of each candidate from the profile tables, and the least of them
-(BL-21).
+"""Estimate the latency of each candidate for a request's next hop from the profile tables (BL-21); `routing.variants`
+and `routing.paths` take the least.
 
     Latency   = T_queue + T_compute + T_transfer + T_load
     T_queue   = the queued batches' own compute times
@@ -8,13 +8,11 @@
     T_swap    = bytes of the block that must go, over its way out  +  bytes of the new one, over its way in
 
 The paper writes the way out as device memory bandwidth and the way in as the network's; both are links of the profile
-here, so that off-loading to the host is a matter of which link is named. Pure: profiles and numbers in, a decision with
-all its terms out.
+here, so that off-loading to the host is a matter of which link is named. Pure: profiles and numbers in, the terms out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.policy.profiles import BlockProfile, LinkProfile
@@ -66,14 +64,6 @@ class Latency:
         return self.queue + self.compute + self.transfer + self.load
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The candidate with the least latency, and the terms of all in the order given."""
-
-    chosen: Candidate
-    latencies: tuple[Latency, ...]
-
-
 def swap_seconds(candidate: Candidate) -> float:
     """T_swap. Without a way in, what loading from disk was measured to take."""
     out = (
@@ -97,12 +87,3 @@ def latency_of(candidate: Candidate, work: RowWork) -> Latency:
         transfer=transfer,
         load=max(swap - transfer, 0.0) if candidate.idle else swap,
     )
-
-
-def choose(candidates: Sequence[Candidate], work: RowWork) -> Choice:
-    """The candidate with the least latency; of equals the first. Raises ValueError without candidates."""
-    if not candidates:
-        raise ValueError("there is no candidate to choose from")
-    latencies = tuple(latency_of(candidate, work) for candidate in candidates)
-    best = min(range(len(candidates)), key=lambda index: latencies[index].total)
-    return Choice(candidates[best], latencies)
