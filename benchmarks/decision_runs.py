@@ -1,12 +1,12 @@
-"""What `benchmarks.same_decisions` records: presets of `zoo simulate`, cut to a few seconds each, and scenarios."""
+"""The runs that `benchmarks.same_decisions` records: presets of `zoo simulate`, a few seconds each, and scenarios."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: NAME: options of `zoo simulate`. The trace is of the first case and policy only, so other policies have rows of their
-#: own.
+#: Run -> options of `zoo simulate`. The trace covers only the first case and policy, so further policies have their own
+#: runs.
 RUNS: Mapping[str, tuple[str, ...]] = {
     "blockllm": ("--preset", "blockllm", "--requests", "60"),
     "blockllm.pm": ("--preset", "blockllm", "--requests", "40", "--policy", "pm"),
@@ -28,8 +28,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "scale": ("--preset", "scale", "--requests", "2000", "--devices", "40"),
     "full-device": ("--preset", "full-device", "--requests", "256"),
 }
-#: What no preset does: agents that dispatch among themselves; block instances with batch limits on devices with so few
-#: pages that sequences are preempted, in chains whose parts move with kept activations.
+#: What no preset covers: broadcast dispatch between agents; and batch limits per block on devices with so few pages
+#: that sequences are preempted, with migrations that use kept block inputs.
 SCENARIOS: Mapping[str, Mapping[str, Any]] = {
     "broadcast": {
         "cluster": {"servers": [2, 2, 2], "gpu": "A10", "weights": 0.45},

@@ -1,20 +1,21 @@
-"""How many of this project's source files run for one decoded token: on one device, and over a path of two hops.
+"""Count the project's source files that run for one decoded token, on one device and over a path of two hops.
 
     python -m benchmarks.files_per_token [--tokens 64] [--calls] [--output FILE]
 
-One sequence decodes greedily on a tiny Llama of random weights, as `zoo serve` would serve it by default:
-`one_device` is the default agent in the scheduler's thread, `two_hops` is two agents in threads of this process, each
-with half of the chain. A profile function on every thread (`sys.setprofile`, `threading.setprofile`) notes the file
-of each Python function that is entered. What is counted is what happens between two tokens that reach the client, as
-the median over `--tokens` tokens after a warm-up:
+One sequence decodes greedily on a tiny Llama of random weights, as `zoo serve` does by default. `one_device` has the
+default agent in the scheduler's thread; `two_hops` has two agents in threads of this process, each with half of the
+chain.
+
+A profile function on every thread (`sys.setprofile`, `threading.setprofile`) records the file of each Python function
+entered between two tokens that reach the client. Reported are medians over `--tokens` tokens after a warm-up:
 
     files         distinct files, all threads together
-    thread_files  the same, but a file that runs on two threads counts twice: what the hops of a path add up to
-    calls         functions entered; a generator that goes on counts again; comprehensions, C functions and libraries
-                  do not count
+    thread_files  the same, but a file counts once for each thread on which it runs
+    calls         functions entered; each resumption of a generator counts; comprehensions, C functions and libraries
+                  do not
+    packages      files by folder, of those entered for at least half of the tokens
 
-`packages`: files by folder, of those entered for at least half of the tokens. `--calls`: the median calls of each
-such file.
+`--calls` adds the median calls of each such file.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ SETTINGS: Mapping[str, ServeOptions] = {
 }
 
 
-#: Frames of their own in some versions of Python only.
+#: Code objects with their own frames in some versions of Python only.
 _COMPREHENSIONS = frozenset(["<listcomp>", "<dictcomp>", "<setcomp>"])
-#: Thread and file.
+#: Calls by (thread, file).
 Calls = Counter[tuple[str, str]]
 
 
 class Entered:
-    """Files of this project whose functions are entered, on all threads that begin inside `watching`."""
+    """Records the project's files with functions entered on this thread and on threads started inside `watching`."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = f"{root}/"
@@ -83,7 +84,7 @@ class Entered:
             threading.setprofile(None)
 
     def drain_calls(self) -> Calls:
-        """Calls by thread and file since the last time."""
+        """Return the calls by thread and file since the previous call."""
         taken, self._seen = self._seen, []
         return Counter(taken)
 
@@ -103,7 +104,7 @@ class Entered:
 
 
 def make_store(folder: Path) -> Path:
-    """A store with one Llama of random weights."""
+    """Make a store with one Llama of random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -115,7 +116,7 @@ def make_store(folder: Path) -> Path:
 
 
 def steps(zoo: Zoo, options: ServeOptions, tokens: int) -> list[Calls]:
-    """Calls for each of so many tokens of one sequence, after the warm-up."""
+    """Return the calls for each of `tokens` tokens of one sequence, after the warm-up."""
     sampling = SamplingParams(WARM_UP + tokens, ignore_eos=True)
     request = SequenceRequest("s", "r", _MODEL, _PROMPT, sampling)
     found: list[Calls] = []
@@ -127,7 +128,7 @@ def steps(zoo: Zoo, options: ServeOptions, tokens: int) -> list[Calls]:
 
 
 def summary(found: Sequence[Calls], calls: bool = False) -> dict[str, Any]:
-    """Medians over tokens; by folder, of the files that at least half of the tokens enter."""
+    """Return medians over tokens, and by folder the files that at least half of the tokens enter."""
     if not found:
         raise ValueError("no token was decoded after the warm-up")
     by_file: list[Counter[str]] = []
@@ -148,7 +149,7 @@ def summary(found: Sequence[Calls], calls: bool = False) -> dict[str, Any]:
 
 
 def measured(tokens: int, calls: bool = False) -> dict[str, Any]:
-    """Every setting, one after the other."""
+    """Measure every setting, one after the other."""
     with tempfile.TemporaryDirectory() as scratch, Zoo(make_store(Path(scratch))) as zoo:
         return {name: summary(steps(zoo, options, tokens), calls) for name, options in SETTINGS.items()}
 

@@ -1,10 +1,10 @@
-"""Measure how tidy the repository is: sizes of folders and files, names, words, references, files that nothing imports.
+"""Measure the repository's style: sizes of folders and files, names, words, references, files that nothing imports.
 
     python -m benchmarks.house [--json] [--check] [--list MEASURE] [--root FOLDER]
 
-`--check` compares every measure with its limit in LIMITS; its exit code is 1 where one is above it. `--list` prints
-what a measure counts, one finding a line. What is read: Python files of the packages, of benchmarks and of tests, and
-Markdown at the top and in docs.
+`--check` compares every measure with its limit in LIMITS; the exit code is 1 if one is above it. `--list` prints what a
+measure counts, one finding per line. Read are the Python files of the packages, benchmarks and tests, and Markdown
+files at the top level and in docs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from benchmarks.sources import Repository, Source, imported_modules
 
-#: Most that a measure may be. To be lowered whenever it falls; zero is the aim but for folders and words.
+#: Upper bounds of the measures. Lower them when a measure falls; the goal is zero except for folders and words.
 LIMITS: Mapping[str, float] = {
     "files per folder, most": 16,
     "files per folder of runtime, median": 8,
@@ -38,13 +38,13 @@ LIMITS: Mapping[str, float] = {
     "files longer than 300 lines": 60,
     "files that nothing imports": 0,
 }
-#: The length of a line and of a file that is still short enough.
+#: Maximum length of a line and of a file.
 COLUMNS, LINES = 120, 300
-#: Words for people, which things are not.
+#: Words for people, which should not be used for things.
 PEOPLE = frozenset(
     ["who", "whoever", "whose", "whom", "nobody", "somebody", "anybody", "everybody", "others", "newcomer", "newcomers"]
 )
-#: Names of methods that say neither what they act on nor what they give.
+#: Names of methods that state neither their object nor their result.
 BARE = frozenset(
     [
         "ask", "asked", "came", "come", "done", "drop", "ended", "forget", "gave", "give", "given", "go", "gone", "had",
@@ -52,7 +52,7 @@ BARE = frozenset(
         "said", "say", "see", "seen", "stand", "stood", "take", "taken", "tell", "told", "took", "went",
     ]
 )  # fmt: skip
-#: Mechanisms of the papers, and phrases that point at a text outside the repository.
+#: IDs of the papers' mechanisms, and phrases that refer to a text outside the repository.
 PAPER_ID = re.compile(r"\b(?:BL|IL|QL|TI|BA|UN)-[0-9]{2}\b")
 _OUTSIDE = re.compile(r"\bdesign,? section\b|\bmechanisms [0-9]|\bcontract, section\b", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
@@ -61,7 +61,11 @@ PAPERS = "docs/papers.md"
 
 @dataclass(frozen=True)
 class Measure:
-    """One row of the table. `found`: what it counts, where that is a list."""
+    """One row of the table.
+
+    Fields:
+        found: The findings, if the measure counts a list.
+    """
 
     name: str
     value: float
@@ -69,7 +73,7 @@ class Measure:
 
 
 def folders(repository: Repository) -> list[Measure]:
-    """Files per folder, without the verbs of `cli`, which stay beside each other, and without `__init__.py`."""
+    """Return files per folder, without `__init__.py` and without the verbs of `cli`, which stay in one folder."""
     sizes = Counter(
         str(PurePosixPath(each.path).parent) for each in repository.product if not each.path.endswith("__init__.py")
     )
@@ -83,7 +87,7 @@ def folders(repository: Repository) -> list[Measure]:
 
 
 def words(repository: Repository) -> list[Measure]:
-    """Words for people in 1000 words of prose, of code (its comments and docstrings) and of documents."""
+    """Return the words for people per 1000 words of comments and docstrings, and of documents."""
     code = [(each.path, text) for each in repository.own for text in each.prose]
     tests = [(each.path, text) for each in repository.tests for text in each.prose]
     documents = list(repository.documents.items())
@@ -91,7 +95,7 @@ def words(repository: Repository) -> list[Measure]:
 
 
 def classes(repository: Repository) -> list[Measure]:
-    """Names of classes that are defined more than once, in all and in one package."""
+    """Return the class names defined more than once, in total and within one package."""
     where: dict[str, list[Source]] = defaultdict(list)
     for source in repository.own:
         for node in ast.walk(source.tree):
@@ -109,7 +113,7 @@ def classes(repository: Repository) -> list[Measure]:
 
 
 def methods(repository: Repository) -> list[Measure]:
-    """Methods that are called by a bare verb or preposition."""
+    """Return the methods named by a bare verb or preposition."""
     found = [
         f"{source.path}:{method.lineno}: {node.name}.{method.name}"
         for source in repository.own
@@ -122,7 +126,7 @@ def methods(repository: Repository) -> list[Measure]:
 
 
 def references(repository: Repository) -> list[Measure]:
-    """IDs of the papers' mechanisms that the papers' page lacks, and phrases that lead out of the repository."""
+    """Return the mechanism IDs missing from the papers' page, and phrases that refer outside the repository."""
     known = listed_ids(repository.documents.get(PAPERS, ""))
     texts = {source.path: source.text for source in (*repository.own, *repository.tests)} | repository.documents
     unknown, outside = [], []
@@ -137,7 +141,7 @@ def references(repository: Repository) -> list[Measure]:
 
 
 def sizes(repository: Repository) -> list[Measure]:
-    """Lines and files that are too long."""
+    """Return the lines and files that are too long."""
     everything = [*repository.own, *repository.tests]
     lines = [
         f"{source.path}:{number}: {len(line)}"
@@ -154,7 +158,7 @@ def sizes(repository: Repository) -> list[Measure]:
 
 
 def dead(repository: Repository) -> list[Measure]:
-    """Modules that neither code nor a document imports (tests aside), no entry point starts, and no string names."""
+    """Return modules that no code or document imports (tests aside), no entry point starts and no string names."""
     project = repository.root / "pyproject.toml"
     used = set(re.findall(r'"([\w.]+):\w+"', project.read_text(encoding="utf-8") if project.exists() else ""))
     used |= {name for text in repository.documents.values() for name in re.findall(r"\bfrom ([\w.]+) import", text)}
@@ -179,12 +183,12 @@ def measured(root: Path) -> list[Measure]:
 
 
 def listed_ids(papers: str) -> set[str]:
-    """IDs that the papers' page has a row for."""
+    """Return the IDs that the papers' page has a row for."""
     return set(re.findall(rf"^\| *({PAPER_ID.pattern}) *\|", papers, re.MULTILINE))
 
 
 def above(found: Sequence[Measure], limits: Mapping[str, float]) -> list[str]:
-    """What is wrong, in words: measures above their limits, and those without one."""
+    """Return a text for each measure above its limit or without one."""
     wrong = [f"{each.name}: no limit in the table" for each in found if each.name not in limits]
     return wrong + [
         f"{each.name}: {each.value:g}, limit {limits[each.name]:g}"
@@ -237,13 +241,13 @@ def _places(named: Mapping[str, Sequence[Source]]) -> tuple[str, ...]:
 
 
 def _package(source: Source) -> str:
-    """`runtime/engine` or `zoo`: what a name is looked for in."""
+    """Return the package within which class names must be unique: `runtime/engine` or `zoo`, for example."""
     parts = PurePosixPath(source.path).parts
     return "/".join(parts[: 2 if parts[0] == "runtime" and len(parts) > 2 else 1])
 
 
 def _enters_itself(source: Source) -> bool:
-    """Whether it is a package, a migration, which Alembic finds by its folder, or run by its name."""
+    """Return whether a file needs no import: a package, a migration (found by Alembic), or a program."""
     return (
         source.path.endswith("__init__.py") or "/migrations/" in source.path or '__name__ == "__main__"' in source.text
     )

@@ -1,14 +1,14 @@
-"""The quick profile: a family of random Llamas under one workload, our engine beside transformers, in under five
-minutes on two cores.
+"""The quick benchmark: a family of random Llamas under one workload, Block Zoo against transformers.
 
     python -m benchmarks.quick [--requests 32] [--rounds 2] [--threads 2] [--output FILE] [--plot FILE]
 
-A foundation of 32 M parameters, three full fine-tunes that differ in one layer and four LoRAs, in one store; skewed
-popularity, prompts of 32 tokens in the median, answers of 32, Poisson arrivals faster than either side answers.
-transformers loads each model from the same store
-when it is asked for: once with room for one model (per-model provisioning), once with room for all. Rounds alternate;
-ratios are ours over theirs with their spread. Nothing here fails for being slow. The same by hand: `zoo bench --against
-transformers`.
+It takes under five minutes on two cores. One store has a foundation of 32 M parameters, three full fine-tunes that
+differ in one layer, and four LoRAs. Popularity is skewed; prompts have a median of 32 tokens, answers have 32; Poisson
+arrivals come faster than either side answers.
+
+transformers loads each model from the same store on demand: once with room for one model (per-model provisioning), once
+with room for all. Rounds alternate; ratios are ours over theirs, with their spread. Nothing fails for being slow. The
+same comparison by hand: `zoo bench --against transformers`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FULL, _LORAS = 3, 4
 
 
 def fill(folder: Path) -> Path:
-    """A store with the family in it."""
+    """Make a store with the family."""
     made = {
         **make_family(folder, "full", _FULL + 1, "32m", "float32"),
         **make_family(folder, "lora", _LORAS, "32m", "float32"),
@@ -51,7 +51,7 @@ def fill(folder: Path) -> Path:
 
 
 def measure(store: Path, resident: int, requests: int, rounds: int) -> dict[str, Any]:
-    """One report. `resident`: models that transformers may hold."""
+    """Return one report. `resident` is how many models transformers may keep in memory."""
     settings = WorkloadSettings(
         requests,
         seed=0,

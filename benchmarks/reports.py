@@ -1,4 +1,4 @@
-"""What every benchmark does with its document at the end."""
+"""Output of the benchmarks' documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def deliver(document: Mapping[str, Any], output: Path | None) -> None:
-    """Print it as JSON, and write the same into a file where one is asked for."""
+    """Print the document as JSON, and write it to a file if one is given."""
     text = json.dumps(document, indent=2)
     print(text)
     if output:

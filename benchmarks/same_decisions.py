@@ -1,21 +1,21 @@
-"""Record what the simulator decides, and compare two such records: new names or files must not change any decision.
+"""Record what the simulator decides, and compare two records: a refactoring must not change any decision.
 
     python -m benchmarks.same_decisions record FOLDER [--checkout ROOT] [--seeds 3] [--only NAME]...
     python -m benchmarks.same_decisions compare OLD NEW [--map FILE.json]
 
-`record` runs `zoo simulate` of a checkout for each row of `decision_runs` and each seed, one process after the other,
-and writes NAME-SEED.jsonl.gz (the trace of the first run) and NAME-SEED.json (the report of all runs). `compare`
-prints a line per record, and the first difference with what comes before it; its exit code is 1 where anything
-differs. What is measured in real time is left out.
+`record` runs `zoo simulate` of a checkout for each run of `decision_runs` and each seed, in one process after the
+other. It writes NAME-SEED.jsonl.gz (the trace of the first run) and NAME-SEED.json (the report of all runs). `compare`
+prints a line per record, with the first difference and its context; the exit code is 1 if anything differs. Times
+measured on the machine are not compared.
 
-The map says how names of OLD are called in NEW; every part may be missing:
+The map translates names of OLD into names of NEW; every part is optional:
 
     {"events": {"old": "new"},             names of trace events
-     "fields": {"old": "new", "a.b": "c"}, keys of trace and report; with dots: keys one below the other
-     "values": {"old": "new"},             strings, as a whole, wherever they stand but in a trace's `ev`
+     "fields": {"old": "new", "a.b": "c"}, keys of trace and report; with dots: nested keys
+     "values": {"old": "new"},             whole strings, anywhere but in a trace's `ev`
      "patterns": [["regex", "new"]],       parts of strings, likewise, after `values`
-     "ignore": ["settings", "a.b"],        keys left out on both sides, with NEW's names, with all that is below them
-     "drop": ["event"]}                    trace events left out on both sides, with NEW's names
+     "ignore": ["settings", "a.b"],        keys left out on both sides, by NEW's names, with everything below them
+     "drop": ["event"]}                    trace events left out on both sides, by NEW's names
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from typing import Any
 
 from benchmarks.decision_runs import RUNS, SCENARIOS
 
-#: Of real time, or of the machine.
+#: Keys with times measured on the machine.
 MEASURED = ("wall_seconds", "real")
-#: Lines shown before a difference.
+#: Events shown before a difference.
 CONTEXT = 3
 _SIMULATE = "from cli.app import main; main()"
 
 
 class Unreadable(Exception):
-    """A record, or a map, that is missing or no JSON."""
+    """Raised if a record or a map is missing or not JSON."""
 
 
 @dataclass(frozen=True)
 class Renames:
-    """How OLD's names are called in NEW. The top of the file says what each part does."""
+    """Translation of OLD's names into NEW's; the module's docstring explains each part."""
 
     events: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Renames:
 
     @classmethod
     def read(cls, path: Path | None) -> Renames:
-        """Raises Unreadable."""
+        """Read a map. Raises Unreadable."""
         if path is None:
             return cls()
         document = _json_of(path)
@@ -73,7 +73,7 @@ class Renames:
         return cls(**document)
 
     def value(self, value: Any) -> Any:
-        """A leaf as NEW writes it."""
+        """Return a leaf with NEW's names."""
         if not isinstance(value, str):
             return value
         value = self.values.get(value, value)
@@ -86,7 +86,7 @@ Flat = dict[tuple[str, ...], Any]
 
 
 def flat(document: Any, renames: Renames | None = None) -> Flat:
-    """Every leaf by its keys, without what is ignored. `renames`: of OLD; None: the names are NEW's."""
+    """Return every leaf by its keys. `renames` translates OLD's names; None if the names are NEW's."""
     leaves: Flat = {}
     _leaves(document, (), leaves)
     if renames is None:
@@ -95,7 +95,7 @@ def flat(document: Any, renames: Renames | None = None) -> Flat:
 
 
 def renamed_path(path: tuple[str, ...], fields: Mapping[str, str]) -> tuple[str, ...]:
-    """Rules with dots first, the longest before the others; each key is renamed at most once."""
+    """Rename a path's keys, each at most once. Rules with dots come first, longer ones before shorter ones."""
     rules = sorted(
         ((tuple(old.split(".")), tuple(new.split("."))) for old, new in fields.items() if "." in old),
         key=lambda rule: -len(rule[0]),
@@ -115,13 +115,13 @@ def renamed_path(path: tuple[str, ...], fields: Mapping[str, str]) -> tuple[str,
 
 
 def kept(leaves: Flat, ignore: Iterable[str]) -> Flat:
-    """Without the leaves at or below a key of `ignore`; one with dots matches keys one below the other."""
+    """Return the leaves that are not at or below a key of `ignore`; a key with dots matches nested keys."""
     rules = [tuple(each.split(".")) for each in ignore]
     return {path: value for path, value in leaves.items() if not any(_within(path, rule) for rule in rules)}
 
 
 def trace_difference(old: Iterable[str], new: Iterable[str], renames: Renames) -> str | None:
-    """The first event that differs, with those before it; None where there is none."""
+    """Return the first event that differs, with the events before it; None if all are equal."""
     before: deque[str] = deque(maxlen=CONTEXT)
     mine = _events(old, renames, True)
     theirs = _events(new, renames, False)
@@ -138,7 +138,7 @@ def trace_difference(old: Iterable[str], new: Iterable[str], renames: Renames) -
 
 
 def report_difference(old: Any, new: Any, renames: Renames) -> str | None:
-    """The first leaves that differ, and how many do."""
+    """Return the first leaves that differ, and how many do; None if all are equal."""
     left, right = (kept(each, (*MEASURED, *renames.ignore)) for each in (flat(old, renames), flat(new)))
     names = _differing(left, right)
     if not names:
@@ -151,7 +151,7 @@ def report_difference(old: Any, new: Any, renames: Renames) -> str | None:
 
 
 def compare(old: Path, new: Path, renames: Renames) -> dict[str, str | None]:
-    """By record of OLD: what differs first, None where nothing does. Raises Unreadable when OLD has no record."""
+    """Return the first difference of each record of OLD, None if equal. Raises Unreadable if OLD has no record."""
     names = sorted(path.stem for path in old.glob("*.json"))
     if not names:
         raise Unreadable(f"{old} has no records")
@@ -159,7 +159,7 @@ def compare(old: Path, new: Path, renames: Renames) -> dict[str, str | None]:
 
 
 def record(folder: Path, checkout: Path, seeds: Sequence[int], only: Sequence[str] = ()) -> None:
-    """Run what is not in the folder yet. Raises SystemExit when the simulator fails."""
+    """Run what the folder does not have yet. Raises SystemExit if the simulator fails."""
     folder.mkdir(parents=True, exist_ok=True)
     if unknown := set(only) - {*RUNS, *SCENARIOS}:
         raise SystemExit(f"there is no run {sorted(unknown)[0]!r}; there are {', '.join([*RUNS, *SCENARIOS])}")
@@ -288,7 +288,7 @@ def _recorded(folder: Path, name: str, seed: int, checkout: Path) -> None:
             "--json",
         ]
         done = subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, check=False)
-        if done.returncode not in (0, 1) or not done.stdout:  # 1: requests were refused, which is a decision, too
+        if done.returncode not in (0, 1) or not done.stdout:  # 1: requests were refused, which is a decision too
             raise SystemExit(f"{name}-{seed}: zoo simulate ended with {done.returncode}")
         with gzip.GzipFile(folder / f"{name}-{seed}.jsonl.gz", "wb", mtime=0) as packed:
             packed.write(trace.read_bytes())

@@ -1,4 +1,4 @@
-"""The repository's Python and Markdown as text and syntax trees, for checks that import nothing of it."""
+"""The repository's Python and Markdown files as text and syntax trees, for checks that import none of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-#: Of what is installed.
+#: The packages that are installed.
 PACKAGES = ("zoo", "surgery", "stitch", "surrogates", "runtime", "cli")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A Python file. `path`: below the repository, with slashes."""
+    """A Python file.
+
+    Fields:
+        path: Relative to the repository, with slashes.
+    """
 
     path: str
     text: str
@@ -31,7 +35,7 @@ class Source:
 
     @property
     def prose(self) -> Iterator[str]:
-        """Its docstrings and comments."""
+        """The file's docstrings and comments."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
@@ -41,7 +45,7 @@ class Source:
 
 
 class Repository:
-    """The files below a folder. Raises FileNotFoundError when there are no packages."""
+    """The files below a folder. Raises FileNotFoundError if it has none of the packages."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -55,7 +59,7 @@ class Repository:
 
     @property
     def own(self) -> list[Source]:
-        """All Python but the tests."""
+        """All Python files except tests."""
         return [*self.product, *self.benchmarks]
 
     def _sources(self, *folders: str) -> list[Source]:
@@ -64,7 +68,7 @@ class Repository:
 
 
 def imported_modules(source: Source) -> Iterator[str]:
-    """Modules that a file imports, wherever in it; a package for each of them, too."""
+    """Yield the modules that a file imports anywhere, and their parent packages."""
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):

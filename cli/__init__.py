@@ -1,1 +1,1 @@
-"""The command line `zoo`, one file per verb."""
+"""The command line `zoo`, one module per verb."""

@@ -1,7 +1,7 @@
-"""The Typer application `zoo`: one explicit table of verbs, and the exit codes of the contract.
+"""Build and run the Typer application `zoo`, from one table of verbs.
 
-0 fine; 1 it ran and found something wrong; 2 bad usage or bad input, with one clear line on standard error.
-Verb modules import nothing heavy at the top, so that `zoo --help` answers at once.
+Exit codes: 0 success; 1 the command ran and found something wrong; 2 bad usage or bad input, with one line on standard
+error. Verb modules import nothing heavy at module level, so that `zoo --help` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cli.shared.command import ZooCommand
 from cli.shared.output import say_error
 from zoo.errors import TrainingFailed, ZooError
 
-#: Verb -> module; each module's function of the verb's name is the command, its docstring the help.
+#: Verb -> module. The module's function of the same name is the command; its docstring is the help text.
 VERBS: dict[str, str] = {
     "ingest": "cli.ingest",
     "ls": "cli.ls",
@@ -44,8 +44,9 @@ VERBS: dict[str, str] = {
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """The application with every verb of the table; with `only`, one that is about to be run, the others are not
-    imported.
+    """Return the application with all verbs.
+
+    With `only`, a verb about to be run, the other modules are not imported.
     """
     app = typer.Typer(
         name="zoo",
@@ -62,12 +63,15 @@ def build(only: str | None = None) -> typer.Typer:
 
 
 def _verbs() -> None:
-    # With a callback an application stays one of verbs, also when it has but one.
+    # With a callback Typer expects a verb even if the application has only one.
     pass
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one command and exit with its code. Expected errors are one line; unexpected ones keep their traceback."""
+    """Run one command and exit with its code.
+
+    Expected errors (ZooError) are printed as one line; other exceptions keep their traceback.
+    """
     try:
         code = build(next(iter(sys.argv[1:] if argv is None else argv), None))(args=argv, standalone_mode=True)
     except ZooError as error:

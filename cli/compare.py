@@ -1,4 +1,4 @@
-"""`zoo compare`: how alike two models are, part by part."""
+"""`zoo compare`: score the similarity of two models, part by part."""
 
 from __future__ import annotations
 

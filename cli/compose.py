@@ -1,4 +1,4 @@
-"""`zoo compose`: a chain from slices of models in the zoo."""
+"""`zoo compose`: make a chain from slices of stored models."""
 
 from __future__ import annotations
 

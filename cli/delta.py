@@ -1,4 +1,4 @@
-"""`zoo delta`: a full fine-tune as its base plus low-rank deltas, beside the exact one."""
+"""`zoo delta`: store a full fine-tune as its base plus low-rank deltas, beside the exact model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def delta(
 
 
 def document(report: DeltaReport) -> dict[str, Any]:
-    """The fields of `zoo delta --json`."""
+    """Return the document of `zoo delta --json`."""
     fields = dataclasses.asdict(report)
     score = fields.pop("score")
     del score["similarity"]

@@ -1,4 +1,4 @@
-"""`zoo eval`: accuracy of a stored model by lm-eval's tasks, or by those that come with the zoo and need no network."""
+"""`zoo eval`: measure a stored model's accuracy on tasks of lm-eval, or on built-in tasks that need no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zoo exits`: how well a model does that is left early, and exits that requests may choose."""
+"""`zoo exits`: measure early exits of a model, and store those that requests may choose."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`zoo experiment`: what sharing blocks, or switching between them, costs in accuracy: Figures 10 and 11 of BlockLLM
-for any two models.
+"""`zoo experiment`: measure the accuracy cost of sharing blocks, or switching between them, for two models.
+
+These are Figures 10 and 11 of BlockLLM.
 """
 
 from __future__ import annotations
@@ -131,14 +132,14 @@ def _switching(start: str | None, every: str | None) -> Callable[[int, str], lis
 
 
 def _stem(request: Request) -> str:
-    """The files' name: of what is measured, not how."""
+    """Return the stem of the output files' names, from the models and the text but not the settings."""
     part = "".join(c if c.isalnum() or c in "-_" else "-" for c in request.text.origin.removeprefix("library:"))
     text = "" if request.text.origin == "the built-in text" else f"-on-{part}"
     return "-".join([request.experiment, *(name.replace("/", "--") for name in (request.a, request.b))]) + text
 
 
 def _write(document: dict[str, Any], stem: Path) -> None:
-    """The document and its plot. Raises InputError when the folder cannot be written."""
+    """Write the document and its plot. Raises InputError if the folder cannot be written."""
     import json
 
     from cli.plots.experiment import plot_experiment

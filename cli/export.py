@@ -1,4 +1,4 @@
-"""`zoo export`: a model's files again, as they came."""
+"""`zoo export`: write a model's files, byte for byte as they were ingested."""
 
 from __future__ import annotations
 

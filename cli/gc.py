@@ -1,4 +1,4 @@
-"""`zoo gc`: free what no model uses."""
+"""`zoo gc`: remove objects that no model uses."""
 
 from __future__ import annotations
 

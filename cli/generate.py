@@ -1,4 +1,4 @@
-"""`zoo generate`: one prompt through one model, with the same engine and the same rules as the server."""
+"""`zoo generate`: run one prompt through one model, with the same engine and request checks as the server."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def generate(
 
 
 def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
-    """Exactly one of the two. Raises InputError."""
+    """Return the prompt from exactly one of the two arguments. Raises InputError."""
     if (text is None) == (token_ids is None):
         raise InputError("give the prompt either as text or as --token-ids")
     if text is not None:
@@ -81,7 +81,7 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 @contextmanager
 def _started(zoo: Zoo, name: str, options: ServeOptions) -> Iterator[tuple[BaseDriver, ServedModel]]:
-    """One model on a device, ready to run."""
+    """Start a driver with one model and yield both."""
     from cli.serving.driver import start_driver
     from cli.serving.models import ZooSource, choose
 
@@ -92,7 +92,7 @@ def _started(zoo: Zoo, name: str, options: ServeOptions) -> Iterator[tuple[BaseD
 
 
 def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
-    """The same parsing and bounds as a request over HTTP. Raises InputError."""
+    """Parse and check the body as a request over HTTP is. Raises InputError."""
     from runtime.frontend.assemble import Limits, Receipt, assemble_completion
     from runtime.frontend.schemas import CompletionBody, parse
 
@@ -104,7 +104,7 @@ def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
 
 
 def _pieces(driver: BaseDriver, generation: Generation) -> Iterator[TextPiece]:
-    """What each token adds, until the choice has ended. Raises ZooError when it failed."""
+    """Yield the piece of each token until the choice has ended. Raises ZooError if it failed."""
     from runtime.frontend.choice import AnswerChoice
 
     choice = AnswerChoice(generation, 0)

@@ -1,4 +1,4 @@
-"""`zoo ingest`: put a checkpoint into the zoo."""
+"""`zoo ingest`: put a checkpoint into the store."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def ingest(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """What is scored when a fine-tune is ingested: nothing, unless it is asked for. An ingest without it needs no
-    torch.
-    """
+    """Settings for scoring a fine-tune after its ingest. Without them no scoring happens, and no torch is needed."""
 
     threshold: float
     probe: str | None
@@ -88,7 +86,10 @@ class _Scoring:
 
     @classmethod
     def from_options(cls, threshold: float | None, probe: str | None, device: str) -> _Scoring | None:
-        """Raises InputError for what would fail after gigabytes were read."""
+        """Return the settings, None if no scoring was requested.
+
+        Raises InputError for wrong values before gigabytes are read.
+        """
         if threshold is None and probe is None:
             return None
         from surgery.scoring.equate import DEFAULT_THRESHOLD, check_threshold
@@ -98,7 +99,10 @@ class _Scoring:
         return cls(chosen, probe, device)
 
     def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
-        """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
+        """Score the new model against its base and return the equivalences.
+
+        A model that cannot be scored stays in the store; the reason is printed.
+        """
         from cli.shared.progress import counting, hush
         from surgery.scoring.compare import CompareSettings
         from zoo.errors import Incomparable, NotServable
@@ -148,7 +152,7 @@ def _count(number: int, word: str) -> str:
 
 @contextmanager
 def _progress(silent: bool) -> Iterator[Progress | None]:
-    """A bar on standard error while bytes are stored; nothing when that is no terminal."""
+    """Show a bar on standard error while bytes are stored; nothing if it is not a terminal."""
     if silent or not sys.stderr.isatty():
         yield None
         return

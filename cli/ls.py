@@ -1,4 +1,4 @@
-"""`zoo ls`: every model of the zoo, and what the store holds."""
+"""`zoo ls`: list the stored models and the totals of the store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _row(model: ModelSummary) -> tuple[object, ...]:
 
 
 def _human_count(count: int) -> str:
-    """6738415616 -> '6.74B'."""
+    """Return a count in short form: 6738415616 -> '6.74B'."""
     for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= limit:
             return f"{count / limit:.2f}{unit}"

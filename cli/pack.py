@@ -1,4 +1,4 @@
-"""`zoo pack`: full fine-tunes in fewer bytes, and back."""
+"""`zoo pack`: store full fine-tunes in fewer bytes, or undo it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOp
 if TYPE_CHECKING:
     from zoo.packed.pack import PackReport
 
-#: How far `--idle` steps back behind other processes.
+#: Niceness of the process with `--idle`, the lowest priority.
 _NICE = 19
 
 

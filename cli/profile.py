@@ -1,6 +1,4 @@
-"""`zoo profile`: what a model's blocks cost on this machine, measured and kept for the policies; or what was measured
-before.
-"""
+"""`zoo profile`: measure the costs of a model's blocks on this machine and store them, or print stored ones."""
 
 from __future__ import annotations
 

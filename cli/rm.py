@@ -1,4 +1,4 @@
-"""`zoo rm`: take a model out of the zoo."""
+"""`zoo rm`: remove a model from the catalogue."""
 
 from __future__ import annotations
 

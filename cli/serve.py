@@ -1,7 +1,7 @@
-"""`zoo serve`: models of the store behind OpenAI's HTTP interface.
+"""`zoo serve`: serve stored models over OpenAI's HTTP interface.
 
-Standard output gets the address alone (with `--json` one document), once requests are answered; all else goes to
-standard error.
+Standard output gets only the address (one JSON document with `--json`), once requests are accepted. Everything else
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def serve(
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Before requests are answered SIGTERM ends this as Ctrl-C does: what was begun is undone, agents and their sockets
-    go.
-    """
+    """Make SIGTERM raise SystemExit during startup, so that agents and sockets are closed as for Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -106,17 +104,18 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
 
 
 def _announce(address: str, names: Sequence[str], as_json: bool) -> None:
-    """The one thing on standard output, once requests are answered."""
+    """Print the address, or the document, once requests are accepted."""
     if as_json:
-        # On one line: it is read from a process that goes on.
+        # One line, because a reader parses it while this process keeps running.
         print(json.dumps({"address": address, "models": list(names)}), flush=True)
     else:
         print(address, flush=True)
 
 
 def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> TraceSink | None:
-    """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the
-    packages for that.
+    """Return the sink of trace events: the trace file, and an OpenTelemetry collector if `endpoint` is set.
+
+    Raises InputError without the packages for it.
     """
     if endpoint is None:
         return trace
@@ -128,7 +127,7 @@ def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> 
 
 
 def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] | None:
-    """Where the log of a cluster's scheduler goes."""
+    """Return the function that writes lines of the scheduler's log."""
     if path is None:
         return None
     from runtime.cluster.driver.log_file import LogFile

@@ -1,4 +1,4 @@
-"""`zoo show`: one model's chain, block by block, and who shares each block."""
+"""`zoo show`: print one model's chain, block by block, with the models that share each block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOp
 if TYPE_CHECKING:
     from zoo.views.blocks import BlockView, Equivalent
 
-#: Characters of a digest that people are shown.
+#: Characters of a digest in printed text.
 _SHORT = 12
 
 
@@ -94,7 +94,7 @@ def _row(block: BlockView, threshold: float) -> tuple[str, ...]:
 
 
 def _components(block: BlockView) -> str:
-    """`embedding, 3 attention, 3 ffn`; parts with an adapter say so."""
+    """Return a text such as `embedding, 3 attention, 3 ffn`; components with an adapter are marked."""
     counts: dict[str, int] = {}
     for each in block.components:
         adapter = f" + {each.component.adapter.kind}" if each.component.adapter else ""

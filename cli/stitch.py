@@ -1,4 +1,4 @@
-"""`zoo stitch`: a linear block from the hidden states of one model to those of another."""
+"""`zoo stitch`: train a linear block from the hidden states of one model to those of another."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def stitch(
     from stitch import StitchSettings, train_stitch
     from zoo.api import Zoo
 
-    disable_progress_bar()  # of reading weights, which takes no time and would stand between the lines of this command
+    disable_progress_bar()  # its bar for reading weights would interrupt this command's lines
     settings = StitchSettings(
         points=_points(points, unseen), text=text, steps=steps, rate=rate, batch=batch, length=length, places=places,
         labels=labels, measured=measured, seed=seed, controls=controls, precision=_precision(precision),
@@ -100,7 +100,7 @@ def stitch(
 
 
 def _points(given: str | None, unseen: str | None) -> tuple[StitchPoint, ...] | None:
-    """Places to train at and to measure only; None for the proportional ones. Raises InputError."""
+    """Return the points to train at and those to measure only; None for the proportional ones. Raises InputError."""
     from stitch.points import parse_points
     from zoo.errors import InputError
 
@@ -122,7 +122,7 @@ def _precision(name: str) -> Any:
 
 
 def _device(name: str | None) -> str:
-    """The given device when it can be used, else accelerate's choice. Raises InputError."""
+    """Return the given device if it can be used, accelerate's choice if none is given. Raises InputError."""
     from cli.serving.models import check_device
 
     if name is not None:
@@ -173,7 +173,7 @@ def _row(point: dict[str, Any], others: list[str]) -> tuple[object, ...]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar per part of the work on a terminal, a line now and then elsewhere; all on standard error."""
+    """Show a bar per part of the work on a terminal, a line from time to time elsewhere; both on standard error."""
     if not sys.stderr.isatty():
         yield plain_lines()
         return
@@ -194,7 +194,7 @@ def _progress() -> Iterator[Progress]:
 
 
 def plain_lines() -> Progress:
-    """A line every ten seconds or so, for logs."""
+    """Return a progress callback that prints a line about every ten seconds, for logs."""
     last = time.monotonic()
 
     def advance(what: str, done: int, total: int, remark: str) -> None:

@@ -1,4 +1,4 @@
-"""`zoo surrogate`: a cheaper stand-in for a run of a model's layers."""
+"""`zoo surrogate`: make a cheaper stand-in for a run of a model's layers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def surrogate(
 
 
 def document(report: SurrogateReport, options: SurrogateOptions) -> dict[str, Any]:
-    """The JSON of a made surrogate: the contract's fields first."""
+    """Return the JSON document of a surrogate, the specified fields first."""
     agreement, speed, recovery = report.agreement, report.speed, report.recovery
     return {
         "surrogate": report.surrogate,
@@ -163,7 +163,7 @@ def _print(report: SurrogateReport) -> None:
 
 @contextmanager
 def _progress(silent: bool) -> Iterator[Progress | None]:
-    """A bar on standard error while the block learns; nothing when that is no terminal."""
+    """Show a bar on standard error while the block is trained; nothing if it is not a terminal."""
     if silent or not sys.stderr.isatty():
         yield None
         return

@@ -1,6 +1,4 @@
-"""`zoo top`: what a running server does, live in the terminal: devices, block instances, chains, sequences on their way
-between devices.
-"""
+"""`zoo top`: show the state of a running server in the terminal: devices, block instances, chains and migrations."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-#: Block instances and chains that are shown at most; the busiest first.
+#: Most block instances, chains and migrations that are shown, the busiest first.
 _ROWS = 12
 
 
@@ -52,7 +50,7 @@ def top(
 
 
 def look(url: str, api_key: str | None) -> dict[str, Any]:
-    """The server's `/zoo/state`. Raises InputError when there is none to be had."""
+    """Return the server's `/zoo/state`. Raises InputError if it cannot be read."""
     import httpx
 
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -70,7 +68,7 @@ def look(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def _screen(url: str, state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> RenderableType:
-    """`picture` of what came over a network: whoever answered may be anybody. Raises InputError."""
+    """Return `picture` of untrusted input. Raises InputError if it has another structure."""
     try:
         return picture(state, before, seconds)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
@@ -82,7 +80,7 @@ def _no_zoo(url: str) -> InputError:
 
 
 def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> RenderableType:
-    """One screen. `before`: the look before it, `seconds` ago, for rates."""
+    """Return one screen. `before` is the previous state, from `seconds` ago, for rates."""
     from rich.console import Group
 
     cluster = state.get("cluster")
@@ -177,7 +175,7 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
 
 
 def _links(cluster: Mapping[str, Any]) -> Table:
-    """Those that failed first: what would go over them goes by the host's memory."""
+    """Return the table of links, failed ones first: their transfers go through host memory."""
     table = _table("device", "to", "link", title="tensors from device to device")
     links = [(each["device"], to, said) for each in cluster["devices"] for to, said in each.get("links", {}).items()]
     for row in sorted(links, key=lambda one: (one[2] in ("direct", "making"), one))[:_ROWS]:

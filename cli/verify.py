@@ -1,4 +1,4 @@
-"""`zoo verify`: re-hash everything that is stored."""
+"""`zoo verify`: re-hash everything in the store."""
 
 from __future__ import annotations
 

@@ -146,6 +146,9 @@ class StepPlan:
     """One iteration over all running sequences of a device. Order: learn `copied`, drop `released`, learn `opened`,
     run `rows`.
 
+    `batch`: the number of the persistent batch whose rows these are, in its order and each one token on since the
+    last step with that number; 0 for any other step.
+
     After a failed step its sequences are in the next plan's `released` once more, whether or not the engine had got
     as far as learning them: unknown ones are ignored. `rows` may be empty, when a model is about to be unloaded.
     """
@@ -155,6 +158,7 @@ class StepPlan:
     opened: tuple[Opened, ...] = ()
     released: tuple[str, ...] = ()
     copied: tuple[Copied, ...] = ()
+    batch: int = 0
 
     @property
     def tokens(self) -> int:

@@ -1,1 +1,1 @@
-"""Hops, scheduling, kills of agents."""
+"""Benchmarks of a cluster: hops, scheduling, migrations, killed agents."""

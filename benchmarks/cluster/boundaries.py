@@ -1,14 +1,16 @@
-"""How long the last blocks of a chain take to move to another device, with and without what came into them kept, in
-virtual time.
+"""Measure, in virtual time, how long a migration of a chain's last blocks takes with and without kept block inputs.
 
     python -m benchmarks.cluster.boundaries [--model llama-7b] [--tokens 512 4096] [--parts 2 4 8] [--output FILE]
 
-The real scheduler and relays over simulated A100s, each on a server of its own. A chain is cut into `parts` over as
-many devices, a sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden
-states are kept (`activation_cache_bytes` 0, the baseline): upstream would have to run again, so K and V travel.
-`on`: they are kept, and the destination recomputes from the front what it does not copy from the back (BL-16).
-Printed for each: milliseconds from the start of the move to its commit, tokens that were recomputed, and bytes of K
-and V and of hidden states that travelled.
+The real scheduler and agents run over simulated A100s, each on its own server. A chain is cut into `parts` over as many
+devices. A sequence of `tokens` tokens is paused, and its last part migrates to the first device.
+
+- `off`: no hidden states are kept (`activation_cache_bytes` 0, the baseline). A recompute would need the upstream
+  blocks again, so K and V are copied.
+- `on`: they are kept, and the destination recomputes from the front what it does not copy from the back (BL-16).
+
+Printed for each: milliseconds from the start of the migration to its commit, recomputed tokens, and the bytes of K, V
+and hidden states that were sent.
 """
 
 from __future__ import annotations
@@ -39,7 +41,14 @@ _MS = 1_000_000
 
 @dataclass
 class _Told:
-    """A trace of which only moves matter."""
+    """A trace sink that records the events of one migration.
+
+    Fields:
+        start: When the migration started, in ns.
+        meet: The event of its commit.
+        fed: Bytes of hidden states that were sent.
+        paused: Whether the sequence has been paused.
+    """
 
     start: int = 0
     meet: TraceEvent | None = None
@@ -56,7 +65,7 @@ class _Told:
 
 
 def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boundary_bytes: int) -> dict[str, Any]:
-    """One move: how long it took, and what it did."""
+    """Run one migration and return its duration and amounts."""
     server = ServerSpec(GPUS["A100-80GB"], 1)
     cluster, told = ClusterHardware((server,) * parts, link), _Told()
     names = [name for name, _ in cluster.devices()]
@@ -69,7 +78,7 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
     asked = SequenceRequest("a", "a", chain.model, (0,) * tokens, SamplingParams(256, ignore_eos=True))
 
     def look() -> None:
-        """Let it rest behind its first token, move it as soon as what it needs is loaded, and let it end."""
+        """Pause the sequence after its first token, migrate it once the needed stages are loaded, then let it end."""
         sequence = scheduler.sequences.get("a")
         if told.meet is not None:
             simulation._handle_at_scheduler(ResumeSequence("a"))

@@ -1,14 +1,14 @@
-"""A cluster whose agents are killed (`kill -9`) at random moments under load, while sequences are moved at random, too.
+"""Kill agents of a cluster (`kill -9`) at random moments under load, while sequences migrate at random.
 
     python -m benchmarks.cluster.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all]
-    [--tensor-transport host|direct]
-                               [--output FILE]
+                               [--tensor-transport host|direct] [--output FILE]
 
-Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.fakes.integer_engine`), in
-which every token depends on every page and hidden state before it. Every request must get each token of its model once,
-in order. Clients notice nothing but a wait.
-Printed: requests, tokens, what was wrong (nothing), and per kill the seconds until another agent was up in its place
-(`up_s`), and until every request that was under way had its next token or its end (`served_s`).
+Processes, scheduler, driver and agents are real; the engines use integers (`runtime.engine.fakes.integer_engine`), so
+that every token depends on every page and hidden state before it. Every request must get each token of its model once,
+in order. Clients notice only a delay.
+
+Printed: requests, tokens, errors (none expected), and per kill the seconds until a new agent was up on the device
+(`up_s`) and until every request in progress had its next token or its end (`served_s`).
 """
 
 from __future__ import annotations
@@ -38,22 +38,30 @@ from runtime.config import ClusterConfig, DirectConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.types import SamplingParams, SequenceRequest
 
-#: Two fine-tunes of one foundation, two stages of which attend.
+#: Two fine-tunes of one foundation; two of their stages have attention.
 MODELS = tuple(
     counting_model(name, f"1 2* 3 4* 5 6* 7 {last}", max_model_len=512) for name, last in (("org/m", 8), ("org/n", 9))
 )
 CUTS = (3, 5)
 PAGES = 600
-#: Longer than any recovery may take.
+#: Seconds; longer than any recovery may take.
 PATIENCE = 60.0
-#: How long `/health` may take to notice.
+#: Seconds until `/health` must report a dead agent.
 NOTICE = 1.0
 
 
 @dataclass
 class Kill:
-    """One, and what came of it. `phase`: of the agent's life; `running`, `moving`: sequences in the cluster, and moves
-    under way.
+    """One kill and its consequences.
+
+    Fields:
+        phase: Phase of the agent's life when it was killed.
+        running: Sequences in the cluster at that time.
+        moving: Migrations in progress at that time.
+        at: When, in seconds of the monotonic clock.
+        open: Sequences in progress at that time.
+        up_s: Seconds until a new agent was up on the device.
+        served_s: Seconds until each sequence in `open` had its next token or its end.
     """
 
     device: str
@@ -69,7 +77,16 @@ class Kill:
 
 @dataclass
 class Clients:
-    """Threads, each with one request after the other until told to stop; answers are held against the oracle."""
+    """Threads that send requests one after the other until stopped, and compare the answers with the expected tokens.
+
+    Fields:
+        done: Requests answered.
+        tokens: Tokens received.
+        wrong: Descriptions of wrong answers.
+        heard: When each open sequence started or had its latest token.
+        over: Set to end the threads.
+        awake: Cleared to pause them.
+    """
 
     driver: ClusterDriver
     count: int
@@ -83,7 +100,7 @@ class Clients:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def rest(self) -> None:
-        """Ask nothing, and wait until all is answered."""
+        """Send no new requests, and wait until all are answered."""
         self.awake.clear()
         end = time.monotonic() + PATIENCE
         while self.heard and time.monotonic() < end:
@@ -126,7 +143,7 @@ class Clients:
                 return
 
     def _check_answer(self, one: SequenceRequest, wanted: Sequence[int]) -> str:
-        """What is wrong with an answer; empty if nothing is."""
+        """Run one request. Return what is wrong with its answer, empty if nothing is."""
         got: list[int] = []
         ends = 0
         with self._lock:
@@ -152,13 +169,13 @@ class Clients:
             return set(self.heard)
 
     def served_since(self, seqs: set[str], moment: float) -> bool:
-        """Whether each of them has had a token or its end since."""
+        """Return whether each of the sequences has had a token or its end since `moment`."""
         return all(self.heard.get(seq, moment + 1.0) > moment for seq in seqs)
 
 
 @dataclass
 class Mover:
-    """A thread that moves blocks of sequences to other devices, whatever comes of it."""
+    """A thread that starts migrations of random blocks of sequences; failed ones are ignored."""
 
     driver: ClusterDriver
     clients: Clients
@@ -186,13 +203,17 @@ class Mover:
                 range(first, chance.randrange(first, 3) + 1),
                 chance.choice(self.driver.agents()).device,
             )
-            for _ in range(5):  # its stage may have to be loaded there first
+            for _ in range(5):  # the stage may have to be loaded on the target first
                 if self.driver.move(seq, blocks, device) is None or self.over.wait(0.005):
                     break
 
 
 class Chaos:
-    """Kills, and looks at what `health` says meanwhile."""
+    """Kills agents and checks what `health` reports meanwhile.
+
+    Fields:
+        lies: Reports in which a dead agent was missed.
+    """
 
     def __init__(self, driver: ClusterDriver, fleet: ProcessLauncher, clients: Clients, seed: int) -> None:
         self._driver, self._fleet, self._clients, self._chance = driver, fleet, clients, random.Random(seed)
@@ -203,7 +224,7 @@ class Chaos:
         while len(self.kills) < kills and not self._clients.wrong:
             self._watch(self._chance.uniform(0.0, 0.5))
             self._kill()
-            if self._chance.random() < 0.6:  # else the next one meets a cluster that is not whole
+            if self._chance.random() < 0.6:  # otherwise the next kill hits a cluster that has not recovered
                 self._until(lambda: all(kill.up_s is not None for kill in self.kills))
         self._until(lambda: all(kill.up_s is not None and kill.served_s is not None for kill in self.kills))
 
@@ -258,9 +279,10 @@ class Chaos:
 def chaos(
     kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: float = 0.5, direct: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """Run it; the document. `direct`: tensors go from device to device (BL-33).
+    """Run the benchmark and return its document.
 
-    `wrong` and `lies` must be empty, `free` must be `capacity` for each agent.
+    With `direct`, tensors go from device to device (BL-33). `wrong` and `lies` must be empty, and `free` must be
+    `capacity` for each agent.
     """
     settings = {"models": [msgspec.to_builtins(model) for model in MODELS], "pages": PAGES, "pace": pace}
     known = AgentSettings(report_seconds=0.1, direct=DirectConfig() if direct else None)
@@ -299,9 +321,7 @@ def chaos(
 
 
 def free_pages(driver: ClusterDriver, agents: int) -> list[int]:
-    """By each agent's own book, once all requests have ended; by the last word they said if that does not come
-    about.
-    """
+    """Return each agent's count of free pages once all requests have ended; after 10 s, the last reported counts."""
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
         state, free = driver.state(), [report.pages_free for report in driver.view.reports().values()]

@@ -1,9 +1,12 @@
-"""An agent that stops where it is told to, and waits: `python -m benchmarks.cluster.holding`, in the place of
-`cli.serving.agent_engines` (`benchmarks.cluster.phases`).
+"""The agent program of `benchmarks.cluster.phases`: an agent that can be stopped at a chosen moment of its work.
 
-Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name
-in its folder and reads: the first agent that comes to that moment takes the pipe away, so that no other is held, writes
-its process id into it, and goes on when somebody opens `<moment>.go`. Nothing here waits for time.
+    python -m benchmarks.cluster.holding
+
+It replaces `cli.serving.agent_engines`; its engine uses integers (`runtime.engine.fakes.integer_engine`).
+
+To stop an agent at a moment, the benchmark makes a named pipe of that name in the agent's folder and reads it. The
+first agent at that moment renames the pipe, so that no second one stops, writes its process id into it, and continues
+when `<moment>.go` is opened. There are no timeouts here.
 """
 
 from __future__ import annotations
@@ -24,8 +27,12 @@ from runtime.types import ModelSpec, StepPlan
 
 
 class HoldingEngine(IntegerEngine):
-    """See the top of the file. Moments: `load`; steps: `prefill`, `decode`, `predict` (of a model whose name ends with
-    ~); `give`, `take`: pages."""
+    """An integer engine that can be stopped at these moments:
+
+    - `load`: a stage is loaded.
+    - `prefill`, `decode`, `predict`: a step with such rows (`predict`: of a stand-in).
+    - `give`, `take`: pages are read or written for a migration.
+    """
 
     folder = Path()
 

@@ -1,23 +1,30 @@
-"""What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
+"""Measure the cost of a hop: a decode step of 32 sequences along a chain on one agent, and on the chain cut over two.
 
-    python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets
-    unix|ipc|tcp]
-                               [--tensor-transport direct] [--output FILE]
+    python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 3] [--steps 200] [--turn 10]
+        [--sockets unix|ipc|tcp] [--tensor-transport direct] [--output FILE]
 
-Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width
-512` in float32 are 64 KB of hidden states per hop. The program speaks to the agents as the scheduler does, so that
-a step is the way of the rows and nothing else: Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns:
-the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the second half on `b` (`two`), and `a`, `b`,
-`a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain, with a second step
-of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two -
-cut`): encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to
-the begin of the next one's, by stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between
-processes (`two`, `three`: half of its two) and within one (`cut`);
-`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn`
-steps in a row, as it does in serving, of which the first two do not count. Differences are of steps of neighbouring
-turns, their median, for what else the machine does changes from second to second.
-`bare`: the same bytes from one process to another over the post without engines, one way. `--tensor-transport
-direct`: hidden states go from device to device (gloo on a CPU), not over the post; `links` says whether they did.
+The agents are real: processes, sockets, and the staged engine with a Llama of random weights. `--rows 32 --width 512`
+in float32 are 64 KB of hidden states per hop. This program takes the scheduler's place, so that a step is only the way
+of the rows: RunRows -> (stage -> ForwardRows ->) stage -> RowsDone.
+
+Four paths take turns:
+- `one`: the whole chain on `a`.
+- `cut`: cut in two, both on `a`.
+- `two`: the second half on `b`.
+- `three`: cut in three, on `a`, `b`, `a`.
+
+Printed:
+- `step`: milliseconds per step of each path.
+- `hop_adds_ms`: what a hop adds. `two - one` and half of `three - one` include a second engine step; `two - cut` is the
+  difference to the same two steps in one process: encoding, socket, wake-up of another process.
+- `between_engines_ms`: from the end of one engine's step to the start of the next one's, by timestamps of one clock
+  (`benchmarks.cluster.stamped_agents`); between processes (`two`, `three`) and within one (`cut`).
+- `engines_ms`: the time of the engine steps themselves, which is longer where each half wakes another core.
+- `bare`: the same bytes between two processes without engines, one way.
+- `links`: whether hidden states went from device to device, as with `--tensor-transport direct` (gloo on a CPU).
+
+A path takes `--turn` steps in a row, as in serving; the first two are not counted. Differences are between steps of
+neighbouring turns, as medians, since the machine's other load changes over time.
 """
 
 from __future__ import annotations
@@ -67,13 +74,13 @@ from runtime.types import SamplingParams, SequenceRequest
 MODEL = "hops"
 PROMPT = 8
 LIMIT = 60.0
-#: Steps of a turn that do not count.
+#: Uncounted steps at the start of a turn.
 _SKIPPED = 2
 _WANTED = (AgentHello, StageReady, RowsDone, RowsLost)
 
 
 def make_store(folder: Path, width: int, layers: int) -> Path:
-    """A store with one Llama of random weights."""
+    """Make a store with one Llama of random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -98,7 +105,7 @@ def make_store(folder: Path, width: int, layers: int) -> Path:
 
 
 class Cluster:
-    """Two agents, and this program in the scheduler's place."""
+    """Two agents, controlled by this program instead of a scheduler."""
 
     def __init__(self, settings: dict[str, Any], kind: str, direct: bool) -> None:
         program = (sys.executable, "-m", "benchmarks.cluster.stamped_agents")
@@ -162,7 +169,7 @@ class Cluster:
     def step(
         self, path: Hops, seqs: tuple[str, ...], start: int, tokens: Sequence[tuple[int, ...]], generated: int
     ) -> tuple[list[int], float]:
-        """One row of every sequence; their tokens, and the seconds until all were there."""
+        """Run one row of every sequence; return their tokens and the seconds until all have arrived."""
         count = len(seqs)
         flat = tuple(token for each in tokens for token in each)
         go = RunRows(
@@ -189,7 +196,12 @@ class Cluster:
 
 
 class HopRun:
-    """One path's sequences, step by step."""
+    """The sequences of one path, run step by step.
+
+    Fields:
+        tokens: Per step, one token of each sequence.
+        seconds: Duration of each counted step.
+    """
 
     def __init__(self, cluster: Cluster, name: str, path: Hops, rows: int) -> None:
         self._cluster, self._path = cluster, path
@@ -207,7 +219,7 @@ class HopRun:
         first, _ = cluster.step(path, self._seqs, 0, prompts, 0)
         self.tokens, self._generated = [first], 1
         self.seconds: list[float] = []
-        #: When each of these steps ended, by the clock of the agents' stamps.
+        #: When each of these steps ended, in ns of the clock of the agents' timestamps.
         self.ends: list[int] = []
 
     def step(self) -> None:
@@ -221,7 +233,7 @@ class HopRun:
         self._generated += 1
 
     def run_steps(self, turn: int, skipped: int) -> None:
-        """So many steps in a row, of which the first ones do not count."""
+        """Run `turn` steps in a row and discard the times of the first `skipped`."""
         for _ in range(turn):
             self.step()
         for each in (self.seconds, self.ends):
@@ -270,8 +282,9 @@ def _settings(store: Path) -> dict[str, Any]:
 
 
 def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, HopRun]:
-    """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a
-    layer's attention.
+    """Measure `steps` counted steps of each path.
+
+    The components are the embedding, two for each layer, and the head. Cuts are before a layer's attention.
     """
     end, half, third = 2 * layers + 2, layers // 2, layers // 3 or 1
     paths = {
@@ -289,14 +302,14 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dic
     for number in range(1 + -(-steps // (turn - skipped))):
         for run in runs.values():
             run.run_steps(turn, skipped)
-            if not number:  # warm by now
+            if not number:  # the first round is a warm-up
                 run.seconds.clear()
                 run.ends.clear()
     return runs
 
 
 def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
-    """One way between two processes: half of a round trip of a message with so many bytes beside it."""
+    """Measure one way between two processes: half of a round trip of a message with `nbytes` bytes of data."""
     with tempfile.TemporaryDirectory() as scratch:
         keys = Keys.make() if kind == "tcp" else None
         messenger = Messenger("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
@@ -343,14 +356,14 @@ def _hops(runs: Mapping[str, HopRun]) -> dict[str, float]:
 
 
 def _steps(run: HopRun, stamps: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """What engines did in each step of a path."""
+    """Return the engine runs (begin, end) within each step of a path."""
     begins = [begin for begin, _ in stamps]
     spans = ((end - int(seconds * 1e9), end) for end, seconds in zip(run.ends, run.seconds, strict=True))
     return [list(stamps[bisect(begins, begin) : bisect(begins, end)]) for begin, end in spans]
 
 
 def _between(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
-    """From one engine's end to the next one's begin, a hop."""
+    """Return the time from one engine's end to the next one's start, per hop."""
     out = {}
     for name in ("cut", "two", "three"):
         gaps = [[after[0] - before[1] for before, after in pairwise(step)] for step in _steps(runs[name], stamps)]
@@ -359,7 +372,7 @@ def _between(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> d
 
 
 def _engines(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
-    """Time of all engines in a step."""
+    """Return the total time of the engines in a step."""
     return {
         name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)])
         for name, run in runs.items()
@@ -367,7 +380,7 @@ def _engines(runs: Mapping[str, HopRun], stamps: Sequence[tuple[int, int]]) -> d
 
 
 def _apart(runs: Mapping[str, HopRun], more: str, less: str) -> float:
-    """Milliseconds that a step of one path takes longer than the other's of the same round."""
+    """Return the median milliseconds by which a step of one path takes longer than the other's of the same round."""
     pairs = zip(runs[more].seconds, runs[less].seconds, strict=True)
     return 1e3 * statistics.median(one - other for one, other in pairs)
 

@@ -1,20 +1,20 @@
-"""`kill -9` of an agent in each phase of its work, held there until it is dead: `python -m benchmarks.cluster.chaos
---phase NAME|all`.
+"""Kill an agent (`kill -9`) in each phase of its work: `python -m benchmarks.cluster.chaos --phase NAME|all`.
 
-Real processes, whose engines count and stop where they are told to (`benchmarks.cluster.holding`), so that a phase
-is sure to be met, and again. Clients ask all the while; each answer is held against its model's own, and `/health`
-is watched until the dead one is replaced.
+The agents are processes that stop at a chosen moment (`benchmarks.cluster.holding`), so that a phase is hit reliably
+and repeatably. Clients send requests all the time; each answer is compared with its model's own, and `/health` is
+watched until the dead agent is replaced.
 
-    idle            nobody asks, nothing is under way             give, take      pages of a move: by its source, by its
-                                                                                  destination
-    prefill, decode steps with such rows                          copied-…        all is copied, and not handed over:
-                                                                                  the source dies, the
-    passed-…        a row is at a device: the one that has                        destination, or who has the sequence's
-                                                                                  row meanwhile
-                    passed it on, or is to get it                 drain           another one is awaited: it ends after
-                                                                                  its step
-    standby         the next one, at the first stage it loads     update          a new version's stages are loaded
-    predict         a stand-in runs ahead
+Phases:
+- `idle`: no request, nothing in progress.
+- `prefill`, `decode`: an agent in a step with such rows.
+- `give`, `take`: the source or the destination of a migration, while pages are read or written.
+- `copied-source`, `copied-target`, `copied-third`: a migration has copied everything but is not committed; killed is
+  the source, the destination, or the agent that has the sequence's row meanwhile.
+- `passed-before`, `passed-behind`: a row is at a device; killed is the agent before or after it on the path.
+- `drain`: an agent ends after its step; another one is killed meanwhile.
+- `standby`: the replacement of a killed agent, while it loads its first stage.
+- `update`: an agent that loads the stages of a new version.
+- `predict`: an agent that runs a stand-in ahead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from runtime.control.scheduler_io import ServeModel, Tick
 from runtime.engine.fakes.integer_model import IntegerModel, surrogate_of
 
 DEVICES = ("d0", "d1", "d2")
-#: Another version of the first model, whose last part is new.
+#: A stand-in for a part of the first model.
 STAND_IN = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
 
@@ -64,7 +64,11 @@ VERSIONS = tuple(_version(number) for number in range(1, 3))
 
 @dataclass
 class Scene:
-    """A cluster under load, and the folder in which its agents are held."""
+    """A cluster under load, and the folder with the pipes that stop its agents.
+
+    Fields:
+        versions: How many of `VERSIONS` have been served.
+    """
 
     driver: ClusterDriver
     fleet: ProcessLauncher
@@ -75,11 +79,14 @@ class Scene:
 
     @contextmanager
     def held(self, moment: str, meanwhile: Callable[[], object] = lambda: None) -> Iterator[int]:
-        """The first agent that comes to a moment is held there, with its process id; what is left of it goes on behind
-        the block.
+        """Stop the first agent that reaches `moment` and yield its process id.
+
+        After the block it continues, if it is alive.
+
+        `meanwhile` is called repeatedly until an agent has stopped.
         """
         pipe, go = self.folder / moment, self.folder / f"{moment}.go"
-        made = self.folder / f"{moment}.made"  # it gets its name when it is open: an agent takes it away at once
+        made = self.folder / f"{moment}.made"  # renamed once it is open for reading, because an agent takes it at once
         os.mkfifo(made)
         os.mkfifo(go)
         reader = os.open(made, os.O_RDONLY | os.O_NONBLOCK)
@@ -108,15 +115,13 @@ class Scene:
         )
 
     def on_scheduler(self, act: Callable[[Any, int], Any]) -> Any:
-        """Between two events, on the scheduler's thread."""
+        """Call a function on the scheduler's thread between two events, and return its result."""
         done = threading.Event()
         said: list[Any] = []
 
         def run(now: int) -> None:
             said.append(act(self.driver._scheduler, now))
-            self.driver._scheduler_loop._handle_events(
-                [Tick()], now
-            )  # what it has to say goes out with an event's commands
+            self.driver._scheduler_loop._handle_events([Tick()], now)  # sends the commands that `act` produced
             done.set()
 
         self.driver._scheduler_loop.run_soon(run)
@@ -124,8 +129,9 @@ class Scene:
         return said[0]
 
     def move_some(self, avoid: str = "") -> None:
-        """All that running sequences have on their first device goes to another one, but for this, whatever comes of
-        it.
+        """Start migrations of what running sequences have on their first device to another one, except `avoid`.
+
+        Migrations that fail are ignored.
         """
 
         def move(scheduler: Any, now: int) -> None:
@@ -140,17 +146,17 @@ class Scene:
 
 
 def _let_go(go: Path, pid: int) -> None:
-    """Who waits there goes on; there is nobody where it was killed."""
+    """Let the stopped agent continue; return at once if it is dead."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end and Path(f"/proc/{pid}").exists():
         try:
             os.close(os.open(go, os.O_WRONLY | os.O_NONBLOCK))
             return
-        except OSError:  # it has not come so far yet
+        except OSError:  # it has not opened the pipe yet
             time.sleep(0.001)
 
 
-#: A phase: kills somebody in it.
+#: A phase: kills one or more agents in it.
 Phase = Callable[[Scene], None]
 
 
@@ -167,7 +173,7 @@ def _kill(scene: Scene, device: str) -> None:
 
 
 def _at(moment: str, meanwhile: Callable[[Scene], object] = lambda scene: None) -> Phase:
-    """The one that is held there is killed."""
+    """Return the phase that kills the agent stopped at `moment`."""
 
     def phase(scene: Scene) -> None:
         with scene.held(moment, lambda: meanwhile(scene)) as pid:
@@ -177,13 +183,13 @@ def _at(moment: str, meanwhile: Callable[[Scene], object] = lambda scene: None) 
 
 
 def _idle(scene: Scene) -> None:
-    """Nobody asks, and nothing is under way."""
+    """Kill an agent while there are no requests."""
     scene.clients.rest()
     _kill(scene, "d1")
 
 
 def _passed_on(which: int) -> Phase:
-    """A row is at one device, and has been at others: the one before it, or behind it, is killed."""
+    """Return the phase in which a row is at one device and the agent before or after it is killed."""
 
     def phase(scene: Scene) -> None:
         with scene.held("decode") as pid:
@@ -194,7 +200,10 @@ def _passed_on(which: int) -> Phase:
 
 
 def _all_copied(victim: str) -> Phase:
-    """A move has copied everything; its sequence's row is held at another device, so that it cannot be handed over."""
+    """Return the phase in which a migration has copied everything but cannot be committed.
+
+    Its sequence's row is held at another device.
+    """
 
     def phase(scene: Scene) -> None:
         for _ in range(100):
@@ -211,7 +220,7 @@ def _all_copied(victim: str) -> Phase:
 
 
 def _copied(scene: Scene, third: str) -> dict[str, str]:
-    """Source and target of a move that has all it needs, and waits for a row that the third one has."""
+    """Return source and target of a migration that has copied everything and waits for a row at the third device."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         scene.move_some(third)
@@ -226,7 +235,7 @@ def _copied(scene: Scene, third: str) -> dict[str, str]:
 
 
 def _drain(scene: Scene) -> None:
-    """A rolling restart has an agent end after its step; another one is killed while it is awaited."""
+    """Restart an agent after its step, and kill another one meanwhile."""
     with scene.held("decode") as pid:
         device = scene.device_of(pid)
         roll = threading.Thread(target=lambda: scene.driver.restart(device, PATIENCE), daemon=True)
@@ -236,14 +245,14 @@ def _drain(scene: Scene) -> None:
 
 
 def _standby(scene: Scene) -> None:
-    """One is killed; the one that stood by takes its place, and is killed while it loads."""
+    """Kill an agent, then its replacement while it loads."""
     before = len(scene.kills)
     with scene.held("load", lambda: None if len(scene.kills) > before else _kill(scene, "d0")) as pid:
         _kill(scene, scene.device_of(pid))
 
 
 def _update(scene: Scene) -> None:
-    """A new version is loaded: whoever loads it is killed, and it is served all the same."""
+    """Load a new version and kill the agent that loads it; the version must be served nevertheless."""
     model = VERSIONS[scene.versions]
     scene.versions += 1
     chain = model.chain(*CUTS)
@@ -259,7 +268,7 @@ def _update(scene: Scene) -> None:
 
 
 def _predict(scene: Scene) -> None:
-    """A stand-in runs ahead."""
+    """Kill an agent that runs a stand-in ahead."""
     block = MODELS[0].chain(*CUTS).uses[1].block
     scene.on_scheduler(lambda scheduler, now: scheduler.speculation.pin([(block, name) for name in DEVICES]))
     _at("predict")(scene)
@@ -285,8 +294,9 @@ PHASES: dict[str, Phase] = {
 
 
 def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, Any]:
-    """Kill in each of these; the document. `wrong` and `lies` must be empty, `free` must be `capacity` for each
-    agent.
+    """Kill agents in each of these phases and return the document.
+
+    `wrong` and `lies` must be empty, and `free` must be `capacity` for each agent.
     """
     with tempfile.TemporaryDirectory() as folder:
         known = [msgspec.to_builtins(model) for model in (*MODELS, *VERSIONS, STAND_IN)]
@@ -347,7 +357,7 @@ def _run(
 
 
 def _one(phase: Phase, scene: Scene, chaos: Chaos) -> list[Kill]:
-    """One phase, from a whole cluster to a whole cluster."""
+    """Run one phase, from a complete cluster until it is complete again."""
     before, done = len(scene.kills), scene.clients.done
     try:
         phase(scene)

@@ -1,11 +1,10 @@
-"""What the control plane of a cluster costs per step: the scheduler's time, and a agent's, for a decode step of many
-sequences.
+"""Measure the control plane's cost per step: the time of the scheduler and of an agent for a decode step of many rows.
 
     python -m benchmarks.cluster.scheduling [--rows 256] [--steps 300] [--output FILE]
 
-Scheduler and agent as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`,
-all rows in one message) and gives the next (`RunRows`); the agent is given that and plans, finishes and passes on.
-Microseconds per step, median and p95.
+Scheduler and agent are real, without engines and processes. The scheduler gets the answer of each step (`RowsDone`, all
+rows in one message) and returns the next `RunRows`; the agent gets that, plans a step, finishes it and forwards its
+results. Printed are microseconds per step, median and p95; `relay` is the agent.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds per step of the scheduler, and of the agent of the first hop."""
+    """Return microseconds per step of the scheduler, and of the agent of the first hop."""
     config = ClusterConfig(devices=2, placement="partition", max_num_seqs=rows)
     scheduler = Scheduler([MODEL.chain(*CUTS)], MODEL.blocks(*CUTS), config)
     agent = Agent("d0", 1 << 20, AgentConfig(max_num_seqs=rows, max_num_batched_tokens=1 << 20), strides=True)
@@ -103,7 +102,7 @@ def _relay_step(agent: Agent, go: RunRows, now: int) -> float:
 
 
 def _opened(agent: Agent, said: Iterable[Any]) -> RunRows:
-    """Tell the agent who comes, and give what is to run, as one message."""
+    """Pass new sequences to the agent, and return the rows to run as one message."""
     gos = []
     for each in _sends(said):
         if each.to == "d0" and isinstance(each.message, OpenSequences):

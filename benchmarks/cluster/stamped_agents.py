@@ -1,8 +1,7 @@
-"""The agents of `benchmarks.cluster.hops`: as `cli.serving.agent_engines`, and they write down when their engine began
-with a step and when it was through.
+"""The agents of `benchmarks.cluster.hops`: those of `cli.serving.agent_engines` with timestamps of each engine step.
 
-A file per process, in the folder that the environment names (`STAMPS`), once it ends: [begin, end] in nanoseconds of
-the monotonic clock, which is one for all processes of a machine.
+Each process writes one file at its end, in the folder given by the environment variable `STAMPS`: pairs [begin, end] in
+nanoseconds of the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ STAMPS = "ZOO_BENCHMARK_STAMPS"
 
 
 def stamped(make: Callable[[], StageEngine], stamps: list[tuple[int, int]]) -> MakeEngine:
-    """An engine whose steps are written down."""
+    """Return a factory of engines that record begin and end of their steps in `stamps`."""
 
     def made() -> StageEngine:
         engine = make()

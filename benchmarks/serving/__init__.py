@@ -1,1 +1,1 @@
-"""One device and HTTP, beside other engines."""
+"""Benchmarks of one device and of HTTP, compared with other engines."""

@@ -1,12 +1,13 @@
-"""One side of `through_http` as a process of its own that answers orders: the engine without a server, or the clients
-of one.
+"""One side of `through_http` in its own process, controlled by orders: the engine without a server, or HTTP clients.
 
-    python -m benchmarks.serving.asking inside STORE MODEL | http URL MODEL  [--threads N] [--max-num-batched-tokens N]
+    python -m benchmarks.serving.asking inside STORE MODEL | http URL MODEL [--threads N]
+        [--max-num-batched-tokens N]
 
-Orders are lines of JSON on stdin: `{"clients", "requests", "prompt", "tokens", "seed"}`: so many requests, `clients` at
-a time, of random ids, each answered with exactly `tokens` tokens, greedily. Answers are lines on stdout: `{"seconds",
-"tokens", "cpu", "first"}`, where `cpu` is this process's processor seconds and `first` each request's seconds to its
-first token. A first line, `{}`, says that it is ready.
+Orders are JSON lines on stdin, `{"clients", "requests", "prompt", "tokens", "seed"}`: send `requests` requests,
+`clients` at a time, with random prompts of `prompt` ids, each answered greedily with exactly `tokens` tokens.
+
+Answers are JSON lines on stdout, `{"seconds", "tokens", "cpu", "first"}`: `cpu` is this process's CPU seconds, `first`
+each request's seconds to its first token. A first line, `{}`, means that the process is ready.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 Order = dict[str, int]
-#: Seconds to each request's first token, and the tokens in all.
+#: Seconds to each request's first token, and the total of tokens.
 Outcome = tuple[list[float], int]
 Asking = Callable[[Order], Outcome]
 
@@ -35,7 +36,7 @@ def prompts_of(order: Order) -> list[tuple[int, ...]]:
 
 
 def inside(args: argparse.Namespace) -> Asking:
-    """The engine, its agent and its driver; no text, no event loop."""
+    """Return the function that runs an order on the engine through its driver: no text, no event loop."""
     import torch
 
     from cli.serving.driver import start_driver
@@ -73,7 +74,7 @@ def inside(args: argparse.Namespace) -> Asking:
 
 
 def http(args: argparse.Namespace) -> Asking:
-    """Clients that stream. Raises RuntimeError when anything went wrong with any request."""
+    """Return the function that runs an order with streaming clients. It raises RuntimeError if any request fails."""
     from runtime.bench.drive import WallClock, drive
     from runtime.bench.http import HttpClient
     from runtime.bench.workload import Workload, WorkloadRequest
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--credit", type=int, default=0)
     parser.add_argument("--token-budget", type=int, default=2048)
     args = parser.parse_args()
-    # Libraries print as they like: what we say goes to the stdout that we were given, what they say to stderr.
+    # Libraries may print to stdout: answers go to the original stdout, everything else to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     ask = SIDES[args.side](args)

@@ -1,19 +1,20 @@
-"""Baton's tables and its memory plot, in shape: one model, one batch size after the other, four ways of filling a dense
-batch.
+"""Reproduce Baton's tables and memory plot in small: one model, several batch sizes, four ways to fill a dense batch.
 
-    python -m benchmarks.serving.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries
-    30] [--rounds 1]
-        [--threads 2] [--output FILE] [--plot FILE]
+    python -m benchmarks.serving.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped]
+        [--queries 30] [--rounds 1] [--threads 2] [--output FILE] [--plot FILE]
 
-Table 2: queries of short prompts and short answers, run-to-completion against Baton. Table 1: long-in/short-out,
-short-in/long-out and short/short at 1:1:2, all four modes; at batch 4 every length is doubled, as in the paper. All
-queries are there from the start, lengths of answers are fixed beforehand and tokens are greedy, so every mode computes
-the same answers; how many are token for token the same is reported (two modes may round differently). A Llama with
-random weights. In tokens: a short prompt has 4 to 32, a short answer 12 to 192 in table 2 and 4 to 26 in table 1, where
-long is 160 to 176; all log-uniform. Rounds alternate the modes. Everything is run twice: all modes compute the padding
-in their windows, as in the paper, or all skip it (`DenseConfig.padding`); finished rows run on in either case. Beside
-seconds it reports the share of idle computation (BA-18), what of it was really computed, and the peak of memory; the
-plot shows memory over time.
+- Table 2: short prompts and short answers, run-to-completion against Baton.
+- Table 1: long-in/short-out, short-in/long-out and short/short at 1:1:2, all four modes. At batch 4 every length is
+  doubled, as in the paper.
+
+All queries are there from the start. Answer lengths are fixed and decoding is greedy, so every mode computes the same
+answers; the number of identical ones is reported, since modes may round differently. The model is a Llama of random
+weights. Lengths are log-uniform: a short prompt has 4 to 32 tokens, a short answer 12 to 192 in table 2 and 4 to 26 in
+table 1, where long is 160 to 176.
+
+Rounds alternate the modes. Everything is run twice: all modes compute the padding in their windows, as in the paper, or
+all skip it (`DenseConfig.padding`); finished rows keep running in either case. Reported with the seconds: the share of
+idle computation (BA-18), how much of it was really computed, and peak memory; the plot shows memory over time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from zoo.api import Zoo
 from zoo.store import Store
 
 MODES: tuple[DenseMode, ...] = ("run-to-completion", "pd", "baton", "baton-pd")
-#: A Llama of 4 M parameters: a decode step takes milliseconds.
+#: A Llama of 4 M parameters; a decode step takes milliseconds.
 SHAPE = {
     "vocab_size": 2048,
     "hidden_size": 256,
@@ -69,8 +70,13 @@ class Query:
 
 @dataclass
 class BatonRun:
-    """One mode over all queries. `cpu`: seconds of the processor, which other work beside it touches little.
-    `trace`: (seconds, pages in use, queries done, tokens put out) after each step.
+    """The result of one mode over all queries.
+
+    Fields:
+        cpu: CPU seconds, which other load on the machine affects little.
+        idle: Counts of idle computation.
+        tokens: Answers by query.
+        trace: (seconds, pages in use, queries done, tokens generated) after each step.
     """
 
     seconds: float
@@ -82,13 +88,14 @@ class BatonRun:
 
 
 def short_queries(count: int, rng: random.Random) -> list[Query]:
-    """Table 2: short prompts and short answers, of very different lengths."""
+    """Return the queries of table 2: short prompts and short answers of very different lengths."""
     return [_query(rng, (4, 32), (12, 192)) for _ in range(count)]
 
 
 def mixed_queries(count: int, rng: random.Random, times: int) -> list[Query]:
-    """Table 1: long-in/short-out, short-in/long-out, short/short at 1:1:2, in random order; every length `times`
-    over.
+    """Return the queries of table 1: long-in/short-out, short-in/long-out, short/short at 1:1:2, in random order.
+
+    Every length is multiplied by `times`.
     """
     kinds = [(LONG, SHORT), (SHORT, LONG), (SHORT, SHORT), (SHORT, SHORT)]
     made = [_query(rng, *[(lo * times, hi * times) for lo, hi in kinds[i % 4]]) for i in range(count)]
@@ -97,7 +104,7 @@ def mixed_queries(count: int, rng: random.Random, times: int) -> list[Query]:
 
 
 def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) -> Query:
-    """Lengths are drawn uniformly in their logarithm: most are short, few are long."""
+    """Return a query with log-uniform lengths: most are short, few are long."""
     lengths = [round(math.exp(rng.uniform(math.log(lo), math.log(hi)))) for lo, hi in (given, wanted)]
     return Query(tuple(rng.randrange(3, SHAPE["vocab_size"]) for _ in range(lengths[0])), lengths[1])
 
@@ -105,7 +112,7 @@ def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) 
 def run(
     zoo: Zoo, mode: DenseMode, slots: int, queries: Sequence[Query], kv_cache_memory_bytes: int, padding: DensePadding
 ) -> BatonRun:
-    """All queries, from a cold start."""
+    """Run all queries with one mode, from a cold start."""
     engines: list[DenseEngine] = []
     trace: list[tuple[float, int, int, int]] = []
     done = put_out = 0
@@ -159,8 +166,9 @@ def compare(
     kv_bytes: int,
     padding: DensePadding,
 ) -> dict[str, Any]:
-    """The modes in turn, `rounds` times. Ratios are per round, with median and spread; of the clock's seconds and of
-    the processor's.
+    """Run the modes in turn, `rounds` times.
+
+    Ratios are per round, with median and spread, of wall-clock and of CPU seconds.
     """
     runs: dict[DenseMode, list[BatonRun]] = {mode: [] for mode in modes}
     for _ in range(rounds):
@@ -204,7 +212,7 @@ def _spread(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
-    """Memory over time, one panel per report (the paper's figure 8)."""
+    """Plot memory over time, one panel per report (the paper's figure 8)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -246,7 +254,7 @@ def main() -> None:
     reports = []
     with tempfile.TemporaryDirectory() as scratch, Zoo(Path(scratch) / "store") as zoo:
         _make(zoo.store, Path(scratch) / "hf")
-        run(zoo, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20, "skipped")  # warm
+        run(zoo, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20, "skipped")  # warm-up
         for table, padding in itertools.product(args.table or [2, 1], args.padding):
             for slots in args.batch if table == 2 else [4, 8]:
                 rng = random.Random(table)

@@ -1,14 +1,14 @@
-"""One device by decode credit: how many tokens its agent may decode before it reports to the scheduler.
+"""Measure one device by decode credit: how many tokens its agent may decode before it reports to the scheduler.
 
     python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--credits 1 4] [--tokens 128]
-    [--prompt 32] [--pairs 5]
-        [--threads N] [--output FILE]
+        [--prompt 32] [--pairs 5] [--threads N] [--output FILE]
 
-One random Llama in float32, greedy answers of equal length, no text and no HTTP; each credit in a process of its
-own, by turns, round by
-round. `ratio`: tokens per second over the first credit's of the same round, median and spread. `first_ms`:
-milliseconds to a request's
-first token. `cpu_us`: processor microseconds per token.
+The model is a random Llama in float32; answers are greedy and of equal length; there is no text and no HTTP. Each
+credit has its own process, and they take turns round by round.
+
+- `ratio`: tokens per second over those of the first credit in the same round, median and spread.
+- `first_ms`: milliseconds to a request's first token.
+- `cpu_us`: CPU microseconds per token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_model(folder: Path, size: str) -> None:
 
 
 def compared(sides: dict[str, Side], batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Pairs by turns; the first one warms."""
+    """Run the sides in turn. The first round is a warm-up."""
     found: list[dict[str, dict[str, Any]]] = []
     for seed in range(args.pairs + 1):
         order = {

@@ -1,12 +1,11 @@
-"""Decoding with weights as they are stored, in oneDNN's layout, and with kernels of our own: one model, all engines in
-one run, in turns.
+"""Compare decoding with plain weights, weights in oneDNN's layout, and the project's own kernels, in one process.
 
-    python -m benchmarks.serving.packed_weights [--size 32m] [--dtype float32|bfloat16] [--batch 1 4 16 64] [--threads
-    N] [--pairs 3]
+    python -m benchmarks.serving.packed_weights [--size 32m] [--dtype float32|bfloat16] [--batch 1 4 16 64]
+        [--threads N] [--pairs 3]
 
-Tokens per second after each answer's first: the time of a run less that of a run for one token. Random weights, prompts
-of 32 tokens, greedy. Ratios are over plain, round by round: median and spread. Also says whether oneDNN's layout would
-be chosen here.
+Reported are tokens per second after each answer's first token: the time of a run less that of a run for one token.
+Weights are random, prompts have 32 tokens, decoding is greedy, and the engines take turns. Ratios are over plain, round
+by round: median and spread. Also reported is whether oneDNN's layout would be chosen on this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _numbers = count()
 
 
 def run(driver: ClusterDriver, batch: int, tokens: int) -> float:
-    """Seconds until so many answers are whole."""
+    """Return the seconds until all answers are complete."""
     prompts = torch.randint(3, 1000, (batch, _PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [SequenceRequest(f"s{next(_numbers)}", "r", "model", tuple(prompt), params) for prompt in prompts]
@@ -52,7 +51,7 @@ def run(driver: ClusterDriver, batch: int, tokens: int) -> float:
 
 
 def decode(driver: ClusterDriver, batch: int, tokens: int) -> float:
-    """Tokens per second."""
+    """Return decoded tokens per second."""
     first = run(driver, batch, 1)
     return batch * (tokens - 1) / (run(driver, batch, tokens) - first)
 
@@ -61,7 +60,7 @@ def measure(drivers: dict[str, ClusterDriver], batch: int, tokens: int, pairs: i
     rates: list[dict[str, float]] = []
     for _ in range(pairs + 1):
         rates.append({name: decode(driver, batch, tokens) for name, driver in drivers.items()})
-    rates = rates[1:]  # the first warms caches
+    rates = rates[1:]  # the first round is a warm-up
     ratios = {name: spread([one[name] / one["plain"] for one in rates]) for name in drivers if name != "plain"}
     return {
         "batch": batch,

@@ -1,17 +1,17 @@
-"""One model on a CPU: our engine beside vLLM's and transformers', each a process of its own that has all cores in its
-turn.
+"""Compare Block Zoo with vLLM and transformers on one model on a CPU; each engine has all cores in its turn.
 
     python -m benchmarks.serving.peers [--vllm PYTHON] [--size 32m] [--batch 1 4 16 64] [--pairs 3] [--threads N]
-    [--eager] [--output FILE]
+        [--eager] [--output FILE]
 
-`--vllm`: the Python of an environment where vLLM for CPU is installed; without it only transformers is beside us.
-Random weights in float32, prompts of 32 random tokens, 128 tokens out, greedy. `decode`: tokens per second after each
-answer's first, the time of a run less
-that of a run for one token. `prefill`: tokens per second of 8 prompts of 512 tokens, one token out. Sides take turns,
-pair by pair; a ratio
-is ours over theirs: median and spread. `first_token`: seconds from the start of the process; `resident`: bytes then and
-at the end.
-`same`: share of answers that equal ours token by token.
+`--vllm` is the Python of an environment with vLLM for CPU; without it the comparison is with transformers only. Weights
+are random in float32, prompts have 32 random tokens, answers 128 tokens, greedy. Sides take turns, pair by pair; a
+ratio is ours over theirs, with median and spread.
+
+- `decode`: tokens per second after each answer's first, the time of a run less that of a run for one token.
+- `prefill`: tokens per second of 8 prompts of 512 tokens, with one token out.
+- `first_token`: seconds from the start of the process.
+- `resident`: bytes then and at the end.
+- `same`: share of answers that are identical to ours.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from surgery.sources import open_source
 from zoo.store import Store
 
 _PROMPT, _LONG, _LONGS = 32, 512, 8
-#: Threads of the side before spin for a while; Intel's OpenMP for a fifth of a second.
+#: Seconds to wait before an order: the previous side's threads spin for a while (Intel's OpenMP for 0.2 s).
 _PAUSE = 0.5
 
 
 class Side:
-    """A running engine. Raises RuntimeError when its process ends before it answers."""
+    """A running engine process. Raises RuntimeError if the process ends before it answers."""
 
     def __init__(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
         self.name = name
@@ -68,11 +68,14 @@ class Side:
         models: Sequence[str] | None = None,
         at: Sequence[float] | None = None,
     ) -> dict[str, Any]:
-        """Have prompts answered: at once or when they come, by the side's own model or by those named (`sides`)."""
+        """Run prompts and return the answer of `sides`.
+
+        They start at once or `at` the given times, on the side's own model or the given `models`.
+        """
         return self.order({"prompts": prompts, "tokens": tokens, "models": models, "at": at})
 
     def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """What the process says to a line of JSON."""
+        """Send an order as a JSON line and return the answer."""
         if self._process.stdin is None:
             raise RuntimeError(f"{self.name} reads nothing")
         time.sleep(_PAUSE)
@@ -102,7 +105,7 @@ def prompts_of(count: int, length: int, seed: int, below: int = 8000) -> list[li
 
 
 def decode(side: Side, batch: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Tokens per second after the first ones, and what was answered."""
+    """Return decoded tokens per second after the first ones, and digests of the answers."""
     prompts = prompts_of(batch, _PROMPT, seed)
     first = side.answer_prompts(prompts, 1)["seconds"]
     whole = side.answer_prompts(prompts, tokens)
@@ -115,7 +118,7 @@ def prefill(side: Side, seed: int) -> dict[str, Any]:
 
 
 def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: int) -> dict[str, Any]:
-    """All sides by turns; the first round warms."""
+    """Run all sides in turn. The first round is a warm-up."""
     found: list[dict[str, dict[str, Any]]] = []
     for seed in range(pairs + 1):
         order = sides if seed % 2 == 0 else list(reversed(sides))
@@ -141,7 +144,7 @@ def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: in
 
 
 def launch(kind: str, what: Sequence[str], threads: int, vllm: Path | None = None, *options: str) -> Side:
-    """A process of `sides`. `vllm`: the Python that has vLLM, for that side."""
+    """Start a process of `sides`. `vllm` is the Python of an environment with vLLM, for that side."""
     script = str(Path(__file__).with_name("sides.py"))
     if kind != "vllm" or vllm is None:
         env = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": str(threads)}
@@ -154,7 +157,7 @@ def launch(kind: str, what: Sequence[str], threads: int, vllm: Path | None = Non
 
 
 def start(args: argparse.Namespace, folder: Path) -> list[Side]:
-    """Our side first."""
+    """Start all sides, ours first."""
     sides = [launch("zoo", [str(folder / "store"), "model"], args.threads)]
     if args.vllm:
         sides.append(launch("vllm", [str(folder / "model")], args.threads, args.vllm, *(["--eager"] * args.eager)))

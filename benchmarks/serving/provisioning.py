@@ -1,21 +1,18 @@
-"""A family of twenty models under one Poisson trace: one engine with all of them, beside an engine per model, and
-beside vLLM with LoRA.
+"""Serve twenty models under one Poisson trace: one engine for all, an engine per model, and vLLM with LoRA.
 
-    python -m benchmarks.serving.provisioning transformers|vllm|loras|rows [--vllm PYTHON] [--rate 100] [--requests 400]
-    [--popularity uniform]
-        [--rounds 2] [--models DIR] [--threads N] [--output FILE]
+    python -m benchmarks.serving.provisioning transformers|vllm|loras|rows [--vllm PYTHON] [--rate 100]
+        [--requests 400] [--popularity uniform] [--rounds 2] [--models DIR] [--threads N] [--output FILE]
 
-The family is `twenty`'s; `--models`: the demo's trained models for those of the same name. Float32, prompts and answers
-of spread lengths within the demo's context, all greedy, each answer as long as asked.
+The family is that of `twenty`; with `--models`, the demo's trained models replace those of the same names. Float32;
+prompts and answers of varied lengths within the demo's context; greedy, with fixed answer lengths. Parts:
 
-`transformers`: per-model provisioning, one model in memory, loaded from the same store when asked for (`zoo bench`), by
-turns with us.
-`vllm`: the same with vLLM. An engine's start takes half a minute, so it is composed: starts are measured, every batch
-really runs on an engine of the model's shape, and `swapped` adds them up; also with batches as large as vLLM takes, and
-with swaps that cost nothing.
-`loras`: the part of the trace for the narrow foundation and its LoRAs: ours beside one vLLM with all adapters in it, by
-turns.
-`rows`: 32 rows over 8 LoRAs beside 32 rows of the base, decode tokens per second, by turns; of ours and of vLLM.
+- `transformers`: per-model provisioning, one model in memory, loaded from the same store on demand (`zoo bench`), in
+  turns with ours.
+- `vllm`: the same with vLLM. An engine takes half a minute to start, so the run is composed: starts are measured, every
+  batch runs on an engine of the model's shape, and `swapped` adds the times. Also with batches as large as vLLM takes,
+  and with swaps that take no time.
+- `loras`: the requests for the narrow foundation and its LoRAs, ours and one vLLM with all adapters, in turns.
+- `rows`: decode tokens per second of 32 rows over 8 LoRAs and of 32 rows of the base, in turns; ours and vLLM's.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from runtime.bench.workload import WorkloadRequest, WorkloadSettings, build
 from zoo.api import Zoo
 
 _BASE = SMALL.members[0].name
-#: Of an engine per model: requests of a model at once, and as many as vLLM takes here.
+#: Batch sizes of an engine per model: the default, and as many as vLLM takes here.
 _BATCH, _ALL = 16, 256
 _PROMPTS, _ANSWERS = "lognormal:96,0.7<=320", "lognormal:48,0.7<=192"
 _ROWS, _LORAS, _PROMPT, _TOKENS = 32, 8, 32, 128
@@ -58,7 +55,7 @@ _ROWS, _LORAS, _PROMPT, _TOKENS = 32, 8, 32, 128
 
 @dataclass(frozen=True)
 class Family:
-    """The models on disk and in a store, and what is asked of them."""
+    """The models on disk and in a store, and the workload."""
 
     names: list[str]
     folders: dict[str, Path]
@@ -89,8 +86,9 @@ def prepare(args: argparse.Namespace, folder: Path) -> Family:
 
 
 def beside_transformers(args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """`zoo bench` of either engine by turns, each round a process of its own: two engines in one would fight for its
-    threads.
+    """Run `zoo bench` with either engine in turn.
+
+    Each round is a process of its own: two engines in one process would compete for its threads.
     """
     rounds: list[dict[str, dict[str, Any]]] = []
     memory: dict[str, Any] = {}
@@ -109,7 +107,7 @@ def beside_transformers(args: argparse.Namespace, family: Family) -> dict[str, A
 
 
 def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """The document of one round."""
+    """Return the document of one round."""
     settings = family.settings
     options = {
         "engine": engine,
@@ -137,7 +135,7 @@ def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, A
 
 
 def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """Ours as it is; vLLM's engine per model from its measured parts. Ratios are of each round's own runs."""
+    """Run ours directly and compose vLLM's engine per model from measured parts. Ratios are within a round."""
     ours = launch("zoo", [str(family.store), *family.names], args.threads)
     imports = _seconds(
         lambda: subprocess.run([str(args.vllm), "-c", "from vllm import LLM"], check=True, capture_output=True)
@@ -146,7 +144,7 @@ def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
         shape = {name: zoo.model(name).base or name for name in family.names}
     starts: dict[str, list[float]] = {}
     engines: dict[str, Side] = {}
-    for _ in range(args.starts):  # what the first one compiled the later ones find
+    for _ in range(args.starts):  # later starts find what the first one compiled
         for base in dict.fromkeys(shape.values()):
             if base in engines:
                 engines.pop(base).close()
@@ -181,7 +179,7 @@ def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
 
 
 def beside_shared(args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """One foundation and its LoRAs, all in one engine on both sides."""
+    """Run one foundation and its LoRAs, all in one engine on both sides."""
     with Zoo(family.store) as zoo:
         loras = [name for name in family.names if zoo.model(name).kind == "lora" and zoo.model(name).base == _BASE]
     asks = [ask for ask in family.asks if ask.model == _BASE or ask.model in loras]
@@ -190,7 +188,7 @@ def beside_shared(args: argparse.Namespace, family: Family) -> dict[str, Any]:
         _vllm_with(args, family.folders[_BASE], loras, family.folders),
     ]
     rounds: list[dict[str, dict[str, Any]]] = []
-    for number in range(args.rounds + 1):  # the first one warms
+    for number in range(args.rounds + 1):  # the first round is a warm-up
         order = sides if number % 2 == 0 else sides[::-1]
         rounds.append({side.name: summary(answered(asks, _asked(side, asks))) for side in order})
     for side in sides:
@@ -203,7 +201,10 @@ def beside_shared(args: argparse.Namespace, family: Family) -> dict[str, Any]:
 
 
 def beside_none(args: argparse.Namespace, family: Family, folder: Path) -> dict[str, Any]:
-    """Adapters on all rows beside none, of the demo's shape (attention) and of the 32 M Llama of `peers` (q and v)."""
+    """Compare rows with adapters and rows without.
+
+    The models have the demo's shape (adapters on the attention) and that of the 32 M Llama of `peers` (on q and v).
+    """
     with Zoo(family.store) as zoo:
         narrow = [name for name in family.names if zoo.model(name).kind == "lora" and zoo.model(name).base == _BASE][
             :_LORAS
@@ -228,10 +229,10 @@ def beside_none(args: argparse.Namespace, family: Family, folder: Path) -> dict[
 
 
 def _rows(side: Side, base: str, loras: Sequence[str], rounds: int) -> dict[str, Any]:
-    """Decode tokens per second without and with adapters, by turns."""
+    """Return decode tokens per second without and with adapters, in turns."""
     found: dict[str, list[float]] = {"without": [], "with": []}
     models = {"without": [base] * _ROWS, "with": [loras[row % len(loras)] for row in range(_ROWS)]}
-    for number in range(rounds + 1):  # the first one warms
+    for number in range(rounds + 1):  # the first round is a warm-up
         prompts = prompts_of(_ROWS, _PROMPT, number, SMALL.vocabulary)
         for what in ("without", "with") if number % 2 == 0 else ("with", "without"):
             first = side.answer_prompts(prompts, 1, models[what])["seconds"]
@@ -249,7 +250,7 @@ def _vllm_with(args: argparse.Namespace, base: Path, loras: Sequence[str], folde
 
 
 def _asked(side: Side, asks: Sequence[WorkloadRequest], at_once: bool = False, named: bool = True) -> list[float]:
-    """When each request was answered, in seconds from the begin."""
+    """Return when each request was answered, in seconds from the start."""
     prompts = [list(ask.prompt) for ask in asks if not isinstance(ask.prompt, str)]
     models = [ask.model for ask in asks] if named else None
     ended: list[float] = side.answer_prompts(
@@ -259,7 +260,7 @@ def _asked(side: Side, asks: Sequence[WorkloadRequest], at_once: bool = False, n
 
 
 def summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What is known when only the ends of answers are."""
+    """Return the summary of answers of which only the ends are known."""
     return {**summarize(answers, Slo()), "ttft": None, "tpot": None, "itl": None}
 
 

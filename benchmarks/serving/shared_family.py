@@ -1,14 +1,15 @@
-"""Eight models of one family served together, beside eight transformers models run in turn: total decode throughput, in
-one run.
+"""Compare decode throughput of eight models of one family: served together, and by eight transformers models in turn.
 
     python -m benchmarks.serving.shared_family [--kind full|lora] [--size 32m|206m] [--models 8] [--requests 2]
         [--dtype float32|bfloat16] [--tokens 128] [--pairs 3] [--output FILE]
 
-`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights. Both
-sides generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens
-are compared. `decode` is tokens per second after the first one of each answer: the time of a run less that of a run for
-one token; `whole` is with the prompts. Pairs of runs alternate; a ratio is given per pair, with the median and the
-spread. Also says what is resident in memory.
+`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Weights are random. Both
+sides generate the same number of tokens from the same prompts, greedily, with answers of equal length, and the tokens
+are compared.
+
+`decode` is tokens per second after the first one of each answer: the time of a run less that of a run for one token.
+`whole` includes the prompts. Pairs of runs alternate; a ratio is per pair, with median and spread. Resident memory is
+reported too.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from zoo.store import Store
 
 _COMMON = {"vocab_size": 8192, "max_position_embeddings": 2048}
 
-#: Llamas of 32 M and 206 M parameters. Of the small one all eight fit a large cache and calls dominate; of the other
-#: memory does.
+#: Llamas of 32 M and 206 M parameters. All eight small ones fit a large cache, so call overhead dominates; with the
+#: large ones memory bandwidth does.
 SHAPES = {
     "32m": {
         **_COMMON,
@@ -63,7 +64,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both sides run."""
+    """The work of both sides."""
 
     names: tuple[str, ...]
     prompts: dict[str, list[tuple[int, ...]]]
@@ -75,7 +76,7 @@ class Load:
 
 
 def make_family(folder: Path, kind: str, count: int, size: str, dtype: str) -> dict[str, Path]:
-    """Checkpoints on disk: a foundation, and models that differ from it in one layer or one adapter each."""
+    """Write checkpoints: a foundation, and models that differ from it in one layer or one adapter each."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -135,7 +136,7 @@ class FamilyZoo:
 
 
 class Transformers:
-    """The other side: each model in memory for itself, run one after the other at its own batch."""
+    """The other side: each model in memory separately, run one after the other with its own batch."""
 
     def __init__(self, folders: dict[str, Path], names: Sequence[str]) -> None:
         from peft import PeftModel
@@ -168,7 +169,13 @@ class Transformers:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One side's run: tokens per second with the prompts and without, and the tokens."""
+    """The result of one side's run.
+
+    Fields:
+        whole: Tokens per second, prompts included.
+        decode: Tokens per second without prompts.
+        answers: Tokens by model and request.
+    """
 
     whole: float
     decode: float
@@ -176,7 +183,7 @@ class Timed:
 
 
 def timed(side: Any, load: Load) -> Timed:
-    """A run for one token, then the run itself: the difference is decoding alone."""
+    """Run for one token, then run the load; the difference is decoding alone."""
     one = Load(load.names, load.prompts, 1)
     begin = time.perf_counter()
     side.run(one)
@@ -189,20 +196,20 @@ def timed(side: Any, load: Load) -> Timed:
 
 
 def agreement(a: dict[str, list[list[int]]], b: dict[str, list[list[int]]]) -> float:
-    """Share of sequences with identical tokens."""
+    """Return the share of sequences with identical tokens."""
     pairs = [(x, y) for name in a for x, y in zip(a[name], b[name], strict=True)]
     return sum(x == y for x, y in pairs) / len(pairs)
 
 
 def spread(ratios: list[float]) -> dict[str, float]:
-    """Median, least and greatest."""
+    """Return median, minimum and maximum."""
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
 def measure(
     kind: str, size: str, dtype: str, count: int, requests: int, tokens: int, prompt: int, pairs: int
 ) -> dict[str, Any]:
-    """One report for one kind of family."""
+    """Return the report of one kind of family."""
     generator = torch.Generator().manual_seed(1)
     with tempfile.TemporaryDirectory() as scratch:
         folders = make_family(Path(scratch), kind, count, size, dtype)

@@ -1,17 +1,18 @@
-"""One engine as a process of its own that answers orders, so that engines with packages of their own can be measured in
-turns.
+"""One engine in its own process, controlled by orders, so that engines with different packages can be measured in turn.
 
     PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT
         [--threads N] [--dtype D] [--kv-cache-memory-bytes B] [--eager] [--rank R]
 
-Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`,
-answered greedily, each with as many tokens as it says whatever they are. `models` (the first, or the checkpoint, where
-it is missing): zoo's models, vLLM's
-adapters by name. `at`: when each request comes, from the begin of the order; all at once where it is missing.
-transformers takes neither, and prompts and answers of one length. Answers are lines on stdout: `{"seconds", "ended",
-"digest", "resident"}`, `ended` being when each request's last token was there; a first one, after a prompt of the
-engine's own, says that it is ready. `resident`: bytes of this process and those it started. It must run where only its
-own engine is installed: nothing else is imported.
+Orders are JSON lines on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`. They
+are answered greedily, each with exactly the given number of tokens.
+
+- `models`: a stored model for zoo, an adapter for vLLM; default: the first model, or the checkpoint.
+- `at`: when each request starts, from the start of the order; default: all at once.
+- transformers supports neither, and needs prompts and answers of one length.
+
+Answers are JSON lines on stdout: `{"seconds", "ended", "digest", "resident"}`. `ended` is when each request had its
+last token, `resident` the bytes of this process and its children. A first line, after a prompt of the engine's own,
+means that the process is ready. Nothing but the side's own engine is imported.
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request. `model`: None for the side's own. `at`: seconds from the begin of the order."""
+    """A request.
+
+    Fields:
+        tokens: Length of the answer.
+        model: None for the side's own.
+        at: Seconds from the start of the order.
+    """
 
     prompt: Sequence[int]
     tokens: int
@@ -44,18 +51,22 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Made:
-    """Its answer, and when the last token was there (`time.perf_counter`)."""
+    """An answer.
+
+    Fields:
+        ended: When the last token was there, by `time.perf_counter`.
+    """
 
     tokens: list[int]
     ended: float
 
 
-#: Requests in the order in which they come -> their answers.
+#: Requests in the order of their start -> their answers.
 Answering = Callable[[Sequence[Wanted]], list[Made]]
 
 
 def zoo(args: argparse.Namespace) -> Answering:
-    """Our engine, its agent and its driver."""
+    """Return the function that runs requests on Block Zoo's engine through its driver."""
     import torch
 
     from cli.serving.models import Chosen
@@ -113,7 +124,7 @@ def zoo(args: argparse.Namespace) -> Answering:
 
 
 def vllm(args: argparse.Namespace) -> Answering:
-    """vLLM's offline API, stepped as its own `generate` steps it."""
+    """Return the function that runs requests on vLLM's offline engine, stepped as its `generate` does."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
@@ -164,7 +175,10 @@ def vllm(args: argparse.Namespace) -> Answering:
 
 
 def transformers(args: argparse.Namespace) -> Answering:
-    """transformers' `generate`. Raises ValueError for what it does not take."""
+    """Return the function that runs requests with transformers' `generate`.
+
+    It raises ValueError for unsupported orders.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -193,7 +207,7 @@ SIDES: dict[str, Callable[[argparse.Namespace], Answering]] = {"zoo": zoo, "vllm
 
 
 def wanted_of(order: Mapping[str, Any]) -> list[Wanted]:
-    """An order's requests. Raises ValueError unless its lists are equally long."""
+    """Return an order's requests. Raises ValueError unless its lists have equal lengths."""
     prompts = order["prompts"]
     tokens = order["tokens"] if isinstance(order["tokens"], list) else [order["tokens"]] * len(prompts)
     models, at = order.get("models") or [None] * len(prompts), order.get("at") or [0.0] * len(prompts)
@@ -201,7 +215,7 @@ def wanted_of(order: Mapping[str, Any]) -> list[Wanted]:
 
 
 def resident(pid: int) -> int:
-    """Bytes that a process and those it started hold, pages that several of them share once."""
+    """Return the bytes that a process and its children hold; pages that several share count once."""
     total = 0
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -217,7 +231,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def digest(answers: Iterable[Sequence[int]]) -> list[str]:
-    """A short name per answer, to compare sides by."""
+    """Return a short hash per answer, to compare sides."""
     return [hashlib.sha256(json.dumps(list(answer)).encode()).hexdigest()[:12] for answer in answers]
 
 
@@ -231,7 +245,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--rank", type=int, default=8, help="of vLLM's adapters")
     args = parser.parse_args()
-    # Engines print as they like: what we say goes to the stdout that we were given, what they say to stderr.
+    # Engines may print to stdout: answers go to the original stdout, everything else to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answer = SIDES[args.side](args)

@@ -1,10 +1,10 @@
-"""Skinny products on this CPU: `F.linear` beside `W @ X.T` and, in float32, our kernels over the same weights as they
-are stored, for the linear layers of one decode step, by rows.
+"""Time skinny matrix products on this CPU: `F.linear`, `W @ X.T`, and in float32 the project's kernels, by rows.
 
     python -m benchmarks.serving.skinny [--threads N] [--output FILE]
 
-The figures behind the limits in `runtime/engine/layers/linear.py`. All layers of a step run one after the other, so
-that weights come from where they would come from in a step; best and median of several rounds, milliseconds.
+These figures determine the limits in `runtime/engine/layers/linear.py`. The kernels use the weights as they are stored.
+All linear layers of a decode step run one after the other, so that weights come from the same cache level or memory as
+in a step. Reported are best and median of several rounds in milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64, 96)
 
 
 def weights(shape: dict[str, int], dtype: torch.dtype) -> list[torch.Tensor]:
-    """All linear layers of a model of this shape, in order."""
+    """Return the weights of all linear layers of a model of this shape, in order."""
     hidden, wide, kv = (
         shape["hidden_size"],
         shape["intermediate_size"],

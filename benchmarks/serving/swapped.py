@@ -1,10 +1,10 @@
-"""Per-model provisioning in virtual time: one model is resident, others are swapped in when asked for. Pure but for
-what it is given.
+"""Per-model provisioning in virtual time: one model is resident, the rest are swapped in on demand. Pure.
 
-The policy is `cli.bench.batches`': whoever waits longest says which model is next, and all that wait for the same one
-go along, up to a batch. What differs is that the batch is made up after the swap, so that those who came meanwhile go
-along too: a swap of half a minute would be held against the engine twice otherwise. The time that a swap takes and the
-time that a batch takes are told from outside, where they were measured; everything between is arithmetic.
+The policy is that of `cli.bench.batches`: the request that waits longest decides the next model, and waiting requests
+for the same model join it, up to a batch. One difference: the batch is formed after the swap, so that requests that
+arrive meanwhile join too. Otherwise a swap of half a minute would count twice against the engine.
+
+The durations of swaps and batches are arguments, measured elsewhere; the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from runtime.bench.answers import Answer, TokenTimes
 from runtime.bench.workload import WorkloadRequest
 
-#: A model and its batch -> when each request was answered, in seconds from the batch's begin.
+#: (model, batch) -> when each request was answered, in seconds from the batch's start.
 Run = Callable[[str, Sequence[WorkloadRequest]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """What came of it. `swaps`: how often another model was brought in; `ran`: seconds in batches."""
+    """The result of a run.
+
+    Fields:
+        swaps: How often a model was swapped in.
+        ran: Seconds spent in batches.
+    """
 
     answers: tuple[Answer, ...]
     swaps: int
@@ -29,11 +34,11 @@ class Provisioned:
 
 
 def provision(asks: Sequence[WorkloadRequest], swap: Callable[[str], float], run: Run, most: int) -> Provisioned:
-    """Answer `asks`, which are ordered by when they come; the first one's model is there already.
+    """Answer `asks`, which are ordered by arrival. The first one's model is resident at the start.
 
     Args:
-        swap: seconds until a model is there.
-        most: requests in a batch.
+        swap: Seconds until a model is resident.
+        most: Requests in a batch.
     """
     waiting, answers = list(asks), list[Answer]()
     now, ran, swaps, resident = 0.0, 0.0, 0, asks[0].model if asks else None
@@ -52,11 +57,14 @@ def provision(asks: Sequence[WorkloadRequest], swap: Callable[[str], float], run
 
 
 def answered(asks: Sequence[WorkloadRequest], ended: Sequence[float]) -> list[Answer]:
-    """Answers from when they were whole, in seconds from the begin."""
+    """Return answers from the times when they were complete, in seconds from the start."""
     return [_answered(ask, end) for ask, end in zip(asks, ended, strict=True)]
 
 
 def _answered(ask: WorkloadRequest, ended: float) -> Answer:
-    """Only the end is known: the whole answer counts as one lot then, so times to the first token mean nothing."""
+    """Return an answer of which only the end is known.
+
+    It is one group of tokens, so its time to first token is meaningless.
+    """
     heard = TokenTimes((ended,), (ask.answer,), ask.answer, len(ask.prompt))
     return Answer(ask.number, ask.model, ask.at, ask.at, ended, heard)

@@ -1,17 +1,18 @@
-"""What HTTP costs: the same requests answered by the engine alone and by `zoo serve` with streaming clients, in one
-run, by turns.
+"""Measure the cost of HTTP: the same requests on the engine alone and, in turns, through `zoo serve`.
 
     python -m benchmarks.serving.through_http [--clients 64] [--requests N] [--tokens 128] [--prompt 32] [--pairs 5]
-    [--threads N] [--layers 8]
-        [--backend auto|inline|local] [--set NAME=VALUE]… [--output FILE]
+        [--threads N] [--layers 8] [--backend auto|inline|local] [--set NAME=VALUE]… [--output FILE]
 
-One random Llama of 32 M parameters with a byte-level vocabulary of 8192, so that every token has text. Three processes
-that all stay up: the engine without a server, the server, its clients; all on the same cores, one side at a time.
-`ratio`: tokens per second through HTTP over those without, per pair; median and spread. Processor microseconds per
-token: `engine`, of the process without a server; `server`, of the server's whole process; `loop`, of its thread that
-runs the event loop; `client`, of the clients' process. `first_ms`: milliseconds to a request's first token.
-`--backend`: which driver both have. `--set`: environment of both engines, such as OMP_WAIT_POLICY=passive. `--layers`:
-fewer make a faster engine.
+The model is a random Llama of 32 M parameters with a byte-level vocabulary of 8192, so that every token has text. Three
+processes stay up: the engine without a server, the server, and its clients; all use the same cores, one side at a time.
+
+- `ratio`: tokens per second through HTTP over those without, per pair; median and spread.
+- `microseconds_per_token`: CPU time of `engine`, the process without a server; `server`, the whole server process;
+  `loop`, its event loop's thread; `client`, the clients' process.
+- `first_ms`: milliseconds to a request's first token.
+
+`--backend` selects the driver of both. `--set` sets environment variables of both engines, such as
+OMP_WAIT_POLICY=passive. Fewer `--layers` make a faster engine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BUDGET = 2048
 
 
 def make_model(folder: Path, layers: int) -> None:
-    """A checkpoint with its tokenizer, which has read a part of Python's own library."""
+    """Write a checkpoint with a tokenizer trained on a part of Python's standard library."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -57,7 +58,7 @@ def make_model(folder: Path, layers: int) -> None:
 
 
 class Server:
-    """A running `zoo serve`. Raises RuntimeError when it ends before it listens."""
+    """A running `zoo serve`. Raises RuntimeError if it ends before it listens."""
 
     def __init__(self, store: Path, env: dict[str, str], backend: str = "auto") -> None:
         log = store.with_name("serve.log")
@@ -83,7 +84,7 @@ class Server:
             raise RuntimeError(f"the server ended with {self._process.wait()}: {log.read_text()[-2000:]}")
 
     def spent(self) -> tuple[float, float]:
-        """Processor seconds of the whole process, and of the thread that runs the event loop: its first one."""
+        """Return CPU seconds of the whole process, and of its first thread, which runs the event loop."""
         tasks = {int(task.name): task for task in Path(f"/proc/{self._process.pid}/task").iterdir()}
         seconds = {name: int((task / "schedstat").read_text().split()[0]) / 1e9 for name, task in tasks.items()}
         return sum(seconds.values()), seconds[self._process.pid]
@@ -112,7 +113,7 @@ def through(side: Side, server: Server, order: dict[str, int]) -> dict[str, Any]
 
 
 def measure(engine: Side, client: Side, server: Server, order: dict[str, int], pairs: int) -> dict[str, Any]:
-    """Pairs by turns; the first one warms."""
+    """Run pairs in turns. The first one is a warm-up."""
     found: list[dict[str, dict[str, Any]]] = []
     for seed in range(pairs + 1):
         one = {**order, "seed": seed}

@@ -1,8 +1,8 @@
-"""Twenty models of the demo's small family: two foundations of different width, full fine-tunes that share most of
-their base, LoRAs.
+"""Make twenty models of the demo's small family: two foundations of different width, full fine-tunes and LoRAs of them.
 
-Weights are random, and moved by noise where a fine-tune moves them: speed does not depend on what they say. Models that
-the demo has trained take the places of their names where a folder with them is given.
+The fine-tunes share most layers with their base. Weights are random, with noise added where a fine-tune changes them:
+speed does not depend on their values. If a folder with the demo's trained models is given, those replace the models of
+the same names.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ import torch
 from cli.demo.recipe import SMALL, MemberKind
 from zoo.api import Zoo
 
-#: Rank of every LoRA that is made here, on the attention as the demo's.
+#: Rank of every LoRA made here; LoRAs are on the attention, as in the demo.
 RANK = 8
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _BASE, _WIDE = "small-base", "small-wide"
-#: The first layers that a full fine-tune shares with its base, the embedding included.
+#: How many first layers a full fine-tune shares with its base, in addition to the embedding.
 _FROZEN = {_BASE: 5, _WIDE: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """A model of the family. `base`: None for a foundation."""
+    """A model of the family.
+
+    Fields:
+        base: None for a foundation.
+    """
 
     name: str
     kind: MemberKind
@@ -38,8 +42,9 @@ class Kin:
 
 
 def members(fulls: int = 6, loras: int = 8, wide: int = 2) -> tuple[Kin, ...]:
-    """Foundations first, then the demo's own names, then numbers: `fulls` and `loras` on the narrow one, `wide` of each
-    on the wide one.
+    """Return the family: foundations first, then the demo's models, then numbered ones.
+
+    `fulls` and `loras` are counts for the narrow foundation, `wide` is the count of each kind for the wide one.
     """
     demo = [Kin(one.name, one.kind, one.base) for one in SMALL.members]
     more: list[Kin] = []
@@ -59,14 +64,15 @@ def _numbered(base: str, kind: Literal["full", "lora"], number: int) -> Kin:
 
 
 def by_popularity(family: Sequence[Kin], seed: int) -> list[str]:
-    """All names, in an order that has nothing to do with their kind: a skewed workload takes the first most often."""
+    """Return all names in an order independent of their kind; a skewed workload requests the first most often."""
     names = [one.name for one in family]
     return random.Random(seed).sample(names, len(names))
 
 
 def make(folder: Path, family: Iterable[Kin], trained: Path | None = None) -> dict[str, Path]:
-    """Checkpoints and PEFT folders below `folder`, by name. `trained`: the demo's `models`, of which those with the
-    same name are taken.
+    """Write checkpoints and PEFT folders below `folder` and return them by name.
+
+    `trained` is the demo's `models` folder; models with the same name are copied from it.
     """
     made: dict[str, Path] = {}
     for number, one in enumerate(family):
@@ -84,7 +90,7 @@ def make(folder: Path, family: Iterable[Kin], trained: Path | None = None) -> di
 
 
 def fill(store: Path, family: Iterable[Kin], folders: dict[str, Path]) -> None:
-    """The family in a new store."""
+    """Ingest the family into a new store."""
     with Zoo(store) as zoo:
         for one in family:
             zoo.ingest(folders[one.name], one.name, one.base)
@@ -130,6 +136,6 @@ def _tuned(one: Kin, base: Path) -> Any:
 
 
 def _point(adapter: Path, base: Path) -> None:
-    """Have an adapter name the folder of its base."""
+    """Set the folder of an adapter's base."""
     path = adapter / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": str(base.resolve())}))

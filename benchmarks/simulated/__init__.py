@@ -1,1 +1,1 @@
-"""BlockLLM's figures from the simulator."""
+"""Reproduce BlockLLM's figures with the simulator."""

@@ -1,11 +1,12 @@
-"""BlockLLM's figures from the simulator, over seeds: documents into a folder, tables beside the paper's numbers,
-pictures.
+"""Reproduce BlockLLM's figures with the simulator over several seeds.
 
     python -m benchmarks.simulated.figures FOLDER [--seeds 3] [--preset NAME]... [--figures PICTURES]
 
-A preset and seed whose document is in the folder already is not run again: NAME-SEED.json, as `zoo simulate --preset
-NAME --seed SEED --json` writes it. Tables have medians over seeds and, in brackets, the least and the greatest. All of
-virtual time: the same seeds give the same tables on any machine. About ten minutes of one core per seed.
+Writes documents, tables with the paper's numbers, and plots. A preset and seed with a document in the folder is not run
+again: NAME-SEED.json, as `zoo simulate --preset NAME --seed SEED --json` writes it.
+
+Tables have medians over seeds and, in brackets, minimum and maximum. Everything is in virtual time, so the same seeds
+give the same tables on any machine. It takes about ten minutes of one core per seed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from runtime.sim.experiments.presets import preset_named
 from runtime.sim.experiments.study import run_study
 from runtime.sim.results.report import ratios
 
-#: Presets that compare ours with the baselines; those that compare ours with itself, something off; and the ladder.
+#: Presets that compare Block Zoo with the baselines, presets that switch off one part of it, and the accuracy preset.
 OVERALL = ("blockllm", "blockllm-load", "blockllm-apps", "blockllm-table2")
 ABLATIONS = ("blockllm-kv", "blockllm-placement", "blockllm-speculation", "blockllm-adaptive")
 LADDER = "blockllm-accuracy"
@@ -56,7 +57,7 @@ _EACH: Columns = {
     "predicted": (lambda run: run["counts"]["speculations"], 0),
     "stood": (lambda run: run["counts"]["speculation_hits"], 0),
 }
-#: Figure 16: over all requests, and over the tenths of the time in which fewest and most came.
+#: Figure 16: over all requests, and over the tenths of the time with the fewest and the most requests.
 _ACCURACY: Columns = {
     "accuracy": (lambda run: run["accuracy"]["mean"], 3),
     "fewest requests": (lambda run: run["accuracy"]["by_rate"][0][1], 3),
@@ -65,7 +66,7 @@ _ACCURACY: Columns = {
 
 
 def documents(folder: Path, name: str, seeds: int) -> list[dict[str, Any]]:
-    """One per seed, run where it is not there yet."""
+    """Return one document per seed, running those that the folder does not have."""
     found = []
     for seed in range(seeds):
         path = folder / f"{name}-{seed}.json"
@@ -76,17 +77,17 @@ def documents(folder: Path, name: str, seeds: int) -> list[dict[str, Any]]:
 
 
 def over_seeds(runs: Documents, case: int, value: Callable[[Mapping[str, Any]], float | None]) -> list[float]:
-    """`value` of one case's policies, seed by seed; without seeds that have none."""
+    """Return `value` of one case's policies for each seed, except where it is None."""
     return [each for run in runs if (each := value(run["cases"][case]["policies"])) is not None]
 
 
 def ratio(name: str, ours: str, other: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """Of two policies of a case, one of `report.ratios`; None where the other one has nothing of it."""
+    """Return a function of a case's policies: one of `report.ratios` of two policies, None if it is undefined."""
     return lambda policies: ratios(policies[ours], policies[other]).get(name)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """`.98 [.97, 1.02]`: median, least and greatest."""
+    """Return a text such as `.98 [.97, 1.02]`: median, minimum and maximum."""
     if not values:
         return "–"
     middle, least, most = (_short(each, digits) for each in (statistics.median(values), min(values), max(values)))
@@ -94,7 +95,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def overall(runs: Documents, names: Iterable[str] = _RATIOS) -> list[list[str]]:
-    """Ours over each baseline, a row per case and baseline."""
+    """Return ours over each baseline, a row per case and baseline."""
     rows = []
     for at, case in enumerate(runs[0]["cases"]):
         ours, *others = case["policies"]
@@ -105,7 +106,10 @@ def overall(runs: Documents, names: Iterable[str] = _RATIOS) -> list[list[str]]:
 
 
 def each(runs: Documents, columns: Columns) -> list[list[str]]:
-    """Every policy of every case by itself. `columns`: what of a policy's document, and with how many digits."""
+    """Return a row for every policy of every case.
+
+    `columns` has a function of a policy's document and a number of digits.
+    """
     rows = [["case", "policy", *columns]]
     for at, case in enumerate(runs[0]["cases"]):
         for name in case["policies"]:
@@ -117,7 +121,7 @@ def each(runs: Documents, columns: Columns) -> list[list[str]]:
 
 
 def ablations(runs: Documents) -> list[list[str]]:
-    """Each other policy over ours (the first), a row per case and policy."""
+    """Return each other policy over ours (the first one), a row per case and policy."""
     names = {
         "p50": "latency.p50",
         "p95": "latency.p95",
@@ -135,7 +139,7 @@ def ablations(runs: Documents) -> list[list[str]]:
 
 
 def show(title: str, rows: Sequence[Sequence[str]]) -> None:
-    """A table of Markdown; its first row is the head."""
+    """Print a Markdown table; its first row is the head."""
     head, *rest = rows
     lines = [head, ["---"] * len(head), *rest]
     print(f"\n{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines), flush=True)

@@ -1,6 +1,7 @@
-"""Pictures of BlockLLM's figures as `benchmarks.simulated.figures` found them, the paper's numbers in grey beside:
-overall, by applications, ablations, accuracy. Lines and bars are medians over seeds, whiskers the least and the
-greatest.
+"""Plot BlockLLM's figures from the documents of `benchmarks.simulated.figures`, with the paper's numbers in grey.
+
+Four plots: overall, by applications, ablations, accuracy. Lines and bars are medians over seeds, whiskers minimum and
+maximum.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _NAMES = {"blocks": "ours", "pm": "per model (pm)", "ps": "parameter sharing (ps)"}
 _NONE = (None, None, None)
 _PAPER = "#777777"
-#: The paper's, ours over pm: Table 2 by applications, Figure 22 with 30.
+#: The paper's numbers, ours over pm: Table 2 by number of applications, Figure 22 with 30 applications.
 _TABLE2 = {
     3: (4.6 / 5.4, 8.9 / 6.6),
     6: (5.2 / 7.6, 12.3 / 8.2),
@@ -28,7 +29,7 @@ _TABLE2 = {
     12: (12.4 / 17.6, 15.6 / 6.9),
 }
 _FIGURE22 = {30: (0.626, 1.85)}
-#: The paper's ablations over ours: p50, p95, tokens/s of each policy that is drawn; None where it has no number.
+#: The paper's ablations over ours: p50, p95 and tokens/s of each plotted policy; None where it has no number.
 _ABLATED: Mapping[str, tuple[str, Mapping[str, tuple[float | None, ...]]]] = {
     "blockllm-kv": (
         "Figure 24: where rows run",
@@ -48,7 +49,7 @@ _MEASURES = {"p50": "latency.p50", "p95": "latency.p95", "tokens/s": "throughput
 
 
 def draw(found: Mapping[str, Documents], folder: Path) -> list[Path]:
-    """Four PNGs. `found`: documents by preset. Raises InputError when one cannot be written."""
+    """Write four PNGs. `found` has the documents by preset. Raises InputError if one cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {
         "overall": _overall(found["blockllm"], found["blockllm-load"]),
@@ -60,7 +61,7 @@ def draw(found: Mapping[str, Documents], folder: Path) -> list[Path]:
 
 
 def _overall(paper: Documents, load: Documents) -> Figure:
-    """Latencies at the paper's load and at the heaviest; p95 and the share of time with a kernel over the load."""
+    """Plot latencies at the paper's load and at the heaviest; p95 and the share of time with a kernel over the load."""
     figure = figure_of(11.0, 6.4, "Figures 18 and 20: 12 A100, 20 applications")
     (left, right), (p95, kernels) = figure.subplots(2, 2)
     _cdf(left, paper, 0, "latency at the paper's load")
@@ -77,7 +78,7 @@ def _overall(paper: Documents, load: Documents) -> Figure:
 
 
 def _applications(table2: Documents, apps: Documents) -> Figure:
-    """Ours over either baseline as applications become more."""
+    """Plot ours over either baseline against the number of applications."""
     figure = figure_of(11.0, 6.4, "Table 2 and Figure 22: ours over per-model provisioning and over parameter sharing")
     above, below = figure.subplots(2, 2)
     _ratios(above[0], table2, "latency.mean", {x: pair[0] for x, pair in _TABLE2.items()}, "Table 2: mean latency")
@@ -89,7 +90,7 @@ def _applications(table2: Documents, apps: Documents) -> Figure:
 
 
 def _ablations(found: Mapping[str, Documents]) -> Figure:
-    """Others over ours: median and p95 latency, tokens per second."""
+    """Plot each other policy over ours: median and p95 latency, tokens per second."""
     figure = figure_of(11.0, 6.8, "Ablations, over ours (grey: the paper's)")
     for axes, (preset, (title, others)) in zip(figure.subplots(2, 2).flat, _ABLATED.items(), strict=True):
         runs = found[preset]
@@ -108,7 +109,7 @@ def _ablations(found: Mapping[str, Documents]) -> Figure:
 
 
 def _group(axes: Axes, place: int, runs: Documents, case: int, other: str, paper: Sequence[float | None]) -> None:
-    """Three bars of one policy over ours, the first of its case, and the paper's marks on them."""
+    """Draw three bars of one policy over ours, the first of its case, with the paper's marks."""
     ours = next(iter(runs[0]["cases"][case]["policies"]))
     for at, ((measure, name), mark) in enumerate(zip(_MEASURES.items(), paper, strict=True)):
         x = place + (at - 1) * 0.27
@@ -120,13 +121,13 @@ def _group(axes: Axes, place: int, runs: Documents, case: int, other: str, paper
 
 
 def _accuracy(runs: Documents) -> Figure:
-    """Figure 16: accuracy of every tenth of the time by how many requests came in it, all seeds; latencies beside."""
+    """Plot Figure 16: accuracy in each tenth of the time against its request rate, over all seeds; and latencies."""
     figure = figure_of(11.0, 3.6, "Figure 16: accuracy as the arrival rate changes, four A100")
     left, right = figure.subplots(1, 2, width_ratios=(1.6, 1.0))
     for at, (case, (colour, stroke, marker)) in enumerate(zip(runs[0]["cases"], LOOKS, strict=False)):
         policy = next(iter(case["policies"]))
         points = [point for run in runs for point in run["cases"][at]["policies"][policy]["accuracy"]["by_rate"]]
-        if len({round(found, 6) for _, found in points}) == 1:  # one model, whatever comes
+        if len({round(found, 6) for _, found in points}) == 1:  # only one model answered
             left.axhline(points[0][1], color=colour, linestyle=stroke, linewidth=1.4, label=case["label"])
         else:
             left.scatter(
@@ -158,7 +159,7 @@ def _accuracy(runs: Documents) -> Figure:
 
 
 def _cdf(axes: Axes, runs: Documents, case: int, title: str) -> None:
-    """Of every percentile the median over seeds."""
+    """Plot the median over seeds of every percentile."""
     for name, (colour, stroke, _) in zip(runs[0]["cases"][case]["policies"], LOOKS, strict=False):
         curves = [run["cases"][case]["policies"][name]["curves"]["latency_percentiles"] for run in runs]
         values = [statistics.median(column) for column in zip(*curves, strict=True)]

@@ -1,1 +1,1 @@
-"""Ingest, packing, deltas, exits, stitches, surrogates."""
+"""Benchmarks of ingest, packing, deltas, exits, stitches and surrogates."""

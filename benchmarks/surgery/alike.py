@@ -1,16 +1,15 @@
-"""Foundations that are more and more alike: wide models taught by a narrow one's own next-token distributions, for
-longer and longer.
+"""Train foundations of increasing similarity: wide models distilled from a narrow one for longer and longer.
 
-    python -m benchmarks.surgery.alike --teacher DIR --output DIR --tokens 250000 [--tokens 1000000 …] [--hidden 256
-    --layers 4 --ffn 512 --heads 8]
+    python -m benchmarks.surgery.alike --teacher DIR --output DIR --tokens 250000 [--tokens 1000000 …]
+        [--hidden 256 --layers 4 --ffn 512 --heads 8]
 
-Two foundations that each saw a few hundred thousand tokens agree far less than the 7B and 13B of the papers, and a
-stitch cannot agree more with its second model than the two models' knowledge allows. This makes pairs whose likeness is
-the only thing that changes: the wide model starts from random weights of its own and never sees the teacher's. `python
--m benchmarks.surgery.stitching` then takes each pair, and the curve of stitched likeness over foundations' likeness
-separates what the stitch loses from what the family lacks.
+Two foundations trained on a few hundred thousand tokens agree far less than the papers' 7B and 13B, and a stitched
+chain cannot agree more with its second model than the two models' knowledge allows. Here only the similarity of a pair
+varies: the wide model starts from random weights and learns the teacher's next-token distributions.
 
-Text: the training part of the standard library's, as in `zoo demo`; likeness is measured on the held-out part.
+`python -m benchmarks.surgery.stitching` then takes each pair. Its curve of stitched similarity over the foundations'
+similarity separates the stitch's loss from that of the family. The text is the training part of the standard library,
+as in `zoo demo`; similarity is measured on the held-out part.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MEASURED = 48
 
 
 def tokens_of(folder: Path, part: str) -> Tensor:
-    """The library's text as one stream of the teacher's tokens, int64."""
+    """Return a part of the library's text as one stream of the teacher's tokens, int64."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -48,7 +47,7 @@ def tokens_of(folder: Path, part: str) -> Tensor:
 
 
 def student_of(teacher: Any, hidden: int, layers: int, ffn: int, heads: int, seed: int) -> Any:
-    """A Llama of another width with random weights and the teacher's vocabulary."""
+    """Return a Llama of another width with random weights and the teacher's vocabulary."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -70,7 +69,7 @@ def student_of(teacher: Any, hidden: int, layers: int, ffn: int, heads: int, see
 
 
 def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -> None:
-    """Change the student to give the teacher's distributions: KL(teacher, student), mean over tokens."""
+    """Train the student in place on the teacher's distributions: KL(teacher, student), mean over tokens."""
     matrices = [p for name, p in student.named_parameters() if p.dim() == 2 and ".layers." in name]
     chosen = set(map(id, matrices))
     rest = [p for p in student.parameters() if id(p) not in chosen]
@@ -103,7 +102,7 @@ def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -
 
 @torch.no_grad()
 def likeness(first: Any, second: Any, windows: Tensor) -> float:
-    """Cosine of the two models' next-token distributions, mean over tokens (BL-05)."""
+    """Return the cosine of the two models' next-token distributions, mean over tokens (BL-05)."""
     total = 0.0
     for part in windows.split(8):
         a, b = (model(input_ids=part, use_cache=False).logits.softmax(-1) for model in (first, second))

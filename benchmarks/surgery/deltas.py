@@ -1,12 +1,15 @@
-"""Low-rank deltas of full fine-tunes: similarity, accuracy and perplexity on held-out text against rank and bytes.
+"""Measure low-rank deltas of full fine-tunes: similarity, accuracy and perplexity against rank and bytes.
 
-    python -m benchmarks.surgery.deltas --store DIR MODEL[=TEXT]... [--base MODEL] [--ranks 1 2 4 …] [--output
-    FILE.json] [--plot FILE.png]
+    python -m benchmarks.surgery.deltas --store DIR MODEL[=TEXT]... [--base MODEL] [--ranks 1 2 4 …]
+        [--output FILE.json] [--plot FILE.png]
 
-Four ways of spending the same elements, from ours to the control: activation-aware factors with ranks by what each
-matrix is worth, the same with the base's norms kept, the same with token table and head whole, and the plain truncated
-SVD at one rank for all. Bytes are what each adds to the base, as a share of what the exact fine-tune adds. No model is
-added to the store.
+All on held-out text. Four ways to use the same number of elements:
+- activation-aware factors, with ranks by each matrix's benefit;
+- the same with the base's norms;
+- the same with token table and head stored in full;
+- plain truncated SVD with one rank for all (the control).
+
+Bytes are what each adds to the base, as a share of what the exact fine-tune adds. No model is added to the store.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ _STYLE = {"#0072B2": "o", "#009E73": "s", "#CC79A7": "^", "#D55E00": "x"}
 def measure(
     zoo: Zoo, name: str, base: str | None, text: str | None, ranks: tuple[int, ...], device: str
 ) -> dict[str, Any]:
-    """All ways and ranks of one fine-tune."""
+    """Measure all ways and ranks of one fine-tune."""
     model = zoo.model(name)
     windows = read_windows(model, text, context_length(model.config))
     ways: dict[str, Any] = {}
@@ -68,7 +71,7 @@ def measure(
 
 @torch.inference_mode()
 def references(zoo: Zoo, work: DeltaWork, held: torch.Tensor, device: str) -> dict[str, Any]:
-    """The exact fine-tune and the base on the same windows."""
+    """Return the scores of the exact fine-tune and of the base on the same windows."""
     at = layer_ends(work.exact)[-1]
 
     def score(manifest: Any) -> dict[str, float]:
@@ -83,7 +86,7 @@ def references(zoo: Zoo, work: DeltaWork, held: torch.Tensor, device: str) -> di
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """A row per fine-tune: similarity and accuracy over bytes; the quarter and the target are marked."""
+    """Plot similarity and accuracy over bytes, a row per fine-tune, with marks at 25 % and at the target."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

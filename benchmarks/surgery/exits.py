@@ -1,12 +1,11 @@
-"""What leaving a model early costs in accuracy and gains in speed (BL-30), on the demo's small foundation, trained on
-the spot.
+"""Measure what early exits (BL-30) cost in accuracy and gain in speed, on the demo's tiny foundation.
 
     python -m benchmarks.surgery.exits [--dir FOLDER] [--steps 440] [--batch 8] [--tokens 96] [--rounds 3]
 
-Held-out text of the built-in corpus through every depth (`zoo exits`), and tokens/s of decoding in one engine that
-serves the whole model
-and all its exits: each depth alone, and whole and early ones together; rounds take the depths in turns. A model that
-was trained into FOLDER by the same settings is used again.
+The foundation is trained first; one trained into FOLDER with the same settings is reused. Held-out text of the built-in
+corpus is scored at every depth (`zoo exits`). Then tokens per second of decoding are measured in one engine that serves
+the whole model and all its exits: each depth alone, and the whole model together with one exit. Rounds take the depths
+in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PROMPT = 32
 
 
 def trained(folder: Path, steps: int) -> Path:
-    """The recipe's foundation after so many steps, whose folder is there once it has learnt all of them."""
+    """Return the folder of the recipe's foundation after `steps` steps; it exists only once training is complete."""
     made, partial = folder / f"tiny-base-{steps}", folder / f"tiny-base-{steps}.partial"
     if not made.exists():
         member = TINY.members[0]
@@ -50,7 +49,7 @@ def trained(folder: Path, steps: int) -> Path:
 
 
 def speed(driver: ClusterDriver, names: Sequence[str], batch: int, tokens: int) -> float:
-    """Tokens per second of so many sequences, the models in turns."""
+    """Return tokens per second of `batch` sequences, spread over the models in turn."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [
         SequenceRequest(
@@ -87,7 +86,7 @@ def main() -> None:
         with start_one_device(
             zoo, EngineConfig(kv_cache_memory_bytes=64 << 20), Chosen((name, *names), ()), prefix_caching="off"
         ) as driver:
-            for _ in range(args.rounds + 1):  # the first one warms up
+            for _ in range(args.rounds + 1):  # the first round is a warm-up
                 for case, some in cases.items():
                     speeds[case].append(speed(driver, some, args.batch, args.tokens))
             weights = driver.memory().weights

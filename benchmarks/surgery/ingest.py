@@ -1,13 +1,11 @@
-"""How fast `zoo ingest` is, and how much memory it takes, beside copying and BLAKE3-hashing the same files on the same
-disk.
+"""Measure the speed and memory of `zoo ingest`, against copying and BLAKE3-hashing the same files on the same disk.
 
     python -m benchmarks.surgery.ingest [--gigabytes 4] [--pairs 3] [--folder DIR] [--output FILE]
 
-Makes a random Llama-shaped checkpoint (bf16, sharded), then alternates three runs, each in a process of its own and
-from a cold page
-cache: the ingest, a copy + hash that is flushed to disk at its end (what an ingest promises), and one that is not.
-Reports seconds, bytes per second, ratios with their spread over the pairs, and the ingest's peak memory as the kernel
-counted it. Needs no torch.
+Makes a random Llama-shaped checkpoint (bf16, sharded), then alternates three runs, each in its own process and from a
+cold page cache: the ingest, a copy + hash that is flushed to disk at its end (as an ingest is), and one that is not.
+Reported are seconds, bytes per second, ratios with their spread over the pairs, and the ingest's peak memory as counted
+by the kernel. Needs no torch.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ INGEST = "import sys; from cli.app import main; main(sys.argv[1:])"
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the made checkpoint; bf16."""
+    """A tensor of the generated checkpoint, in bf16."""
 
     key: str
     shape: tuple[int, ...]
@@ -55,14 +53,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class IngestRun:
-    """One process: wall seconds, and its largest resident set in bytes."""
+    """The result of one process: wall-clock seconds, and its peak resident bytes."""
 
     seconds: float
     peak_rss_bytes: int
 
 
 def layer_tensors(layer: int) -> list[Tensor]:
-    """The tensors of one layer."""
+    """Return the tensors of one layer."""
     at = f"model.layers.{layer}."
     square = [Tensor(f"{at}self_attn.{name}_proj.weight", (HIDDEN, HIDDEN)) for name in "qkvo"]
     wide = [Tensor(f"{at}mlp.{name}_proj.weight", (WIDE, HIDDEN)) for name in ("gate", "up")]
@@ -71,7 +69,7 @@ def layer_tensors(layer: int) -> list[Tensor]:
 
 
 def all_tensors(layers: int) -> list[Tensor]:
-    """A Llama with as many layers."""
+    """Return the tensors of a Llama with `layers` layers."""
     table = (VOCAB, HIDDEN)
     body = [tensor for layer in range(layers) for tensor in layer_tensors(layer)]
     return [
@@ -83,13 +81,13 @@ def all_tensors(layers: int) -> list[Tensor]:
 
 
 def layers_for(nbytes: int) -> int:
-    """How many layers make a checkpoint of about so many bytes."""
+    """Return the number of layers of a checkpoint of about `nbytes` bytes."""
     fixed = sum(tensor.nbytes for tensor in all_tensors(0))
     return max(1, round((nbytes - fixed) / sum(tensor.nbytes for tensor in layer_tensors(0))))
 
 
 def make_checkpoint(folder: Path, nbytes: int) -> int:
-    """Write shards of random bytes, the index and the config; returns the bytes of all weights."""
+    """Write shards of random bytes, the index and the config. Return the bytes of all weights."""
     folder.mkdir(parents=True)
     layers = layers_for(nbytes)
     shards = list(_grouped(all_tensors(layers)))
@@ -140,7 +138,7 @@ def _config(layers: int) -> dict[str, Any]:
 
 
 def copy_and_hash(source: Path, target: Path, flush: bool) -> None:
-    """The yardstick: every file copied in chunks and hashed on the way, all cores for the hash."""
+    """Copy and hash every file in chunks, with all cores for the hash. This is the reference for the ingest."""
     from blake3 import blake3
 
     target.mkdir()
@@ -155,7 +153,7 @@ def copy_and_hash(source: Path, target: Path, flush: bool) -> None:
 
 
 def run(command: list[str], source: Path) -> IngestRun:
-    """Run one process from a cold cache; raises SystemExit with its errors when it fails."""
+    """Run one process from a cold cache. Raises SystemExit with its errors if it fails."""
     os.sync()
     for path in source.iterdir():
         _forget(path)
@@ -206,7 +204,7 @@ def copy_run(source: Path, folder: Path, flush: bool) -> IngestRun:
 
 
 def measure(source: Path, folder: Path, pairs: int) -> dict[str, list[IngestRun]]:
-    """Alternate the three, so that a drift of the machine meets all alike."""
+    """Alternate the three runs, so that a change of the machine's speed affects all alike."""
     runs: dict[str, list[IngestRun]] = {"ingest": [], "copy_hash_flushed": [], "copy_hash": []}
     for _ in range(pairs):
         runs["ingest"].append(ingest_run(source, folder))
@@ -216,7 +214,7 @@ def measure(source: Path, folder: Path, pairs: int) -> dict[str, list[IngestRun]
 
 
 def report(runs: dict[str, list[IngestRun]], total: int) -> dict[str, Any]:
-    """Every figure. A ratio is the ingest's speed over the yardstick's, pair by pair."""
+    """Return all figures. A ratio is the ingest's speed over the reference's, pair by pair."""
     ingest = runs["ingest"]
     return {
         "bytes": total,
@@ -240,7 +238,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """The same for people, on standard error."""
+    """Print the figures on standard error."""
     for name, speed in document["gigabytes_per_second"].items():
         print(f"{name:20} {speed['median']:6.2f} GB/s  ({speed['least']:.2f} to {speed['most']:.2f})", file=sys.stderr)
     for name in ("speed_of_copy_hash_flushed", "speed_of_copy_hash"):

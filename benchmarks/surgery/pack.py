@@ -1,17 +1,19 @@
-"""What `zoo pack` saves on trained fine-tunes, and what loading costs then, beside the same store unpacked.
+"""Measure what `zoo pack` saves on fine-tunes, and the cost of loading packed models against the same store unpacked.
 
-    python -m benchmarks.surgery.pack BASE FINE_TUNE [FINE_TUNE ...] [--dtypes bfloat16 float32] [--pairs 7] [--folder
-    DIR] [--output FILE] python -m benchmarks.surgery.pack --moved 0.1 0.01 --dtypes bfloat16
+    python -m benchmarks.surgery.pack BASE FINE_TUNE [FINE_TUNE ...] [--dtypes bfloat16 float32] [--pairs 7]
+        [--folder DIR] [--output FILE]
+    python -m benchmarks.surgery.pack --moved 0.1 0.01 --dtypes bfloat16
 
-BASE and the FINE_TUNEs are folders of checkpoints; with `--moved` a random model of 194 M parameters and copies of it,
-each matrix moved by noise of that share of its own size (the demo's fine-tunes moved by 0.1, at a large learning rate).
-For each dtype they are cast, ingested and packed in a copy of the store; the copy is verified, every export from it
-compared with its checkpoint, and loads alternate between the
-two stores: `load` is `zoo.model(name).load()`, `read` the store's part of it alone, each with every byte touched once;
-warm, and cold with the files dropped from the page cache. Each load opens the store anew, so that every object is
-verified again. Ratios are packed over plain, pair by pair, with median and spread, of seconds by the clock (`wall`) and
-of processor time (`cpu`), which other work on the machine disturbs less. `codings` is what other ways and levels would
-have given.
+BASE and the FINE_TUNEs are checkpoint folders. With `--moved`, the base is a random model of 194 M parameters, and each
+fine-tune adds noise of that share of each matrix's size (the demo's fine-tunes moved by 0.1, at a large learning rate).
+
+For each dtype they are cast, ingested, and packed in a copy of the store. The copy is verified, and every export from
+it compared with its checkpoint. Loads alternate between the two stores: `load` is `zoo.model(name).load()`, `read` only
+the store's part, both touching every byte; warm, and cold with the files dropped from the page cache. Each load opens
+the store anew, so that every object is verified again.
+
+Ratios are packed over plain, pair by pair, with median and spread, of wall-clock (`wall`) and CPU seconds (`cpu`); the
+latter are less affected by other load. `codings` has the results of other methods and levels.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ CODINGS = [Coding(level=level, delta=delta) for delta in ("difference", "xor") f
 
 
 def cast(source: Path, target: Path, dtype: str) -> Path:
-    """A copy of a checkpoint with its floating-point weights in another dtype."""
+    """Copy a checkpoint with its floating-point weights in another dtype."""
     target.mkdir(parents=True)
     for path in source.iterdir():
         if path.suffix == ".safetensors":
@@ -62,8 +64,9 @@ def cast(source: Path, target: Path, dtype: str) -> Path:
 
 
 def moved(folder: Path, shares: Sequence[float]) -> list[Path]:
-    """A random model, large enough for loading to be mostly its weights, and copies of it that moved; the model
-    first.
+    """Make a random model and copies of it with noise; return their folders, the model first.
+
+    It is large enough for weights to dominate the time of loading.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -94,13 +97,13 @@ def filled(store: Path, base: Path, fine_tunes: Sequence[Path]) -> None:
 
 
 def load(store: Path, name: str) -> None:
-    """What a user does, and every weight touched."""
+    """Load a model through the public interface and touch every weight."""
     with Zoo(store, create=False) as zoo:
         touch(zoo.model(name).load().state_dict().values())
 
 
 def read(store: Path, name: str) -> None:
-    """The store's part of it."""
+    """Read a model's tensors from the store and touch every byte."""
     with Zoo(store, create=False) as zoo:
         touch(stored_tensors(zoo.store, [tensor.digest for tensor in zoo.model(name).manifest.tensors]))
 
@@ -122,7 +125,7 @@ def forget(store: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Seconds by the clock, and of processor time over all threads."""
+    """Wall-clock seconds, and CPU seconds over all threads."""
 
     wall: float
     cpu: float
@@ -137,12 +140,12 @@ def timed(job: Callable[[Path, str], None], store: Path, name: str, cold: bool) 
 
 
 def alternated(plain: Path, packed: Path, names: Sequence[str], pairs: int) -> dict[str, Any]:
-    """Plain and packed in turn, who begins changing from pair to pair."""
+    """Time plain and packed in turn; the order changes from pair to pair."""
     found: dict[str, Any] = {}
     for what, job in (("load", load), ("read", read)):
         for cold in (False, True):
             taken: dict[Path, list[Took]] = {plain: [], packed: []}
-            for number in range(-1, pairs):  # the first pair warms up and is not counted
+            for number in range(-1, pairs):  # the first pair is a warm-up
                 name = names[number % len(names)]
                 for store in (plain, packed) if number % 2 else (packed, plain):
                     took = timed(job, store, name, cold)
@@ -169,7 +172,7 @@ def _ratio(plain: list[float], packed: list[float]) -> dict[str, Any]:
 
 
 def codings(store: Path, measured: Sequence[Coding]) -> list[dict[str, Any]]:
-    """What each way would save, and how long coding takes."""
+    """Return what each coding would save, and how long it takes."""
     rows = []
     with Zoo(store, create=False) as zoo:
         for coding in measured:
@@ -180,7 +183,7 @@ def codings(store: Path, measured: Sequence[Coding]) -> list[dict[str, Any]]:
 
 
 def by_model(plain: Path, packed: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Bytes on disk of what each fine-tune does not share with its base."""
+    """Return the bytes on disk of what each fine-tune does not share with its base."""
     rows = {}
     with Zoo(plain, create=False) as one, Zoo(packed, create=False) as other:
         shared = {tensor.digest for tensor in one.model("base").manifest.tensors}
@@ -197,7 +200,7 @@ def by_model(plain: Path, packed: Path, names: Sequence[str]) -> dict[str, dict[
 
 
 def check_exports(store: Path, folders: Sequence[Path], scratch: Path) -> None:
-    """Every export is its checkpoint, byte for byte."""
+    """Check that every export equals its checkpoint, byte for byte."""
     with Zoo(store, create=False) as zoo:
         for folder in folders:
             zoo.model(folder.name).export(scratch / folder.name)

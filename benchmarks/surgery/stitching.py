@@ -1,13 +1,16 @@
-"""Stitches of a family: Table 3 and Figure 13 of BlockLLM at the size of models that are at hand.
+"""Measure stitches of a family: Table 3 and Figure 13 of BlockLLM with the available models.
 
-    python -m benchmarks.surgery.stitching --store DIR --pair A:B [--pair B:A …] [--steps N] [--output FILE] [--plots
-    DIR]
+    python -m benchmarks.surgery.stitching --store DIR --pair A:B [--pair B:A …] [--steps N] [--output FILE]
+        [--plots DIR]
 
-Per pair: the stitch's training (seconds, similarity at trained places and at others, beside its least-squares start and
-the same without the position), and per place the stitched chain beside its two parents: accuracy and perplexity on
-held-out text, weights, operations and measured seconds per token. Each pair is also a point of the curves over model
-size and over the likeness of the two models by themselves. A stitch that the zoo has already, of these very settings,
-is not trained again.
+Per pair:
+- the stitch's training: seconds, similarity at trained and at other places, against its least-squares start and against
+  a stitch without the position;
+- per place, the stitched chain against its two parents: accuracy and perplexity on held-out text, weights, operations
+  and measured seconds per token.
+
+Each pair is also a point of the curves over model size and over the similarity of the two models. A stitch that the
+store has with the same settings is not trained again.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ _PROMPT, _TOKENS, _ROUNDS = 16, 32, 3
 
 @torch.inference_mode()
 def seconds_per_token(stack: Stack) -> float:
-    """Of greedy decoding with a cache, batch 1: the best of a few rounds. The same code for chains and for whole
-    models.
+    """Return the seconds per token of greedy decoding with a cache at batch 1, the best of several rounds.
+
+    The same code runs chains and whole models.
     """
     ids = torch.arange(5, 5 + _PROMPT, device=stack.device).unsqueeze(0)
     best = float("inf")
@@ -48,7 +52,7 @@ def seconds_per_token(stack: Stack) -> float:
         begin = time.perf_counter()
         for _ in range(_TOKENS):
             token = _next(stack, token, cache)
-        int(token)  # waits for a device
+        int(token)  # waits for the device
         best = min(best, (time.perf_counter() - begin) / _TOKENS)
     return best
 
@@ -59,8 +63,9 @@ def _next(stack: Stack, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
 
 
 def cost(zoo: Zoo, manifest: ModelManifest) -> dict[str, float]:
-    """Weights of a model, operations per token (two per weight of a matrix that is multiplied), measured seconds per
-    token.
+    """Return a model's weights, operations per token and measured seconds per token.
+
+    An operation count is two per weight of each matrix that is multiplied.
     """
     elements = {tensor.digest: tensor for tensor in manifest.tensors}
     multiplied = sum(
@@ -78,7 +83,7 @@ def cost(zoo: Zoo, manifest: ModelManifest) -> dict[str, float]:
 
 
 def chain_cost(zoo: Zoo, document: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, float]:
-    """Of the chain with the stitch at a place; the chain is composed, measured and removed."""
+    """Return the costs of the chain with the stitch at a place. The chain is composed, measured and removed."""
     a, b, name = document["a"], document["b"], f"bench-{document['stitch']}-{point['a_layer']}-{point['b_layer']}"
     layers = 1 + max(placed.layer for placed in zoo.model(b).manifest.components if placed.layer is not None)
     slices = ((a, [0, point["a_layer"] + 1]), (b, [point["b_layer"], layers]))
@@ -94,7 +99,7 @@ def chain_cost(zoo: Zoo, document: Mapping[str, Any], point: Mapping[str, Any]) 
 
 
 def pair_report(zoo: Zoo, a: str, b: str, settings: StitchSettings, device: str) -> dict[str, Any]:
-    """A stitch's document with costs beside the accuracies; trained where the zoo has none of these settings."""
+    """Return a stitch's document with costs added. The stitch is trained if the store has none with these settings."""
     document = dict(train_stitch(zoo, a, b, settings, device=device, progress=plain_lines()).document)
     document["parents"] = {
         key: {**of, **cost(zoo, zoo.model(document[key]).manifest)} for key, of in document["parents"].items()
@@ -105,7 +110,7 @@ def pair_report(zoo: Zoo, a: str, b: str, settings: StitchSettings, device: str)
 
 
 def claims(document: Mapping[str, Any]) -> dict[str, bool | None]:
-    """What is to be shown, as it came out."""
+    """Return each claim of the benchmark and whether it holds."""
     points, parents, compared = document["points"], list(document["parents"].values()), document["compared"]
     cheapest, dearest = (choose(parent["flops_per_token"] for parent in parents) for choose in (min, max))
     unseen, without = document["similarity_unseen"], compared.get("without_position")
@@ -124,7 +129,7 @@ def claims(document: Mapping[str, Any]) -> dict[str, bool | None]:
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Table 3, and a table per pair as Figure 13."""
+    """Return Table 3, and a table per pair as in Figure 13."""
     lines = [
         "| stitch | widths | seconds | trained places | other places | start | without position |",
         "|---|---|---|---|---|---|---|",

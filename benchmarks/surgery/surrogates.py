@@ -1,14 +1,18 @@
-"""Table 4 again (BL-10): similarity and speed of blocks pruned to half, by how they are pruned and recovered.
+"""Reproduce Table 4 (BL-10): similarity and speed of blocks pruned to half, by method of pruning and recovery.
 
-    python -m benchmarks.surgery.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--threads
-    N] [--output FILE]
+    python -m benchmarks.surgery.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random]
+        [--threads N] [--output FILE]
 
-The rows are the paper's: the 5th attention, the 5th ffn, the 5th layer, layers 5 to 7 (fewer in models of fewer
-layers). Per row: what is removed, similarity behind the block and at the model's end on held-out text for each way
-(Taylor or magnitude; with and without closed form and training), against leaving the block out; and the block's time
-over that of its stand-in at batch 16, of the trained model and of blocks of larger shapes with random weights, where
-the work and not the calls takes the time. Ratios are medians over alternating pairs, with quartiles. The paper's
-speed-ups of 18 to 37 are not possible for half of a dense block and are no goal.
+The rows are the paper's: the 5th attention, the 5th FFN, the 5th layer, layers 5 to 7 (fewer in models with fewer
+layers). Per row:
+- what is removed;
+- similarity after the block and at the model's end on held-out text for each method (Taylor or magnitude; with and
+  without closed form and training), against leaving the block out;
+- the block's time over that of its surrogate at batch 16, for the trained model and for blocks of larger shapes with
+  random weights, where computation and not call overhead dominates.
+
+Ratios are medians over alternating pairs, with quartiles. The paper's speed-ups of 18 to 37 are not possible for half
+of a dense block and are not a goal.
 """
 
 from __future__ import annotations
@@ -102,7 +106,7 @@ def one_row(
     ways = []
     found: dict[str, Any] = {"layers": target.layers, "part": target.part}
     for importance, refit, how in WAYS:
-        recovery = RecoverySettings(how=how, steps=args.steps, rate=4e-3 if how == "lora" else 5e-4)  # type: ignore[arg-type]
+        recovery = RecoverySettings(how=how, steps=args.steps, rate=4e-3 if how == "lora" else 5e-4)  # type: ignore
         chosen = replace(options, importance=importance, refit=refit, recovery=recovery)  # type: ignore[arg-type]
         begin = time.monotonic()
         plan = make_plan(target, material.subject, material, chosen)
@@ -136,7 +140,7 @@ def timing(args: argparse.Namespace) -> TimingSettings:
 
 
 def random_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Blocks of larger shapes with random weights: timed only. Half goes, by magnitude."""
+    """Time blocks of larger shapes with random weights; half is removed, by magnitude."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     for size, shape in SHAPES.items():

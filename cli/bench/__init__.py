@@ -1,7 +1,7 @@
-"""`zoo bench`: how fast a server or an engine answers, beside another one where asked, by rounds that alternate.
+"""`zoo bench`: measure a server or an engine, optionally against a second one in alternating rounds.
 
-This file is the command: text to settings. What is measured is in `runtime.bench`, who is measured in `targets`, the
-rounds in `rounds`.
+This module is the command. Workloads and clients are in `runtime.bench`, the measured targets in `targets`, the rounds
+in `rounds`.
 """
 
 from __future__ import annotations

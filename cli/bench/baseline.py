@@ -1,8 +1,7 @@
-"""transformers' `generate` in left-padded batches, models loaded from the zoo's store when they are asked for: the
-plain way to a family.
+"""Baseline engine: transformers' `generate` in left-padded batches, with models loaded from the store on demand.
 
-The last `resident` models used stay in memory. Greedy, as many tokens as the longest of a batch wants; each answer ends
-at its own length.
+The `resident` most recently used models stay in memory. Decoding is greedy and runs to the longest answer of a batch;
+each answer counts to its own length.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TransformersRunner:
-    """See `cli.bench.batches.Runner`."""
+    """A `cli.bench.batches.Runner` over transformers."""
 
     def __init__(self, zoo: Zoo, clock: Clock, device: str, dtype: str | None, resident: int) -> None:
         from cli.shared.progress import hush
@@ -36,7 +35,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
-        """Loading counts: the requests wait for it."""
+        """Run one batch. The time to load the model counts, since the requests wait for it."""
         held = self._model(model)
         longest, steps = max(len(ask.prompt) for ask in asks), max(ask.answer for ask in asks)
         ids = torch.zeros(len(asks), longest, dtype=torch.int64)
@@ -69,11 +68,11 @@ class TransformersRunner:
 
 
 def _stamping(clock: Clock, stamps: list[float]) -> Any:
-    """A criterion that never stops and notes when each token was there."""
+    """Return a stopping criterion that never stops and records the time of each token."""
     from transformers import StoppingCriteriaList
 
     def stamp(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        input_ids[0, -1].item()  # a device may still be at it
+        input_ids[0, -1].item()  # waits for the device
         stamps.append(clock.now())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 

@@ -1,8 +1,8 @@
-"""Per-model provisioning: an engine that holds a model or a few, and runs batches of one model's requests to their end.
+"""Per-model provisioning: a client of an engine that runs batches of one model's requests, each batch to its end.
 
-Whoever waits longest says which model is next; all that wait for the same one go along, up to a batch. Requests that
-come meanwhile wait. Tokens count as heard when the engine has made them, so a short answer in a long batch is not held
-against it.
+The request that waits longest decides the next model; waiting requests for the same model join it, up to a batch.
+Requests that arrive in the meantime wait. A token's time is when the engine generated it, so that a short answer in a
+long batch is not counted as slow.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Runner(Protocol):
     """An engine with its models. Called from one thread."""
 
     def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
-        """When each request's tokens were there, exactly `ask.answer` of them."""
+        """Return the times of each request's tokens, exactly `ask.answer` of them."""
         ...
 
     def close(self) -> None:
-        """Give memory and folders back."""
+        """Free memory and temporary folders."""
         ...
 
 
 class _Waiting:
-    """A request until it is answered."""
+    """A request and the future of its answer."""
 
     def __init__(self, ask: WorkloadRequest) -> None:
         self.ask = ask
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 class Batches:
-    """A client in front of a runner. Use it as `with`: leaving waits for the batch that runs."""
+    """A load client in front of a runner. Use it as a context manager: its exit waits for the running batch."""
 
     def __init__(self, runner: Runner, most: int) -> None:
         self._runner = runner
@@ -72,7 +72,7 @@ class Batches:
         self._runner.close()
 
     async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
-        """Raises InputError for a prompt of text; Unavailable once closed."""
+        """Queue a request and wait for its answer. Raises InputError for a text prompt; Unavailable once closed."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")
         waiting = _Waiting(ask)
@@ -98,7 +98,7 @@ class Batches:
                 waiting.resolve(one)
 
     def _next(self) -> list[_Waiting]:
-        """The next batch; empty when closed."""
+        """Return the next batch; empty when closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._queue)
             if self._closed:

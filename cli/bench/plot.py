@@ -1,7 +1,6 @@
-"""The latencies of a benchmark's document as cumulative shares of the requests, one curve per target.
+"""Plot the latencies of a benchmark's document as cumulative shares of the requests, one curve per target.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; targets also differ in their strokes. Knows
-nothing of how the numbers came about.
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; targets also differ in line style.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MEASURES = {"ttft": "time to first token", "tpot": "time per further token", "e
 
 
 def plot_bench(document: Mapping[str, Any], path: Path) -> None:
-    """Write the picture as PNG. Raises InputError when the file cannot be written."""
+    """Write the plot as PNG. Raises InputError if the file cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Where a benchmark's document goes: a file with every request, a picture, one JSON document or a table for people."""
+"""Output of a benchmark's document: a file with every request, a plot, one JSON document or a printed table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from zoo.errors import InputError
 
 
 def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plot: Path | None) -> None:
-    """Write and print. Exit code 1 when a target answered nothing, or not all rounds were run.
+    """Write and print the document. Exit code 1 if a target answered nothing or not all rounds were run.
 
-    Raises InputError when a file cannot be written.
+    Raises InputError if a file cannot be written.
     """
     if output is not None:
         _write(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
@@ -38,7 +38,7 @@ def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plo
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     beside = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def _completed(document: Mapping[str, Any], target: int) -> int:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """A table for people: a line per target, notes of what failed, the ratios of a pair."""
+    """Print a line per target, notes about failures, and the ratios of two targets."""
     headings = (
         "TARGET",
         "REQ/S",
@@ -95,7 +95,10 @@ def _line(document: Mapping[str, Any], index: int) -> tuple[str, ...]:
 
 
 def _memory(held: Mapping[str, int | None]) -> str:
-    """A server's peak; of an engine in this process, which others share, what it says that it holds."""
+    """Return a server's peak memory, or the bytes that an engine in this process reports.
+
+    The process's peak is not shown, since both targets may run in it.
+    """
     if (peak := held.get("server_peak")) is not None:
         return human_bytes(peak)
     if (weights := held.get("weights")) is not None:

@@ -1,6 +1,6 @@
-"""The rounds of a benchmark: targets opened, warmed, asked the same workload by turns; everything into one document.
+"""Run the rounds of a benchmark: open and warm up the targets, alternate between them, and build the document.
 
-Of two targets every second round begins with the other one, so that a machine that slows down hurts both.
+Of two targets, the second one starts every other round, so that a machine that slows down affects both equally.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from runtime.bench.traces import TraceFormat, read_trace
 from runtime.bench.workload import Encode, Workload, WorkloadSettings, build
 from zoo.errors import InputError
 
-#: Tokens of an answer that only warms.
+#: Tokens of a warm-up answer.
 _WARM_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """What is asked for. `targets`: one or two, addresses or engines. `warm`: requests per model that are not
-    counted.
+    """The settings of a benchmark.
+
+    Fields:
+        targets: One or two addresses or engine names.
+        models: Models to request, the most popular first; empty: all.
+        trace: File and format of a trace, None without one.
+        tokenizer: Stored model with the tokenizer for a trace's texts.
+        warm: Uncounted requests per model before the first round.
     """
 
     targets: tuple[str, ...]
@@ -46,7 +52,13 @@ class BenchmarkRun:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One target's answers to the whole workload. `seconds`: processor time that this process took meanwhile."""
+    """One target's answers to the whole workload.
+
+    Fields:
+        target: Index of the target.
+        number: Number of the round.
+        seconds: CPU seconds of this process during the round.
+    """
 
     target: int
     number: int
@@ -55,7 +67,7 @@ class Round:
 
 
 def run_bench(bench: BenchmarkRun, silent: bool) -> dict[str, Any]:
-    """The document. Raises InputError, Unavailable, and as loading models does."""
+    """Run a benchmark and return its document. Raises InputError, Unavailable and the errors of loading."""
     with counting("asking", silent) as progress:
         return asyncio.run(_run(bench, WallClock(), progress))
 
@@ -75,14 +87,14 @@ async def _run(bench: BenchmarkRun, clock: Clock, progress: Done | None) -> dict
         found: list[Round] = []
         try:
             await _rounds(found, bench.rounds, targets, workload, clock, progress)
-        except asyncio.CancelledError:  # Ctrl-C: what was measured before is not lost
+        except asyncio.CancelledError:  # Ctrl-C: keep the rounds measured so far
             if len(found) < len(targets):
                 raise
         return _document(bench, settings, targets, found[: len(found) // len(targets) * len(targets)])
 
 
 def _encoder(bench: BenchmarkRun) -> Encode | None:
-    """What turns a trace's texts into ids. Raises as the facade does."""
+    """Return the function that turns a trace's texts into ids. Raises the errors of `Zoo.model`."""
     if bench.tokenizer is None:
         return None
     from cli.serving.models import tokenizer_of
@@ -93,7 +105,7 @@ def _encoder(bench: BenchmarkRun) -> Encode | None:
 
 
 def _bounded(settings: WorkloadSettings, targets: Sequence[BenchmarkTarget]) -> WorkloadSettings:
-    """Within what every target reads."""
+    """Return the settings limited to what every target accepts."""
     vocabularies = [target.vocabulary for target in targets if target.vocabulary is not None]
     lengths = [target.longest for target in targets if target.longest is not None]
     longest = min([*lengths, *([settings.longest] if settings.longest is not None else [])], default=None)
@@ -101,9 +113,7 @@ def _bounded(settings: WorkloadSettings, targets: Sequence[BenchmarkTarget]) -> 
 
 
 async def _warm(target: BenchmarkTarget, workload: Workload, times: int, clock: Clock) -> None:
-    """Requests of each model that are not counted. Raises InputError when not one is answered: a benchmark of refusals
-    is none.
-    """
+    """Send uncounted requests to each model. Raises InputError if none of them is answered."""
     first = {ask.model: ask for ask in reversed(workload.asks)}
     asks = [replace(ask, answer=min(ask.answer, _WARM_TOKENS), at=0.0) for ask in first.values() for _ in range(times)]
     answers = await drive(Workload(tuple(asks)), target.client, clock)
@@ -122,7 +132,7 @@ async def _rounds(
     clock: Clock,
     progress: Done | None,
 ) -> None:
-    """Puts rounds into `found` as they end."""
+    """Run the rounds and append them to `found` as they end."""
     for number in range(count):
         order = list(enumerate(targets))
         for index, target in order if number % 2 == 0 else reversed(order):
@@ -192,14 +202,15 @@ def _document(
 
 
 def _client(one: Round, targets: Sequence[BenchmarkTarget]) -> float | None:
-    """What asking a server cost, which a server on the same cores does without; None where the engine is in this
-    process too.
+    """Return the CPU seconds of the client, None if the engine ran in this process too.
+
+    On the same machine the server does without this time.
     """
     return one.seconds if "://" in targets[one.target].name else None
 
 
 def _row(answer: Answer) -> dict[str, Any]:
-    """One request. Times in seconds, from the begin of its round."""
+    """Return one request's figures. Times in seconds from the start of its round."""
     return {
         "number": answer.number, "model": answer.model, "due": answer.due, "sent": answer.sent, "ended": answer.ended,
         "prompt_tokens": answer.heard.prompt_tokens, "tokens": answer.tokens, "ttft": answer.ttft, "tpot": answer.tpot,

@@ -1,6 +1,6 @@
-"""Who is measured: a server behind an address, or an engine in this process, all behind one `BenchmarkTarget`.
+"""The targets of a benchmark: a server behind an address, or an engine in this process, as a `BenchmarkTarget`.
 
-Our engine takes requests as the server would, one stream each; the others are run in batches, one model after the other
+The engine `zoo` gets one stream per request, as from the server. Other engines run batches, one model after the other
 (`batches`).
 """
 
@@ -28,7 +28,11 @@ _BATCHED = ("transformers", "vllm")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How servers are reached."""
+    """How servers are reached.
+
+    Fields:
+        timeout: Seconds without a byte.
+    """
 
     api_key: str | None = None
     timeout: float = 600.0
@@ -36,8 +40,12 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """How engines are run in this process. `batch`: of the others, requests at once; `resident`: of transformers,
-    models at once.
+    """How engines are run in this process.
+
+    Fields:
+        config: Options of the engine `zoo`; device and data type apply to all.
+        batch: Requests per batch of the other engines.
+        resident: Models that transformers keeps in memory.
     """
 
     store: Path
@@ -49,10 +57,12 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkTarget:
-    """Somebody that can be asked. `vocabulary` and `longest` (tokens): the least of its models', None where it does not
-    say.
+    """A target that is open.
 
-    `memory`: bytes by what holds them, now.
+    Fields:
+        memory: Returns the current bytes by kind.
+        vocabulary: Least vocabulary of its models, None if unknown.
+        longest: Least context length of its models in tokens, None if unknown.
     """
 
     name: str
@@ -67,7 +77,7 @@ class BenchmarkTarget:
 async def opened(
     name: str, models: Sequence[str], clock: Clock, access: Access, inside: EngineTarget
 ) -> AsyncIterator[BenchmarkTarget]:
-    """A target by its address or its engine's name. Raises InputError, Unavailable, and as loading does."""
+    """Open a target by its address or its engine's name. Raises InputError, Unavailable and the errors of loading."""
     if name.startswith(("http://", "https://")):
         async with _server(name, models, clock, access) as target:
             yield target
@@ -140,11 +150,11 @@ def _runner(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: En
 
 
 def _least(configs: Sequence[Mapping[str, Any]], key: str) -> int | None:
-    """Of what all configs say; None where one does not."""
+    """Return the least value of a key over all configs, None if one lacks it."""
     values = [config.get(key) for config in configs]
     return min(values) if all(isinstance(value, int) for value in values) else None  # type: ignore[type-var]
 
 
 def _process() -> dict[str, int | None]:
-    """Two engines in one process share this figure."""
+    """Return the peak memory of this process, which two engines in it share."""
     return {"process_peak": peak_bytes(os.getpid())}

@@ -1,8 +1,7 @@
-"""vLLM's offline engine, one base model in memory at a time, its LoRAs beside it, all exported from the zoo into a
-folder that goes away.
+"""vLLM's offline engine as a runner: one base model in memory at a time, with its LoRAs.
 
-Its V1 engine is stepped from here, so that every token has its time. vLLM is imported when the runner is made. Knows
-nothing of batches' order; a batch is one model's. Written against vLLM 0.32, and run with its build for CPUs.
+Models are exported from the store into a temporary folder. The V1 engine is stepped from here, so that every token has
+its time. vLLM is imported when the runner is made. Written against vLLM 0.32, tested with its build for CPUs.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ from zoo.errors import InputError, NotServable
 if TYPE_CHECKING:
     from zoo.api import Zoo
 
-#: The ranks that vLLM can be told; it makes every adapter as wide as what it is told, so the least that holds them all
-#: is the fair one.
+#: The values vLLM accepts for `max_lora_rank`. It allocates that rank for every adapter, so the least sufficient one is
+#: used for a fair comparison.
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmRunner:
-    """See `cli.bench.batches.Runner`."""
+    """A `cli.bench.batches.Runner` over vLLM."""
 
     def __init__(self, zoo: Zoo, clock: Clock, dtype: str | None, models: Sequence[str]) -> None:
-        """`models`: all that may be asked; a base without a LoRA among them runs without room for any, which is faster.
+        """Import vLLM. Raises InputError if it is not installed.
 
-        Raises InputError where vLLM is not installed.
+        `models` are all that may be requested. A base without a LoRA among them runs without LoRA support, which is
+        faster.
         """
-        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is for the report
         try:
             self._vllm: Any = importlib.import_module("vllm")
         except ImportError:
@@ -52,7 +52,10 @@ class VllmRunner:
         self._asked = 0
 
     def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
-        """Loading counts: the requests wait for it. Raises NotServable for adapters that are no LoRAs."""
+        """Run one batch. The time to load the model counts, since the requests wait for it.
+
+        Raises NotServable for adapters other than LoRAs.
+        """
         handle = self._zoo.model(model)
         if handle.kind not in ("foundation", "full", "lora") and handle.base is not None:
             raise NotServable(f"{model}: vLLM runs whole models and LoRAs, not a {handle.kind}")
@@ -81,7 +84,8 @@ class VllmRunner:
         if self._loaded is None or self._loaded[0] != name:
             self._shut_engine()
             folder = self._exported(name)
-            # A dtype of its own choice would be bfloat16 for float32, and prompts come again from round to round.
+            # "auto" would choose bfloat16 for float32. Prefix caching is off because prompts repeat from round to
+            # round.
             made = self._vllm.LLM(
                 model=str(folder), dtype=self._dtype or str(self._zoo.model(name).config.get("dtype") or "auto"),
                 skip_tokenizer_init=True, enable_prefix_caching=False, **self._room(name),
@@ -90,9 +94,7 @@ class VllmRunner:
         return self._loaded[1]
 
     def _room(self, base: str) -> dict[str, Any]:
-        """What vLLM must be told to take a base's LoRAs, one of them at a time. Raises NotServable for a rank too
-        great.
-        """
+        """Return the settings for a base's LoRAs, one in use at a time. Raises NotServable if a rank is too large."""
         handles = (self._zoo.model(name) for name in self._models)
         loras = [handle.name for handle in handles if handle.kind == "lora" and handle.base == base]
         if not loras:
@@ -112,14 +114,14 @@ class VllmRunner:
         return importlib.import_module("vllm.lora.request").LoRARequest(name, number, str(self._exported(name)))
 
     def _exported(self, name: str) -> Path:
-        """Its files, written once."""
+        """Return the folder with a model's files, exported once."""
         folder = Path(self._folder.name) / name.replace("/", "--")
         if not folder.exists():
             self._zoo.model(name).export(folder)
         return folder
 
     def _shut_engine(self) -> None:
-        """Its engine core is a process of its own, which must go before the next one takes the memory."""
+        """Shut down the engine's core, a process of its own, before the next one needs the memory."""
         if self._loaded is None:
             return
         engine = self._loaded[1].llm_engine
@@ -131,6 +133,6 @@ class VllmRunner:
 
 
 def _rank(folder: Path) -> int:
-    """The greatest rank of a PEFT folder."""
+    """Return the greatest rank of a PEFT folder."""
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     return max(int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values()), 1)

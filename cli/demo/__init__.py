@@ -1,6 +1,6 @@
-"""`zoo demo`: train a small family of models without network, put it into a zoo, show what is shared, serve it, ask it.
+"""`zoo demo`: train a small family of models offline, store it, show what is shared, serve it and query it.
 
-This file is the command; the steps are in `steps`, what they come to in `report`, each part in a file of its own.
+This module is the command; the steps are in `steps`, the output in `report`, each part in its own module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOp
 
 
 class Size(StrEnum):
-    """The families there are recipes for."""
+    """The families that have a recipe."""
 
     tiny = "tiny"
     small = "small"
@@ -35,8 +35,8 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train a small family, share its blocks, serve it and ask it: all steps on this machine, without network."""
-    # Before torch is loaded: threads that wait for one another must not burn the cores they wait for. On a busy machine
-    # that is the difference between minutes and half an hour; on an idle one it costs little.
+    # Set before torch is loaded: waiting threads must not spin on cores that working ones need. On a busy machine this
+    # is the difference between minutes and half an hour; on an idle one it costs little.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from cli.demo.progress import Progress
     from cli.demo.recipe import RECIPES

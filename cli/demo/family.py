@@ -1,11 +1,10 @@
-"""The whole family on disk: what is missing is trained, what is there with the same recipe and corpus is reused.
+"""Build the family on disk: train missing models, reuse those made with the same recipe and corpus.
 
     DIR/models/<name>/            a Hugging Face checkpoint, or a PEFT folder
-    DIR/training/<name>.json      its stamp: the key it was made under, and what its training came to
+    DIR/training/<name>.json      its stamp: the recipe's key and the results of the training
 
-A model is trained into a hidden folder beside its place and renamed when whole; the stamp is written last. So an
-interrupted run leaves no half-written model that counts, and the next run goes on with the first model that has no
-valid stamp.
+A model is written into a hidden folder and renamed when complete; the stamp is written last. So an interrupted run
+leaves no partial model that is reused, and the next run continues with the first model that has no valid stamp.
 """
 
 from __future__ import annotations
@@ -31,9 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A member on disk. `reused`: it was there already; the figures are those of the run that made it.
+    """A member on disk. Perplexities are per token on held-out files of its subject.
 
-    Perplexities are per token on held-out files of the member's subject; `perplexity_before` is its base's.
+    Fields:
+        folder: Its model folder.
+        seconds: Duration of the training, also of a reused member's.
+        tokens: Tokens it was trained on.
+        perplexity_before: Its base's perplexity, None without a base.
+        reused: Whether an earlier run made it.
     """
 
     name: str
@@ -51,7 +55,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a demo keeps its things."""
+    """The paths of a demo's files."""
 
     root: Path
 
@@ -64,7 +68,7 @@ class Places:
 
 @dataclass(frozen=True)
 class _Lessons:
-    """Tokenizer and token streams, made only when something has to be trained."""
+    """The tokenizer and token streams, made only if something has to be trained."""
 
     recipe: Recipe
     corpus: Corpus
@@ -85,7 +89,7 @@ class _Lessons:
 
 
 def build_family(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
-    """Train what is missing below `root`, in the recipe's order."""
+    """Train the missing members below `root`, in the recipe's order, and return all."""
     return tuple(_members(recipe, corpus, Places(root), progress))
 
 
@@ -107,7 +111,7 @@ def _line(trained: Trained) -> str:
 
 
 def _reusable(member: FamilyMember, key: str, places: Places) -> Trained | None:
-    """What the stamp says, if it was made under this key and the model is there."""
+    """Return the member from its stamp if the stamp has this key and the model exists."""
     try:
         stamp = json.loads(places.stamp(member.name).read_text())
         if stamp["key"] != key or not places.model(member.name).is_dir():
@@ -137,7 +141,7 @@ def _remark(advance: Advance) -> Callable[[int, float], None]:
 
 
 def _written(folder: Path, write: Callable[[Path], Learned]) -> Learned:
-    """Let `write` fill a hidden folder, then put it in place of the old one."""
+    """Let `write` fill a hidden folder, then replace the old one with it."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

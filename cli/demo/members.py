@@ -1,7 +1,4 @@
-"""One member of the family, from its base to the folder that transformers or peft loads.
-
-Knows recipes and models; what is already there and what is reused is decided in `family`.
-"""
+"""Train one member of the family from its base, and save it for transformers or peft."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ from cli.demo.recipe import FamilyMember, Recipe
 from cli.demo.tokenizer import BOS, EOS, PAD, save_tokenizer
 from cli.demo.train import perplexity, train_
 
-#: Layers are few and narrow: transformers' default of 0.02 would leave them almost silent for the first hundred steps.
+#: transformers' default of 0.02 would slow the first hundred steps of a model with few, narrow layers.
 _INITIAL_RANGE = 0.04
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLesson:
-    """One member, and the tokens of its subject to learn from and to measure on, both `[tokens]` int64."""
+    """One member with the training and held-out tokens of its subject, both `[tokens]` int64."""
 
     member: FamilyMember
     recipe: Recipe
@@ -40,8 +37,12 @@ class MemberLesson:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a training came to. Perplexities per token on held-out files of the member's subject; `before` is its
-    base's.
+    """The results of a training. Perplexities are per token on held-out files of the member's subject.
+
+    Fields:
+        before: The base's perplexity, None without a base.
+        train_loss: In nats per token, over the last tenth of the steps.
+        tokens: Tokens it was trained on.
     """
 
     perplexity: float
@@ -54,7 +55,7 @@ def learn(lesson: MemberLesson, folder: Path, base: Path | None, on_step: Callab
     """Train a member and save it into `folder`: weights, config and tokenizer, or a PEFT folder.
 
     Args:
-        base: the folder of its foundation, where it has one.
+        base: The folder of its foundation, None without one.
     """
     quiet_transformers()
     member, recipe = lesson.member, lesson.recipe
@@ -95,7 +96,7 @@ def _foundation(member: FamilyMember, recipe: Recipe) -> Any:
 
 
 def _prepared(member: FamilyMember, base: Path) -> Any:
-    """The base's weights, with what this member may change set to learn."""
+    """Return the base's model, with the parameters that this member may change set to trainable."""
     from transformers import LlamaForCausalLM
 
     model: Any = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -106,7 +107,7 @@ def _prepared(member: FamilyMember, base: Path) -> Any:
 
 
 def freeze_(model: Any, layers: tuple[int, ...]) -> None:
-    """Leave these layers, and the embedding before them, bit for bit as they are."""
+    """Freeze these layers, and the embedding before them."""
     if layers:
         model.model.embed_tokens.requires_grad_(False)
     for layer in layers:
@@ -129,7 +130,7 @@ def _seed(recipe: Recipe, member: FamilyMember) -> int:
 
 
 def quiet_transformers() -> None:
-    """No bars and no advice from transformers: the demo has its own."""
+    """Disable transformers' progress bars and log messages; the demo has its own."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()

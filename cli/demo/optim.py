@@ -1,8 +1,8 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied. For the few minutes a demo has to learn.
+"""The Muon optimizer: momentum with orthogonalized update matrices, for the demo's short trainings.
 
-At a few hundred steps it reaches a far lower held-out loss than AdamW for the same tokens. `torch.optim.Muon` is not
-used because it multiplies in bfloat16, which older CPUs only emulate. Source: Jordan et al. 2024, "Muon: an optimizer
-for hidden layers in neural networks". Knows nothing of models.
+In a few hundred steps it reaches a far lower held-out loss than AdamW with the same tokens. `torch.optim.Muon` is not
+used because it multiplies in bfloat16, which older CPUs emulate. Source: Jordan et al. 2024, "Muon: an optimizer for
+hidden layers in neural networks".
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Quintic Newton-Schulz, tuned by its authors for slope at zero rather than for convergence to exactly one.
+#: Coefficients of the quintic Newton-Schulz iteration, chosen by its authors for slope at zero, not for convergence to
+#: 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalised(matrices: Tensor, iterations: int = 4) -> Tensor:
-    """Push all singular values of `[n, rows, columns]` towards one, keeping the singular vectors."""
+    """Move all singular values of `[n, rows, columns]` towards one and keep the singular vectors."""
     turned = matrices.shape[1] > matrices.shape[2]
     x: Tensor = matrices.mT if turned else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
@@ -30,15 +31,16 @@ def orthogonalised(matrices: Tensor, iterations: int = 4) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For parameters with two dimensions. Matrices of one shape are handled in one batched product."""
+    """Muon for two-dimensional parameters. Matrices of equal shape share one batched product."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One update; the learning rate of a tall matrix grows with the root of rows over columns. A closure is not
-        called.
+        """Update the parameters. `closure` is not called.
+
+        The learning rate of a tall matrix grows with the square root of rows over columns.
         """
         for group in self.param_groups:
             alike: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
@@ -56,7 +58,7 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(direction, alpha=-scale)
 
     def _momentum_(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov's direction, after the gradient has been added to the running sum."""
+        """Add the gradient to the running sum and return Nesterov's direction."""
         assert parameter.grad is not None  # noqa: S101
         state = self.state[parameter]
         running: Tensor = state.setdefault("momentum", torch.zeros_like(parameter))

@@ -1,6 +1,6 @@
-"""Reads a server's trace and draws, as text, one step of the engine that ran rows of several models together.
+"""Read a server's trace and draw, as text, one engine step that ran rows of several models together.
 
-Knows the trace's `segment.run` events (models, seqs, layers, components per step) and nothing of servers.
+It uses the trace's `segment.run` events (models, seqs, layers, components per step).
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ _BAR = 24
 
 @dataclass(frozen=True, slots=True)
 class SegmentBox:
-    """One segment, run once: its place in the depth of the models, and the rows it ran for."""
+    """One run of a segment.
+
+    Fields:
+        step: Number of the engine's step.
+        layers: Layer of each component, None for embedding and head.
+        components: Number of components.
+        rows: Number of sequences.
+        tokens: Tokens of all rows.
+    """
 
     step: int
     layers: tuple[int | None, ...]
@@ -28,7 +36,7 @@ class SegmentBox:
 
 @dataclass(frozen=True, slots=True)
 class StepPicture:
-    """One iteration of the engine: its runs in order."""
+    """One step of the engine: its segment runs in order."""
 
     number: int
     runs: tuple[SegmentBox, ...]
@@ -44,12 +52,12 @@ class StepPicture:
 
     @property
     def widest(self) -> SegmentBox:
-        """The run that served most models at once; of those, the one with most rows."""
+        """The run with the most models, and among those the most rows."""
         return max(self.runs, key=lambda run: (len(run.models), run.rows, run.components))
 
 
 def read_runs(trace: Path) -> list[SegmentBox]:
-    """All segment runs of a trace file, in order. A last line that was cut off is left out."""
+    """Return all segment runs of a trace file, in order. A truncated last line is skipped."""
     return list(_runs(trace.read_text(encoding="utf-8").splitlines()))
 
 
@@ -72,7 +80,7 @@ def _runs(lines: Iterable[str]) -> Iterable[SegmentBox]:
 
 
 def busiest_step(runs: Sequence[SegmentBox]) -> StepPicture | None:
-    """The step with the run that served most models, most rows among equals; None without any run."""
+    """Return the step that contains the run with the most models, then the most rows; None without any run."""
     steps: dict[int, list[SegmentBox]] = defaultdict(list)
     for run in runs:
         steps[run.step].append(run)
@@ -81,7 +89,7 @@ def busiest_step(runs: Sequence[SegmentBox]) -> StepPicture | None:
 
 
 def draw(step: StepPicture) -> str:
-    """The step as lines of text: which part, how many rows of how many models it was run for at once, and whose."""
+    """Return the step as lines of text: which part ran, for how many rows of how many models, and the models' names."""
     widest = max(run.rows for run in step.runs)
     return "\n".join(_line(run, widest) for run in step.runs)
 
@@ -97,8 +105,9 @@ def _count(number: int, word: str) -> str:
 
 
 def place(layers: Sequence[int | None]) -> str:
-    """What a segment covers: `embedding, layers 0-3`, `layer 2`, `layers 4-5, head`. None stands for embedding and
-    head.
+    """Return what a segment covers: `embedding, layers 0-3`, `layer 2`, `layers 4-5, head`.
+
+    None in `layers` stands for embedding and head.
     """
     inside = [layer for layer in layers if layer is not None]
     if not inside:

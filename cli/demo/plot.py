@@ -1,7 +1,6 @@
-"""Two pictures of a family in a zoo: whose weights each component is, and what storing them takes.
+"""Plot a family: which model each component's weights come from, and what storing them takes.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; adapters are marked by hatching, not by colour.
-Knows nothing of how the figures came about.
+Colours are those of Okabe and Ito, which colour-blind readers can distinguish; adapters are marked by hatching.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def plot_blocks(sharing: Sharing, path: Path) -> None:
 
 
 def plot_storage(sharing: Sharing, path: Path) -> None:
-    """Write three bars, each stacked by model: complete copies, files as they came, the zoo."""
+    """Write three bars, each stacked by model: complete copies, original files, the store."""
     figure = _figure(10.5, 4.4)
     axes = figure.add_subplot()
     bars = {
@@ -79,7 +78,7 @@ def plot_storage(sharing: Sharing, path: Path) -> None:
 
 
 def owner_colours(sharing: Sharing) -> dict[str, str]:
-    """A colour for every model that owns a component, the same as its colour in the bars."""
+    """Return a colour for every model that owns a component, the same as in the bars."""
     owners = {cell.owner for model in sharing.models for cell in model.cells}
     return {model.name: _colour(index) for index, model in enumerate(sharing.models) if model.name in owners}
 
@@ -93,7 +92,10 @@ def _layers(model: Shared) -> int:
 
 
 def _column(cell: Cell, layers: int) -> float:
-    """Where a component stands: embedding, two columns per layer with a gap between layers, head at the far right."""
+    """Return a component's x position.
+
+    The embedding is at the left, then two columns per layer with a gap between layers, then the head.
+    """
     if cell.layer is None:
         return 0.0 if cell.kind == "embedding" else 1.4 + layers * 2.25 + 0.15
     return 1.4 + cell.layer * 2.25 + (1.0 if cell.kind == "ffn" else 0.0)
@@ -163,7 +165,7 @@ def _draw_bar(axes: Axes, row: int, sizes: Sequence[int]) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of its own, drawn without a display and without matplotlib's global state."""
+    """Return a figure that needs neither a display nor matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,4 @@
-"""What a long run says on standard error while it lasts: a bar on a terminal, a line now and then elsewhere, nothing
-when silent.
-
-Knows nothing of what is being done.
-"""
+"""Show progress of a long run on standard error: a bar on a terminal, lines elsewhere, nothing when silent."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where progress goes. `silent` drops all of it (tests)."""
+    """Reports progress. With `silent` nothing is printed (tests)."""
 
     silent: bool = False
 
@@ -31,7 +27,7 @@ class Progress:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Advance]:
-        """One piece of work of `total` steps."""
+        """Yield a callback for a piece of work of `total` steps."""
         if self.silent:
             yield lambda done, remark: None
         elif sys.stderr.isatty():

@@ -1,6 +1,6 @@
-"""What a demo family is, as data: shapes, slices, schedules. Same recipe and same corpus, same models.
+"""The recipes of demo families as data: shapes, subjects, schedules.
 
-Knows nothing of torch, files or the store.
+The same recipe and corpus give the same models. No torch, no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MemberKind = Literal["foundation", "full", "lora"]
 
 @dataclass(frozen=True, slots=True)
 class DemoShape:
-    """A Llama's dimensions. `hidden` is a multiple of `heads`, `heads` of `kv_heads`."""
+    """The dimensions of a Llama model. `hidden` is a multiple of `heads`, `heads` of `kv_heads`."""
 
     hidden: int
     layers: int
@@ -28,10 +28,12 @@ class DemoShape:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast: `steps` of `batch` windows; learning rates of matrices and of everything else.
+    """Length and learning rates of a training.
 
-    `rate` belongs to AdamW (embedding, head, norms, LoRA), `matrix_rate` to the orthogonalised updates of the layers'
-    matrices.
+    Fields:
+        batch: Windows per step.
+        rate: Learning rate of AdamW (embedding, head, norms, LoRA).
+        matrix_rate: Learning rate of Muon (matrices of the layers); 0: AdamW for these too.
     """
 
     steps: int
@@ -42,9 +44,15 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class FamilyMember:
-    """One model of the family. `base` names the foundation it grows from; `frozen` are its layers that stay untouched.
+    """One model of the family.
 
-    A member with frozen layers keeps its base's embedding too. `rank` is a LoRA's.
+    Fields:
+        subject: The part of the corpus that it is trained on.
+        prompt: The prompt that the demo sends it.
+        shape: A foundation's shape.
+        base: The foundation it is trained from.
+        frozen: Layers that are not trained; with any, the embedding is not trained either.
+        rank: Rank of a LoRA.
     """
 
     name: str
@@ -60,9 +68,13 @@ class FamilyMember:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A whole family. A member's base stands before it. `max_bytes` bounds each subject's text (None: all of it).
+    """A whole family.
 
-    `measured`: windows of held-out text that a perplexity is measured on, at most.
+    Fields:
+        context: Context length in tokens.
+        members: Every base comes before its fine-tunes.
+        max_bytes: Bound on each subject's text; None: all of it.
+        measured: Most windows of held-out text for a perplexity.
     """
 
     size: str
@@ -77,7 +89,7 @@ class Recipe:
         return next(member for member in self.members if member.name == name)
 
     def key(self, member: FamilyMember, corpus_digest: str) -> str:
-        """Digest of all that decides a member's weights; changes when its base's does."""
+        """Return a digest of everything that determines a member's weights, its base's key included."""
         base = None if member.base is None else self.key(self.member(member.base), corpus_digest)
         described = {field: value for field, value in asdict(member).items() if field != "prompt"}
         return digest_of([described, base, self.vocabulary, self.context, self.seed, corpus_digest])
@@ -85,7 +97,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """The numbers in which two sizes differ."""
+    """The schedules, in which the two sizes differ."""
 
     foundation: Schedule
     wide: Schedule

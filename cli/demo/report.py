@@ -1,7 +1,4 @@
-"""What the demo's steps came to: as text for people and as one JSON document.
-
-Decides wording and field names; computes nothing but shares of sums.
-"""
+"""Format the results of the demo's steps as text and as one JSON document."""
 
 from __future__ import annotations
 
@@ -22,7 +19,13 @@ from surgery.text.library import Corpus
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The server's part: every model asked in turn, then all at once. `step`: the step that most models shared."""
+    """Results of the serving step: every model queried in turn, then all at once.
+
+    Fields:
+        start_seconds: Time until the server was ready.
+        step: The step with the most models in one run; None without one.
+        trace: Path of the trace file.
+    """
 
     url: str
     start_seconds: float
@@ -130,7 +133,7 @@ def closing(recipe: Recipe, folder: Path, store: Path, seconds: float) -> str:
 def document(
     corpus: Corpus, family: Sequence[Trained], sharing: Sharing, plots: Sequence[Path], served: Served | None
 ) -> dict[str, object]:
-    """The report's JSON. `serving` is None where the server was left out."""
+    """Return the report's JSON document. `serving` is None if no server was started."""
     return {
         "corpus": {"files": len(corpus.documents), "bytes": corpus.nbytes, "sha256": corpus.digest},
         "models": [asdict(trained) for trained in family],

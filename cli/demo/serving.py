@@ -1,7 +1,4 @@
-"""Runs `zoo serve` as a child process with a key of its own, on a free port of the loopback interface.
-
-Knows how to start it, when it is ready and how to end it; nothing of what is asked.
-"""
+"""Run `zoo serve` as a child process with its own key, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _DRAIN_SECONDS = 60.0
 
 @dataclass
 class RunningServer:
-    """A server that answers. `exit_code` is known once it was told to stop."""
+    """A server that accepts requests. `exit_code` is set after it has been stopped."""
 
     url: str
     api_key: str = field(repr=False)
@@ -36,13 +33,13 @@ class RunningServer:
 
 @contextmanager
 def running_server(store: Path, database: str | None, models: Sequence[str], folder: Path) -> Iterator[RunningServer]:
-    """Serve `models` of `store` for the length of the block; then SIGTERM, which drains.
+    """Serve `models` of `store` for the duration of the block, then send SIGTERM, on which the server drains.
 
-    The key and the database's URL, which may hold a password, go through the environment: arguments can be read by
-    other users. `folder` gets `serve.log`, `serve.address` and `trace.jsonl`.
+    The key and the database's URL, which may contain a password, are passed in the environment, since other users can
+    read arguments. `folder` gets `serve.log`, `serve.address` and `trace.jsonl`.
 
     Raises:
-        ZooError: it ended, or was not ready in time; the message has its last words.
+        ZooError: The server ended, or was not ready in time; the message has the last line of its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log, address, trace = (folder / name for name in ("serve.log", "serve.address", "trace.jsonl"))
@@ -75,7 +72,7 @@ def running_server(store: Path, database: str | None, models: Sequence[str], fol
 
 
 def _wait(process: subprocess.Popen[bytes], address: Path, log: Path) -> str:
-    """The address, once the server has printed it."""
+    """Wait until the server has printed its address and return it."""
     deadline = time.monotonic() + _READY_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         line = address.read_text()
@@ -88,7 +85,7 @@ def _wait(process: subprocess.Popen[bytes], address: Path, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:
-    """Ask it to drain; end it where it does not. Its exit code."""
+    """Send SIGTERM, kill the process if it does not end, and return its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -1,6 +1,6 @@
-"""Puts the family into a zoo and reads back, from the catalogue alone, what its members share and what that saves.
+"""Put the family into a store and compute from the catalogue what its members share and save.
 
-Bytes are of tensors. Knows nothing of training or of pictures.
+All sizes are bytes of tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A component of a model. `owner`: the first model of the family whose weights these are; `adapted`: with an
-    adapter on top.
+    """A component of a model.
+
+    Fields:
+        owner: The first model of the family with these weights.
+        adapted: Whether an adapter is applied to it.
+        block: Digest of its block.
     """
 
     kind: str
@@ -33,10 +37,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One model in the zoo.
+    """One model in the store. Sizes in bytes.
 
-    `complete`: what it takes served on its own, an adapter merged into its base. `files`: what its own files hold.
-    `added`: what it added to the zoo after those before it.
+    Fields:
+        blocks: Number of its blocks.
+        complete: Size when served alone, with an adapter merged into its base.
+        files: Size of the tensors in its own files.
+        added: Size it added to the store after the members before it.
     """
 
     name: str
@@ -51,7 +58,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The family in the zoo, in the order in which it was put there."""
+    """The family in the store, in the order of ingest."""
 
     models: tuple[Shared, ...]
 
@@ -69,11 +76,11 @@ class Sharing:
 
 
 def ingest_family(zoo: Zoo, family: Sequence[Trained]) -> Sharing:
-    """Ingest every member under its name. Models that came from these very folders in an earlier run are replaced.
+    """Ingest every member under its name. Models ingested from the same folders in an earlier run are replaced.
 
     Raises:
-        NameTaken: the store has a model of that name from elsewhere.
-        InUse: another model was built on an outdated member.
+        NameTaken: The store has a model of that name from elsewhere.
+        InUse: Another model depends on an outdated member.
     """
     try:
         _ingest(zoo, family)
@@ -89,7 +96,7 @@ def _ingest(zoo: Zoo, family: Sequence[Trained]) -> None:
 
 
 def _remove_outdated(zoo: Zoo, family: Sequence[Trained]) -> None:
-    """Remove the family, those made from others first; refuse before anything is removed."""
+    """Remove the family, fine-tunes before their bases. Raises NameTaken before anything is removed."""
     known = {model.name: model.source for model in zoo.models()}
     for trained in family:
         source = known.get(trained.name)
@@ -122,7 +129,7 @@ def _sharing(handles: Sequence[ModelHandle]) -> Sharing:
 
 
 def _shared(handle: ModelHandle, owners: dict[str, str], stored: set[str]) -> Shared:
-    """`owners` (base digest of a component -> model) learns the components that are seen for the first time."""
+    """Return one member. `owners` maps a component's base digest to the first model that has it, and is updated."""
     manifest, chain = handle.manifest, handle.chain
     own = {digest for file in manifest.weight_files for _, digest in file.entries}
     adapter = {
@@ -155,7 +162,7 @@ def _shared(handle: ModelHandle, owners: dict[str, str], stored: set[str]) -> Sh
 
 
 def _read(manifest: ModelManifest) -> list[TensorMeta]:
-    """The tensors that the model computes with."""
+    """Return the tensors that the model computes with."""
     used = {digest for placed in manifest.components for _, digest in placed.component.tensors}
     return [tensor for tensor in manifest.tensors if tensor.digest in used]
 

@@ -1,7 +1,4 @@
-"""The demo from end to end: learn, share, serve, ask. Each step prints what it found before the next one begins.
-
-Knows the order of the steps; how each is done is elsewhere.
-"""
+"""Run the demo from end to end: train, share, serve, query. Each step prints its results before the next one starts."""
 
 from __future__ import annotations
 
@@ -19,14 +16,19 @@ from cli.demo.sharing import Sharing, ingest_family
 from cli.shared.output import print_json
 from surgery.text.library import read_library
 
-#: Tokens per answer, and requests per model when all are asked at once.
+#: Tokens per answer, and requests per model when all are queried at once.
 _ANSWER_TOKENS = 64
 _EACH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What to run and where. `library`: the folder of sources to learn from; None is the running Python's own."""
+    """What to run and where.
+
+    Fields:
+        folder: Folder for models, plots and the report.
+        library: Folder of source files to train on; None: the running Python's standard library.
+    """
 
     recipe: Recipe
     folder: Path
@@ -37,10 +39,10 @@ class Demo:
 
 
 def run_demo(demo: Demo, progress: Progress, *, as_json: bool) -> None:
-    """Run all steps; print as they end, or one JSON document at the end. `DIR/report.json` has the same document.
+    """Run all steps, printing as they end, or one JSON document at the end. It is also written to `DIR/report.json`.
 
     Raises:
-        ZooError: no sources to learn from, a store that holds other models of these names, a server that does not
+        ZooError: No source files to train on, a store with other models of these names, or a server that does not
             start.
     """
     started = time.monotonic()

@@ -1,6 +1,6 @@
-"""The one tokenizer of a demo family: a byte-level BPE trained on the corpus, saved as transformers reads it.
+"""The tokenizer of a demo family: a byte-level BPE trained on the corpus, saved in transformers' format.
 
-Knows nothing of models. Special tokens: `<pad>` 0, `<s>` 1 (begins every document), `</s>` 2 (ends it).
+Special tokens: `<pad>` 0, `<s>` 1 (begins every document), `</s>` 2 (ends it).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 PAD, BOS, EOS = 0, 1, 2
 _SPECIAL = ("<pad>", "<s>", "</s>")
-#: A plain transcript: these models were never taught to chat, but chat requests must render.
+#: Joins the messages: these models are not trained for chat, but chat requests must work.
 _CHAT_TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Tokenizer:
-    """A byte-level BPE with at most `vocabulary` tokens. Any text round-trips: every byte is a token."""
+    """Train a byte-level BPE with at most `vocabulary` tokens. Any text round-trips, since every byte is a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -1,7 +1,4 @@
-"""Teach a causal language model a stream of tokens, and measure it on another. CPU, fp32, seeded.
-
-Knows nothing of corpora, recipes' names or files: a model, a stream `[tokens]`, a schedule.
-"""
+"""Train a causal language model on a stream of tokens, and measure its perplexity. CPU, fp32, seeded."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ _FLOOR = 0.03
 
 
 def stream_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """All texts behind one another as `[tokens]` int64, each between `<s>` and `</s>`."""
+    """Return all texts joined as `[tokens]` int64, each between `<s>` and `</s>`."""
     return torch.tensor(
         [token for encoding in tokenizer.encode_batch(list(texts)) for token in (*encoding.ids, EOS)], dtype=torch.int64
     )
 
 
 def batches(stream: Tensor, context: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches `[batch, context]`: every window of an epoch once, in a seeded order, from a seeded offset."""
+    """Yield endless batches `[batch, context]`: each window once per epoch, in a seeded order, from a seeded offset."""
     generator = torch.Generator().manual_seed(seed)
     stream = _at_least(stream, context + 1)
     left: list[Tensor] = []
@@ -46,17 +43,17 @@ def batches(stream: Tensor, context: int, batch: int, seed: int) -> Iterator[Ten
 
 
 def _at_least(stream: Tensor, length: int) -> Tensor:
-    """The stream, repeated where it is shorter than one window."""
+    """Return the stream, repeated if it is shorter than one window."""
     return stream.repeat(-(-length // max(len(stream), 1))) if len(stream) < length else stream
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up, then half a cosine down to a small floor. In (0, 1]."""
+    """Return the learning rate's factor in (0, 1]: linear warm-up, then half a cosine down to a small floor."""
     return rate_share(step, steps, _WARM_UP, _FLOOR)
 
 
 def _optimizers(model: Any, schedule: Schedule) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices where the schedule asks for it, fused AdamW for the rest that learns."""
+    """Return Muon for the layers' matrices if the schedule has a rate for it, and fused AdamW for the rest."""
     learning = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = [p for name, p in learning if schedule.matrix_rate and p.dim() == 2 and ".layers." in name]
     chosen = set(map(id, matrices))
@@ -68,10 +65,10 @@ def _optimizers(model: Any, schedule: Schedule) -> list[torch.optim.Optimizer]:
 def train_(
     model: Any, stream: Tensor, schedule: Schedule, context: int, seed: int, on_step: Callable[[int, float], None]
 ) -> float:
-    """Change the model's trainable parameters in place.
+    """Train the model's trainable parameters in place.
 
     Args:
-        on_step: called after each step with (steps done, training loss in nats per token).
+        on_step: Called after each step with (steps done, training loss in nats per token).
 
     Returns:
         The mean training loss of the last tenth of the steps.
@@ -102,7 +99,7 @@ def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimize
 
 @torch.no_grad()
 def perplexity(model: Any, stream: Tensor, context: int, most: int) -> float:
-    """exp of the mean loss per token over the stream's windows of `context` tokens, the first `most` of them."""
+    """Return exp of the mean loss per token over the first `most` windows of `context` tokens."""
     windows = _at_least(stream, context).unfold(0, context, context)[:most]
     total = math.fsum(
         float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in torch.split(windows, 8)

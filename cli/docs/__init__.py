@@ -1,1 +1,1 @@
-"""Generated pages of the documentation: `python -m cli.docs` writes them into docs/."""
+"""Generate pages of the documentation: `python -m cli.docs` writes them into docs/."""

@@ -1,4 +1,4 @@
-"""`python -m cli.docs [FOLDER]`: write docs/cli.md and docs/http.md."""
+"""Write docs/cli.md and docs/http.md: `python -m cli.docs [FOLDER]`."""
 
 from __future__ import annotations
 

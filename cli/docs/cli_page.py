@@ -1,4 +1,4 @@
-"""The page of all commands and options, made from the signatures of the commands."""
+"""Generate the page of all commands and options from the commands' signatures."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _parameters(command: Callable[..., None]) -> list[str]:
 
 
 def _declared(each: inspect.Parameter) -> tuple[Any, OptionInfo | ArgumentInfo]:
-    """Return a parameter's type, without None, and what Typer is told of it."""
+    """Return a parameter's type, without None, and its Typer declaration."""
     kind, *told = get_args(each.annotation)
     plain = (
         [one for one in get_args(kind) if one is not type(None)] if get_origin(kind) in (Union, UnionType) else [kind]
@@ -88,7 +88,7 @@ def _names(each: inspect.Parameter, info: OptionInfo | ArgumentInfo) -> str:
 
 
 def _values(kind: Any, info: OptionInfo | ArgumentInfo) -> str:
-    """Return what an option takes: its choices, or its type and range."""
+    """Return an option's allowed values: its choices, or its type and range."""
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, Enum):

@@ -1,11 +1,11 @@
-"""What the page of the HTTP interface says and no code does: fields of bodies in words, shapes of responses, errors."""
+"""Texts for the page of the HTTP interface: meanings of body fields, formats of responses, errors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: By field of a body. "Ours" and vLLM's are marked on the page by `BEYOND_OPENAI`.
+#: By field of a body. The fields in `VLLM` and `OURS` are not OpenAI's, and are marked on the page.
 FIELDS: Mapping[str, str] = {
     "model": "Name of a served model, or a unique ending of it.",
     "prompt": "The text to continue, or its token ids; a list of prompts gives `n` choices for each.",
@@ -63,7 +63,13 @@ OURS = ("slo_ms", "adaptive", "early_exit")
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a route takes beside its body, and what it answers. `errors`: by status, beside those of every route."""
+    """What the page states about a route.
+
+    Fields:
+        response: Format of the response.
+        query: Parameters of the query.
+        errors: Reasons by status, in addition to those of every route.
+    """
 
     response: str
     query: str = ""

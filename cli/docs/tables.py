@@ -1,4 +1,4 @@
-"""Markdown tables."""
+"""Format Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table's lines; bars and line breaks in cells are escaped."""
+    """Return a table's lines. Bars in cells are escaped, line breaks become spaces."""
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     lines += [f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return lines
 
 
 def code(text: str) -> str:
-    """Return text as code; nothing for nothing."""
+    """Return text as Markdown code, the empty string unchanged."""
     return f"`{text}`" if text else ""

@@ -1,1 +1,1 @@
-"""Pictures of comparisons and experiments."""
+"""Plots of comparisons and experiments."""

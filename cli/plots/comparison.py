@@ -1,8 +1,6 @@
-"""The picture of a comparison: every part of one model against every part of the other, the control beside it, and the
-pairs by depth.
+"""Plot a comparison: heatmaps of all parts of one model against all parts of the other, and the pairs by depth.
 
-Colours are cividis, which colour-blind readers see as everyone does; both maps have the same scale. Knows nothing of
-how scores came about.
+The colour map is cividis, which is suitable for colour-blind readers; all heatmaps have the same scale.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
 
 _INK = "#222222"
 _LINES = {"similarity": ("#0072B2", "o"), "same token": ("#009E73", "s"), "control": ("#D55E00", "^")}
-#: More cells than this hold no values, and more positions no number each.
+#: Above so many rows or columns cells have no values; above so many positions not every one is labelled.
 _WRITTEN = 16
 _TICKS = 20
 
 
 def draw(found: Comparison, path: Path) -> None:
-    """Write the picture. Raises InputError when the file cannot be written, or the comparison has no matrix."""
+    """Write the plot. Raises InputError if the file cannot be written or the comparison has no matrix."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -100,7 +98,7 @@ def _values(axes: Axes, table: Sequence[Sequence[float]]) -> None:
 
 
 def _frames(axes: Axes, found: Comparison, matrix: ScoreMatrix) -> None:
-    """A frame around what each pair spans."""
+    """Draw a frame around the cells of each pair."""
     from matplotlib.patches import Rectangle
 
     starts_a = {unit.components.lo: at for at, unit in enumerate(matrix.a)}
@@ -118,7 +116,7 @@ def _frames(axes: Axes, found: Comparison, matrix: ScoreMatrix) -> None:
 
 
 def _profile(axes: Axes, found: Comparison) -> None:
-    """The pairs by depth: how alike, how often the same token, and the control."""
+    """Plot similarity, share of equal tokens and control of the pairs by depth."""
     values = {
         "similarity": [pair.similarity for pair in found.pairs],
         "same token": [pair.metrics["agreement"] for pair in found.pairs],
@@ -146,5 +144,5 @@ def _profile(axes: Axes, found: Comparison) -> None:
 
 
 def _shown(span: Span) -> str:
-    """`3`, or `3-5` for [3, 6)."""
+    """Return `3`, or `3-5` for [3, 6)."""
     return str(span.lo) if span.hi == span.lo + 1 else f"{span.lo}-{span.hi - 1}"

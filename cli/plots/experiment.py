@@ -1,8 +1,7 @@
-"""Figures 10 and 11 of BlockLLM for two models of the zoo, drawn from an experiment's document.
+"""Plot an experiment's document: Figures 10 and 11 of BlockLLM for two stored models.
 
-A column per measure, a row per line of the document (blocks of the other model, pruned blocks); a curve per number of
-layers. Colours are Okabe and Ito's, which colour-blind readers can tell apart. Knows nothing of how the numbers came
-about.
+One column per measure, one row per line of the document (blocks of the other model, pruned blocks), one curve per
+number of layers. Colours are those of Okabe and Ito, which colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _WORDS = {"shared": "layers of {a}", "switched": "alternating with {a}", "pruned
 
 
 def plot_experiment(document: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of an experiment's document as PNG."""
+    """Write the plot of an experiment's document as PNG."""
     lines = list(dict.fromkeys(point["line"] for point in document["points"]))
     measures = [measure for measure in _MEASURES if measure in document["baselines"]["b"]]
     figure = _figure(4.6 * len(measures), 1.1 + 3.5 * len(lines))
@@ -93,8 +92,9 @@ def _draw(axes: Axes, document: Mapping[str, Any], line: str, measure: str) -> N
 
 
 def _errors(points: Sequence[Mapping[str, Any]], measure: str) -> list[float]:
-    """One standard error of the difference to b: all mixtures are asked the same, so what they have in common is no
-    error.
+    """Return one standard error of the difference to model b.
+
+    All mixtures are measured on the same text, so what they have in common does not add to the error.
     """
     return [point[measure]["difference_error"] or 0.0 for point in points]
 
@@ -106,7 +106,7 @@ def _label(document: Mapping[str, Any], size: int) -> str:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of its own, drawn without a display and without matplotlib's global state."""
+    """Return a figure that needs neither a display nor matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,1 +1,1 @@
-"""Settings and wiring of a server: what `zoo serve`, `zoo generate` and `zoo bench` run."""
+"""Options and startup of the serving runtime, shared by `zoo serve`, `zoo generate` and `zoo bench`."""

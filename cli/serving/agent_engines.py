@@ -1,7 +1,6 @@
-"""The engines that agents' processes can be, and `python -m cli.serving.agent_engines`: the program that a launcher
-starts.
+"""The engines that agent processes can run, and `python -m cli.serving.agent_engines`, the program a launcher starts.
 
-Each row of the table imports what its kind needs when it is chosen, not before: an agent that counts needs no torch.
+Each entry of `ENGINES` imports what it needs only when it is chosen: the counting engine needs no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ from runtime.engine.fakes.integer_model import IntegerModel
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of an engine that counts. `pace`: its steps take this part of the time that they say they take."""
+    """Settings of the counting engine.
+
+    Fields:
+        pages: Pages of its pool.
+        fail_at: Numbers of the steps that fail.
+        pace: Real duration of a step, as a share of the duration that it reports; 0: no wait.
+    """
 
     models: tuple[IntegerModel, ...]
     pages: int
@@ -31,7 +36,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _counting(settings: Mapping[str, Any]) -> MakeEngine:
-    """Integers in the place of tensors (`engine.fakes.integer_engine`), for tests and rehearsals."""
+    """Return the factory of an engine with integers instead of tensors, for tests (`engine.fakes.integer_links`)."""
     from runtime.engine.fakes.integer_links import LinkedIntegerEngine
 
     chosen = msgspec.convert(dict(settings), Counting)
@@ -49,8 +54,11 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of an engine that runs stored models. `half_page`: bytes of K in a page, alike for all agents;
-    `threads`: of a CPU.
+    """Settings of the engine that runs stored models.
+
+    Fields:
+        half_page: Bytes of K in a page, the same on all agents.
+        threads: CPU threads of torch.
     """
 
     store: str
@@ -61,7 +69,7 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _staged(settings: Mapping[str, Any]) -> MakeEngine:
-    """Parts of stored models (`engine.executors.stage`)."""
+    """Return the factory of an engine that runs stages of stored models (`engine.executors.stage`)."""
     chosen = msgspec.convert(dict(settings), Staged)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
     import torch

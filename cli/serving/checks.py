@@ -1,4 +1,4 @@
-"""Checks of options' values, alone and beside each other."""
+"""Check the values of options, alone and in combination."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_values(options: ServeOptions) -> None:
-    """Raise InputError for the first value that cannot be."""
+    """Raise InputError for the first invalid value."""
     check_choices(options)
     _check_agents(options)
     _check_adaptive(options)

@@ -1,7 +1,7 @@
-"""Puts a cluster together for `zoo serve`: stored models as chains, agents as processes or threads, or one inline; the
-driver over them.
+"""Build a cluster for `zoo serve`: chains of stored models, agents, and the driver over them.
 
-Imports torch and transformers only when called: the sizes of K and V come from the models' configs.
+Agents are processes, threads, Ray actors, or one inline. torch and transformers are imported only when needed; the
+sizes of K and V come from the models' configs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from runtime.engine.models.servable import Executor
     from zoo.api import Zoo
 
-#: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to
-#: plan with.
+#: Blocks are cut so that each agent gets about so many pieces: enough to balance load, few enough to plan with.
 _PIECES = 4
 _WHOLE = 1 << 62
 
@@ -38,9 +37,10 @@ def start_cluster(
     zoo: Zoo, options: ServeOptions, chosen: Chosen, database: str | None, trace: TraceSink | None,
     log: Callable[[bytes], object] | None = None,
 ) -> ClusterDriver:  # fmt: skip
-    """A running cluster with these models. `log`: takes lines of its scheduler's log.
+    """Start a cluster with these models and return its driver. `log` receives the lines of the scheduler's log.
 
-    Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
+    Raises InputError, Unavailable if agents cannot be started, and the errors of loading.
+    """
     from runtime.engine.catalog.block_profiles import measured_pieces
     from runtime.engine.catalog.describe import describe_chain
     from runtime.engine.catalog.surrogates import surrogates_of
@@ -86,7 +86,7 @@ def start_cluster(
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     if executor == "dense" and not options.decode_credit:
-        cluster = replace(cluster, stride=1)  # it launches nothing ahead
+        cluster = replace(cluster, stride=1)  # the dense executor launches no step ahead
     known = {
         each.chain.model: surrogates_of(zoo.store, each.chain.model)
         for each in served
@@ -106,8 +106,9 @@ def start_cluster(
 
 
 def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, trace: TraceSink | None) -> InlineAgent:
-    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not
-    fit the device.
+    """Return one inline agent with an engine on this process's store and threads.
+
+    Raises InputError if the engine does not fit the device.
     """
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
@@ -153,5 +154,5 @@ def _launcher(options: ServeOptions, settings: dict[str, object]) -> AgentLaunch
 
 
 def _gpus(options: ServeOptions) -> float:
-    """That Ray sets apart for each agent."""
+    """Return how many GPUs Ray reserves for each agent."""
     return 1.0 if options.engine().device.startswith("cuda") else 0.0

@@ -1,9 +1,9 @@
-"""Brings up the driver that runs the models of `zoo serve`, `zoo generate` and `zoo bench`: the scheduler of a cluster.
+"""Start the driver for the models of `zoo serve`, `zoo generate` and `zoo bench`: the scheduler and its agents.
 
-    one device     over one agent in the scheduler's own thread (`inline`), whichever executor it runs
-    several        over agents in processes, threads, or Ray
+- One device: one agent in the scheduler's own thread (`inline`), with either executor.
+- Several devices: agents in processes, threads or Ray actors.
 
-Imports torch and transformers only when called.
+torch and transformers are imported only when needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def start_driver(
     zoo: Zoo, options: ServeOptions, chosen: Chosen, database: str | None = None, trace: TraceSink | None = None,
     log: Callable[[bytes], object] | None = None,
 ) -> ClusterDriver:  # fmt: skip
-    """A running driver with these models, to be shut down. Raises InputError, Unavailable, and as loading does."""
+    """Return a running driver with these models; the caller shuts it down.
+
+    Raises InputError, Unavailable and the errors of loading.
+    """
     from cli.serving.cluster import start_cluster
 
     options = options.settled()

@@ -1,5 +1,6 @@
-"""Which executor is the faster one on a device: measured by `zoo profile --executors`, kept in the catalogue, read by
-`--executor auto`.
+"""Measure which executor is faster on a device, and read the measurement for `--executor auto`.
+
+`zoo profile --executors` measures and stores the result in the catalogue.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     from zoo.api import Zoo
 
 KIND = "executors"
-#: Rows of the steps that are timed, tokens of a prompt and of an answer, and how often each executor has its turn.
+#: Rows of the timed steps, tokens of a prompt, tokens of an answer, and timed rounds per executor.
 ROWS, _PROMPT, _ANSWER, _ROUNDS = (1, 4, 16), 16, 24, 3
 _EXECUTORS: tuple[Executor, ...] = ("paged", "dense")
 
 
 def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, Any]:
-    """Seconds of a decode step by executor and rows; kept in place of an older measurement on a device like this one.
+    """Measure the seconds of a decode step by executor and rows, and store them for devices like this one.
 
     Returns:
         {"model", "key", "seconds": {executor: {rows: seconds}}, "dense_over_paged": geometric mean of the ratios}.
 
     Raises:
-        NotServable: the model is not for both of them: there is nothing to choose.
+        NotServable: Not both executors can run the model, so there is nothing to choose.
     """
     from runtime.engine.profiling.document import device_key, hardware_of
     from zoo.records import Document
@@ -51,7 +52,7 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
                 for executor, driver in drivers.items():
                     found[executor].append(_step_seconds(driver, name, rows))
             for executor, times in found.items():
-                seconds[executor][str(rows)] = statistics.median(times[1:])  # the first warms
+                seconds[executor][str(rows)] = statistics.median(times[1:])  # the first run is a warm-up
     ratios = [seconds["dense"][str(rows)] / seconds["paged"][str(rows)] for rows in ROWS]
     key = device_key(config.device, hardware_of(config.device))
     document = {
@@ -66,7 +67,10 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
 
 
 def dense_is_faster(zoo: Zoo, names: Sequence[str], device: str) -> bool:
-    """Whether these models' measurements on a device like this one say so: each one that there is, and at least one."""
+    """Return whether all stored measurements of these models on a device like this one favour dense.
+
+    False without any measurement.
+    """
     from runtime.engine.profiling.document import device_key, hardware_of
 
     with zoo.store.catalog.reading() as reader:
@@ -82,7 +86,7 @@ _numbers = count()
 
 
 def _driver(zoo: Zoo, name: str, config: EngineConfig, executor: Executor) -> ClusterDriver:
-    """One model on a device, which shares nothing between the sequences that are timed."""
+    """Return a driver for one model, without prefix sharing between the timed sequences."""
     from cli.serving.models import Chosen
     from cli.serving.one_device import start_one_device
 
@@ -90,7 +94,7 @@ def _driver(zoo: Zoo, name: str, config: EngineConfig, executor: Executor) -> Cl
 
 
 def _step_seconds(driver: ClusterDriver, name: str, rows: int) -> float:
-    """The time of a run less that of a run for one token, by step."""
+    """Return the seconds per step: the time of a run less that of a run for one token."""
     first = _run(driver, name, rows, 1)
     return max(_run(driver, name, rows, _ANSWER) - first, 1e-9) / (_ANSWER - 1)
 

@@ -1,7 +1,6 @@
-"""Puts the parts of serving together for the verbs: which models can be served, their tokenizers, the catalogue as the
-server sees it.
+"""Select the models to serve, load their tokenizers, and give the server access to the catalogue.
 
-Imports torch only when called, through the engine, and transformers only for tokenizers that nothing else reads.
+torch is imported only when needed, by the engine; transformers only for tokenizers that nothing else can read.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.engine.models.servable import Executor
     from zoo.api import ModelHandle, Zoo
 
-#: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
+#: Files that contain a vocabulary; tokenizer_config.json alone has none.
 _TOKENIZER_FILES = frozenset(
     [
         "tokenizer.json",
@@ -43,7 +42,13 @@ _TOKENIZER_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Full names of the models to serve, why others are left out, and which executor runs them."""
+    """The result of `choose`.
+
+    Fields:
+        names: Full names of the models to serve.
+        skipped: Why each remaining model of the store is not served.
+        executor: The executor that runs them.
+    """
 
     names: tuple[str, ...]
     skipped: tuple[NotServable, ...]
@@ -53,14 +58,14 @@ class Chosen:
 def choose(
     zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto", device: str = "cpu"
 ) -> Chosen:
-    """The wanted models, or all that can be served. `dtype`: what the engine casts weights to.
+    """Return the wanted models, or all that can be served. `dtype` is the data type the engine casts weights to.
 
-    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs
-    the dense one, or it runs all of them and was measured to be faster on a device like this one (`zoo profile
+    `executor` is `paged`, `dense` or `auto`. `auto` means paged, unless a wanted model (or every model of the store)
+    needs dense, or dense runs all of them and was measured to be faster on a device like this one (`zoo profile
     --executors`).
 
-    Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor does not run; InputError when
-    nothing is left.
+    Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor cannot run; InputError if no model
+    is left.
     """
     if executor == "auto":
         try:
@@ -86,7 +91,7 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
     names: list[str] = []
     skipped: list[NotServable] = []
     for summary in zoo.models():
-        if summary.kind == "stitch":  # a part of models, kept under a name of its own
+        if summary.kind == "stitch":  # a part of models, stored under its own name
             continue
         try:
             _check(zoo, summary.name, dtype, executor)
@@ -99,7 +104,7 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
 
 
 def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
-    """These models, and all exits of them that the store holds (`zoo exits`). Raises NotFound, AmbiguousName."""
+    """Return these models and all their exits in the store (`zoo exits`). Raises NotFound, AmbiguousName."""
     models = {model.name: model.manifest for model in map(zoo.model, wanted)}
     found: list[str] = []
     for summary in zoo.models():
@@ -117,7 +122,7 @@ def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_device(device: str) -> None:
-    """Raises InputError for a device that torch does not know or cannot reach."""
+    """Raise InputError for a device that torch does not support or cannot reach."""
     import torch
 
     try:
@@ -128,8 +133,9 @@ def check_device(device: str) -> None:
 
 
 def start_engine(zoo: Zoo, config: EngineConfig, half_page: int, executor: Executor = "paged") -> StageEngine:
-    """An executor without models; `half_page`: bytes of K in a page. Raises InputError when its pool does not fit
-    the device.
+    """Return an engine without models. `half_page` is the bytes of K in a page.
+
+    Raises InputError if its pool does not fit the device.
     """
     from runtime.engine.dense.executor import DenseEngine
     from runtime.engine.executors.stage import StagedEngine
@@ -141,7 +147,7 @@ def start_engine(zoo: Zoo, config: EngineConfig, half_page: int, executor: Execu
 
 @contextmanager
 def within_memory(config: EngineConfig) -> Iterator[None]:
-    """Making an engine. Raises InputError when it does not fit the device."""
+    """Turn an out-of-memory error of the block, which makes an engine, into InputError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -155,9 +161,12 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
 
 
 def tokenizer_of(model: ModelHandle) -> Tokenizer:
-    """The model's tokenizer; a note and none where it brought none that can be used: token ids still work then."""
+    """Return the model's tokenizer.
+
+    Without a usable one, print a note and return `NoTokenizer` (token ids still work).
+    """
     if not any(side.path in _TOKENIZER_FILES or side.path.endswith(".tiktoken") for side in model.manifest.side_files):
-        # transformers would make an empty tokenizer of the family's kind, which turns every text into nothing.
+        # transformers would make an empty tokenizer of the family's class, which turns every text into no tokens.
         say(f"note: {model.name} takes token ids only: it brought no tokenizer")
         return NoTokenizer()
     try:
@@ -175,7 +184,7 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
 
 
 def _config_of(model: ModelHandle) -> Mapping[str, Any]:
-    """Its config; nothing where it has none that can be read, as an adapter without its base's."""
+    """Return the model's config, empty if it has none that can be read, such as an adapter without its base."""
     try:
         return model.config
     except (InputError, ValueError):
@@ -209,7 +218,7 @@ class ZooSource:
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:
-    """Raises NotServable. Looks at the model's settings only."""
+    """Raise NotServable if the executor cannot run the model. Reads the model's settings only."""
     from runtime.engine.models.registry import dtype_named
     from runtime.engine.models.servable import servable
 

@@ -1,4 +1,4 @@
-"""Conditions without which an option of `zoo serve` has no effect, by the names that the options' `needs` have."""
+"""Conditions without which an option of `zoo serve` has no effect, by the names in the options' `needs`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One condition. `said`: what help says that an option needs.
+    """One condition.
 
-    `lacks`: given the options and the executor that runs, why options that need it have no effect, or None.
+    Fields:
+        said: The condition in words, for help texts.
+        lacks: Returns, for the options and the executor, why dependent options have no effect, or None.
     """
 
     said: str
@@ -58,12 +60,15 @@ NEEDS: Mapping[str, Need] = {
     "deltas": Need("--serve-deltas", _deltas),
     "speculation": Need("--speculation", _speculation),
 }
-#: What help says of each.
+#: The conditions in words, for help texts.
 SAID = {name: need.said for name, need in NEEDS.items()}
 
 
 def require_effects(options: ServeOptions, executor: str | None = None) -> None:
-    """Raise InputError for the first changed option without effect. `executor`: the chosen one, once known."""
+    """Raise InputError for the first changed option without effect.
+
+    `executor` is the chosen one, once it is decided.
+    """
     for each in changed_options(options):
         for name in declared(each).needs:
             lacking = NEEDS[name].lacks(options, executor or options.executor)

@@ -1,7 +1,6 @@
-"""One device with these models, and nothing else of what `zoo serve` offers: for measurements, and for tests of
-stored models.
+"""Start a driver for one device without the other options of `zoo serve`, for measurements and tests of stored models.
 
-Imports torch and transformers only when called.
+torch and transformers are imported only when needed.
 """
 
 from __future__ import annotations
@@ -34,9 +33,11 @@ def start_one_device(
     trace: TraceSink | None = None,
     made: Callable[[StageEngine], object] | None = None,
 ) -> ClusterDriver:
-    """The scheduler over one agent in its thread, as `zoo serve` has it. `credit`: tokens that it may decode before
-    it reports. `made`: is given the engine before it is used. Raises InputError, NotServable, Unavailable, and as
-    loading does."""
+    """Return a driver with one inline agent, as `zoo serve` has it on one device.
+
+    `credit` is how many tokens the agent may decode before it reports. `made` is called with the engine before it is
+    used. Raises InputError, NotServable, Unavailable and the errors of loading.
+    """
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.driver.driver import ClusterDriver
     from runtime.config import AgentConfig, ClusterConfig, ControlConfig

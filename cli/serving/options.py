@@ -1,6 +1,6 @@
 """The options of `zoo serve`, declared once: defaults, then a TOML or JSON file, then the command line.
 
-Knows nothing of serving; it turns values into the configurations of engine, agents, scheduler and server.
+They are converted into the configurations of engine, agents, scheduler and server.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ from zoo.errors import InputError
 
 __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 
-#: An agent alone splits prompts over steps by itself. It gets so many steps' worth at once: few are then half full.
+#: An inline agent splits prompts over steps itself. It gets chunks of so many steps at once, so that few steps are half
+#: full.
 _STEPS = 4
-#: Tokens that a device which looks ahead decodes before it reports: it waits for the scheduler once for so many.
+#: Default decode credit of a device that launches steps ahead: it waits for the scheduler once per so many tokens.
 _CREDIT = 8
 
 C = TypeVar("C")
@@ -50,7 +51,10 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """One field per option. Sizes are numbers of bytes, or text such as `4GiB`. `process` means `processes`."""
+    """The values of all options, one field per option.
+
+    Sizes are numbers of bytes or text such as `4GiB`. The backend `process` is a synonym of `processes`.
+    """
 
     # fmt: off
     models: tuple[str, ...] = option((), group="Model", shown="all that can be served",
@@ -177,17 +181,17 @@ class ServeOptions:
 
     @property
     def clustered(self) -> bool:
-        """Whether agents beside the scheduler's thread were asked for."""
+        """Whether agents outside the scheduler's thread were requested."""
         return self.agents > 1 or self.backend not in ("auto", "local", "inline")
 
     def settled(self) -> ServeOptions:
-        """With the backend that is meant: one device is run by an agent in the scheduler's thread."""
+        """Return the options with the backend decided: one device is run by an agent in the scheduler's thread."""
         if self.backend not in ("auto", "local"):
             return self
         return replace(self, backend="processes" if self.agents > 1 else "inline")
 
     def engine(self) -> EngineConfig:
-        """Raises InputError."""
+        """Return the engine's configuration. Raises InputError."""
         return _built(
             EngineConfig,
             device=self.device,
@@ -205,16 +209,14 @@ class ServeOptions:
 
     @property
     def credit(self) -> int:
-        """Tokens that a device may decode before it reports: one, but where steps are launched before those before
-        them are over.
-        """
+        """Tokens that a device may decode before it reports: one, or more where steps are launched ahead."""
         ahead = self.async_scheduling == "on" or (
             self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"
         )
         return self.decode_credit or (_CREDIT if ahead else 1)
 
     def cluster(self) -> ClusterConfig:
-        """Raises InputError."""
+        """Return the cluster's configuration. Raises InputError."""
         inline, tokens = self.backend == "inline", self.max_num_batched_tokens
         control = _built(ControlConfig, rebalance=self.rebalance)
         return _built(
@@ -226,13 +228,13 @@ class ServeOptions:
         )  # fmt: skip
 
     def adaptation(self) -> DispatchLimits:
-        """How adaptive requests are dispatched."""
+        """Return how adaptive requests are dispatched."""
         prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
         return DispatchLimits(prefer, self.min_equivalence, self.min_stitched, limit=limit)
 
     def agent(self) -> AgentConfig:
-        """Raises InputError."""
+        """Return the agents' configuration. Raises InputError."""
         return _built(
             AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
@@ -252,10 +254,10 @@ class ServeOptions:
 
 
 def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
-    """Make options of a file overlaid by the command line (None: not given), and check them. Raises InputError."""
+    """Return checked options from a file overlaid by the command line (None: not given). Raises InputError."""
     options = read_options(ServeOptions, file, given)
     check_values(options)
-    options.agent()  # refuses limits that no step can have
+    options.agent()  # raises for limits that no step can have
     require_effects(options)
     return options
 

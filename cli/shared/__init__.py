@@ -1,1 +1,1 @@
-"""Code that several verbs use: declared options, values of options, the command class."""
+"""Code that several verbs use: option declarations, option values, the command class."""

@@ -1,4 +1,4 @@
-"""The class of all commands: refuses options that were renamed, and prints help in groups."""
+"""The class of all commands: it refuses renamed options and prints help in groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cli.shared.renamed import refuse_renamed
 
 
 class ZooCommand(TyperCommand):
-    """A verb. An option's group is its `rich_help_panel`."""
+    """A verb of `zoo`. An option's group in the help is its `rich_help_panel`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for param in self.get_params(ctx) for name in (*param.opts, *param.secondary_opts)}
@@ -18,7 +18,7 @@ class ZooCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, options of no group, then each group."""
+        """Write arguments, then options without a group, then each group."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)

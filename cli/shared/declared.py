@@ -1,7 +1,7 @@
-"""Options declared once, as fields of a frozen dataclass: name, type and default of the field, the rest as metadata.
+"""Declare options once, as fields of a frozen dataclass; help, group and choices are the field's metadata.
 
 The parameters of a command (`takes_options`), the checks of a configuration file (`read_options`) and the documentation
-are made from these fields. Knows nothing of what the options mean.
+are made from these fields.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the metadata of an option's field says.
+    """The metadata of an option's field.
 
-    `needs`: names of conditions without which the option has no effect. `shown`: the default as help shows it.
-    `choices`: all values that are allowed; empty: any of the field's type.
+    Fields:
+        needs: Names of conditions without which the option has no effect.
+        choices: All allowed values; empty: any value of the field's type.
+        shown: The default as shown in help; None: the default itself.
     """
 
     help: str
@@ -50,13 +52,13 @@ def option(
 
 
 def declared(each: Field[Any]) -> Declared:
-    """Return what a field's metadata says of its option."""
+    """Return the option's metadata of a field."""
     found: Declared = each.metadata[_KEY]
     return found
 
 
 def flag_of(name: str) -> str:
-    """Return a field's name as the command line has it."""
+    """Return the command-line flag of a field's name."""
     return "--" + name.replace("_", "-")
 
 
@@ -66,9 +68,9 @@ def flag_of(name: str) -> str:
 def takes_options(
     kind: type[Any], *only: str, needs: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a dataclass, or `only` those named, as keyword arguments: None where not given.
+    """Decorate a command so that it takes a dataclass's options, or `only` those named, as keyword arguments.
 
-    `needs`: what help says of each condition.
+    An option that is not given is None. `needs` has the help text of each condition.
     """
     chosen = [each for each in fields(kind) if not only or each.name in only]
     if missing := set(only) - {each.name for each in chosen}:
@@ -92,14 +94,14 @@ def takes_options(
 
 
 def help_of(each: Field[Any], needs: Mapping[str, str]) -> str:
-    """Return an option's help with its conditions."""
+    """Return an option's help text with its conditions."""
     said = declared(each)
     conditions = [needs[name] for name in said.needs if name in needs]
     return said.help + (f" Needs {' and '.join(conditions)}." if conditions else "")
 
 
 def default_of(each: Field[Any]) -> str | bool:
-    """Return an option's default as help shows it; False for none."""
+    """Return an option's default as shown in help; False for none."""
     said = declared(each)
     if said.shown is not None:
         return said.shown
@@ -122,8 +124,9 @@ def _parameter(kind: type[Any], each: Field[Any], needs: Mapping[str, str]) -> i
 
 
 def read_options(kind: type[Options], file: Path | None, given: Mapping[str, Any]) -> Options:
-    """Make options of defaults, then a TOML or JSON file, then the command line (None: not given). Raises
-    InputError.
+    """Return options from defaults, then a TOML or JSON file, then the command line (None: not given).
+
+    Raises InputError.
     """
     made = kind()
     for source, values in ((str(file), _read(file) if file else {}), ("command line", given)):
@@ -133,12 +136,12 @@ def read_options(kind: type[Options], file: Path | None, given: Mapping[str, Any
 
 
 def changed_options(options: Any) -> list[Field[Any]]:
-    """Return the fields whose values are not their defaults."""
+    """Return the fields with values other than their defaults."""
     return [each for each in fields(options) if getattr(options, each.name) != each.default]
 
 
 def check_choices(options: Any) -> None:
-    """Raise InputError for the first value that is none of its option's choices."""
+    """Raise InputError for the first value outside its option's choices."""
     for each in fields(options):
         choices, value = declared(each).choices, getattr(options, each.name)
         if choices and value is not None and value not in choices:

@@ -1,4 +1,4 @@
-"""JSON documents that more than one verb or route prints."""
+"""JSON documents that several verbs or routes print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def model_document(model: ModelSummary) -> dict[str, Any]:
-    """A stored model in `zoo ls --json` and `/zoo/models`; sizes in bytes."""
+    """Return a stored model for `zoo ls --json` and `/zoo/models`; sizes in bytes."""
     return {
         "name": model.name,
         "kind": model.kind,

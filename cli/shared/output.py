@@ -1,7 +1,4 @@
-"""What every verb prints and how: one JSON document or text for people on standard output, all else on standard error.
-
-Knows nothing of what is reported.
-"""
+"""Printing of all verbs: one JSON document or readable text on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ StoreOption = Annotated[
         "--store", envvar="ZOO_STORE", help="Folder of the store.", show_default="./zoo_store", file_okay=False
     ),
 ]
-#: Every verb takes `--store`, so that scripts may give it to all alike.
+#: Every verb accepts `--store`, so that scripts may pass it to all alike.
 UnusedStoreOption = Annotated[
     Path,
     typer.Option(
@@ -41,28 +38,31 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else on standard output.")
 ]
 DEFAULT_STORE = Path("zoo_store")
-#: Columns of a table that no terminal bounds: a file or a pipe.
+#: Columns of a table printed to a file or a pipe.
 _UNBOUND_WIDTH = 200
 
 
 def say_error(line: str) -> None:
-    """One line on standard error, whatever the message holds."""
+    """Print an error as one line on standard error, even if the message has several."""
     print("zoo: " + " ".join(line.split()), file=sys.stderr)
 
 
 def say(line: str) -> None:
-    """Progress and notes, on standard error."""
+    """Print progress or a note on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:
-    """The document of a `--json` run."""
+    """Print the document of a `--json` run."""
     json.dump(document, sys.stdout, indent=2, sort_keys=False, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A plain table that fits the terminal, or a wide one where there is none; numbers are aligned to the right."""
+    """Print a plain table that fits the terminal, `_UNBOUND_WIDTH` wide without one.
+
+    Numbers are aligned to the right.
+    """
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -75,14 +75,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 
 def plain_console(file: TextIO | None = None, width: int | None = None) -> Console:
-    """One that shows text as it is: names may hold brackets and colons, which rich would take for its own."""
+    """Return a console that prints text unchanged; rich would interpret brackets and colons in names."""
     from rich.console import Console
 
     return Console(file=file or sys.stdout, width=width, markup=False, emoji=False, highlight=False)
 
 
 def human_bytes(count: int) -> str:
-    """1234567 -> '1.2 MB' (decimal units)."""
+    """Return bytes in decimal units: 1234567 -> '1.2 MB'."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

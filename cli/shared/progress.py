@@ -1,4 +1,4 @@
-"""A bar on standard error for long work, and silence from the libraries below it."""
+"""Show a progress bar on standard error for long work, and silence the libraries below it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def counting(what: str, silent: bool, counted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of (done, in all), as numbers where they can be `counted`, else in percent; None without a terminal or when
-    `silent`.
+    """Yield a callback (done, total) that updates a bar; None without a terminal or if `silent`.
+
+    The bar shows the numbers if `counted`, else a percentage.
     """
     if silent or not sys.stderr.isatty():
         yield None
@@ -25,8 +26,9 @@ def counting(what: str, silent: bool, counted: bool = True) -> Iterator[Callable
 
 
 def hush(bars: bool = False) -> None:
-    """No advice from lm-eval and transformers, and no bars of their own; with `bars`, those where there is a
-    terminal.
+    """Silence log messages and progress bars of lm-eval and transformers.
+
+    With `bars`, the bars stay if standard error is a terminal.
     """
     import logging
 

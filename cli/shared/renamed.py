@@ -1,4 +1,4 @@
-"""Options that have been renamed. An old name is refused with its new one, in this version only."""
+"""Renamed options. An old name is refused with the new one, in this version only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from zoo.errors import InputError
 
-#: Old option -> new option, of every command that has the new one.
+#: Old option -> new option, for every command that has the new one.
 RENAMED = {
     "--token-budget": "--max-num-batched-tokens",
     "--max-sequences": "--max-num-seqs",
@@ -28,7 +28,7 @@ RENAMED = {
 
 
 def refuse_renamed(arguments: Sequence[str], known: Collection[str]) -> None:
-    """Raise InputError for the first old name among a command's arguments. `known`: the command's options."""
+    """Raise InputError for the first old name among a command's arguments. `known` are the command's options."""
     for argument in arguments:
         if argument == "--":
             return
@@ -39,7 +39,7 @@ def refuse_renamed(arguments: Sequence[str], known: Collection[str]) -> None:
 
 
 def refuse_renamed_key(source: str, key: str, known: Collection[str]) -> None:
-    """Raise InputError for a key of a configuration file that has another name now."""
+    """Raise InputError for a renamed key of a configuration file."""
     new = RENAMED.get("--" + key.replace("_", "-"), "").removeprefix("--").replace("-", "_")
     if new in known:
         raise InputError(f"{source}: {key} is now {new}")

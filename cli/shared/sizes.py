@@ -1,4 +1,4 @@
-"""Sizes in bytes as text."""
+"""Parse sizes in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how text becomes their values. Knows nothing of what the verbs do."""
+"""Options that several verbs share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Run the Pyt
 
 
 def names_of(given: Sequence[str] | None) -> tuple[str, ...]:
-    """Names with commas between them, in any number of arguments."""
+    """Return the names of any number of comma-separated arguments."""
     return tuple(name for each in given or () for name in each.split(",") if name)
 
 
 def numbers_of(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them; none of an empty text. Raises InputError."""
+    """Parse comma-separated whole numbers; an empty text has none. Raises InputError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
         raise InputError(f"{option} takes whole numbers with commas, such as 1,4,16: not {text!r}")
@@ -38,7 +38,7 @@ def numbers_of(option: str, text: str) -> tuple[int, ...]:
 
 
 def budget_of(option: str, text: str) -> float:
-    """`25%` as 0.25, and a size such as `12MB` in bytes. Raises InputError."""
+    """Parse `25%` as 0.25, or a size such as `12MB` as bytes. Raises InputError."""
     if not text.endswith("%"):
         return float(size_of(text))
     try:

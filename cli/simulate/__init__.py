@@ -1,7 +1,7 @@
-"""`zoo simulate`: the real scheduler over a simulated cluster, in virtual time: a paper's experiment, or a scenario of
-one's own.
+"""`zoo simulate`: run the real scheduler over a simulated cluster in virtual time.
 
-This file is the command: text to a study. What is simulated is in `runtime.sim`.
+It runs a paper's experiment (a preset) or a scenario file. This module is the command; the simulation is in
+`runtime.sim`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def simulate(
 
 
 def _replay(log: Path, as_json: bool) -> None:
-    """Exit code 1 where the answers differ."""
+    """Replay a scheduler log. Exit code 1 if the answers differ."""
     from cli.shared.output import print_json, say_error
     from runtime.scheduler.observe.replay_log import Diverged
     from runtime.scheduler.observe.replay_log import replay as played

@@ -1,8 +1,7 @@
-"""Pictures of a study: one run's latencies, load and memory by policy (Figures 18 to 21), and how they go along an axis
-(Figure 22, Table 2).
+"""Plot a study: one run's latencies, load and memory by policy, and measures along an axis.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; policies also differ in their strokes. Knows
-nothing of how the numbers came about.
+These are Figures 18 to 21, and Figure 22 and Table 2. Colours are those of Okabe and Ito, which colour-blind readers
+can distinguish; policies also differ in line style.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Of policies, one after the other: colour, stroke, marker.
+#: Colour, line style and marker of each policy, in order.
 LOOKS = (
     ("#0072B2", "-", "o"),
     ("#D55E00", "--", "s"),
@@ -35,7 +34,7 @@ _ALONG = {
 
 
 def plot_study(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write PNGs into a folder; their paths. Raises InputError when one cannot be written."""
+    """Write PNGs into a folder and return their paths. Raises InputError if one cannot be written."""
     made = []
     for number, case in enumerate(document["cases"]):
         name = "run.png" if len(document["cases"]) == 1 else f"run-{number}.png"
@@ -46,7 +45,7 @@ def plot_study(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _run(document: Mapping[str, Any], case: Mapping[str, Any]) -> Figure:
-    """Four panels of one case: latencies, tokens a second, busy devices over time, memory."""
+    """Return four panels of one case: latencies, tokens per second, busy devices over time, memory."""
     figure = figure_of(12.6, 7.0, document["title"] + (f"; {case['label']}" if case["label"] else ""))
     (left, right), (below, memory) = figure.subplots(2, 2)
     _latencies(left, case["policies"])
@@ -114,7 +113,7 @@ def _bars(axes: Axes, policies: Mapping[str, Any], parts: Mapping[str, Any], tit
 
 
 def _along(document: Mapping[str, Any]) -> Figure:
-    """Four measures over what the cases vary."""
+    """Return four measures over the value that varies between the cases."""
     figure = figure_of(12.6, 7.0, document["title"])
     for axes, (title, value) in zip(figure.subplots(2, 2).flat, _ALONG.items(), strict=True):
         _lines(axes, document["cases"], value)
@@ -141,7 +140,7 @@ def _lines(axes: Axes, cases: Sequence[Mapping[str, Any]], value: Any) -> None:
 
 
 def dress(axes: Axes, x: str, y: str, title: str) -> None:
-    """Labels, and what all pictures look like."""
+    """Set labels, title and the common style of all plots."""
     axes.set_xlabel(x, fontsize=9.5, color=_INK)
     axes.set_ylabel(y, fontsize=9.5, color=_INK)
     axes.set_title(title, loc="left", fontsize=10.5, color=_INK)
@@ -150,7 +149,7 @@ def dress(axes: Axes, x: str, y: str, title: str) -> None:
 
 
 def figure_of(width: float, height: float, title: str) -> Figure:
-    """A figure of its own, drawn without a display and without matplotlib's global state."""
+    """Return a figure that needs neither a display nor matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -161,7 +160,7 @@ def figure_of(width: float, height: float, title: str) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Raises InputError when it cannot be written."""
+    """Write a figure and return its path. Raises InputError if it cannot be written."""
     try:
         figure.savefig(path, dpi=130, format="png")
     except OSError as error:

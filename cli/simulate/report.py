@@ -1,4 +1,4 @@
-"""Where a study's document goes: a folder with report and pictures, one JSON document, or tables for people."""
+"""Output of a study's document: a folder with report and plots, one JSON document, or printed tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _HEADINGS = ("CASE", "POLICY", "DONE", "P50 s", "P95 s", "TOK/S", "BUSY", "MOVED
 
 
 def deliver(document: Mapping[str, Any], as_json: bool, out: Path | None) -> None:
-    """Write and print. Exit code 1 when a request was not answered. Raises InputError when a file cannot be written."""
+    """Write and print the document. Exit code 1 if a request was not answered.
+
+    Raises InputError if a file cannot be written.
+    """
     if out is not None:
         from cli.simulate.plot import plot_study
 
@@ -35,7 +38,7 @@ def deliver(document: Mapping[str, Any], as_json: bool, out: Path | None) -> Non
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """A line per run, ratios, and the paper's numbers."""
+    """Print a line per run, the ratios, and the paper's numbers."""
     print_table(
         _HEADINGS,
         [_line(case["label"], name, policy) for case in document["cases"] for name, policy in case["policies"].items()],

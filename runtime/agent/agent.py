@@ -7,7 +7,7 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
 To save time a driver may call prepare() while nothing can run, and first(result) right before finish_step
-(`agent.steps.prefetch`). Steps have a lane: where hops are predicted, stand-ins run in a lane of their own
+(`agent.steps.decode_batches`). Steps have a lane: where hops are predicted, stand-ins run in a lane of their own
 (`agent.speculation.hop`).
 
 - A row waits in the queue of its stage and runs in the next step that has room; no step waits for a full batch (BL-14).
@@ -36,11 +36,10 @@ from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
 from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.check_result import sampled_by_seq
+from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.early_rows import EarlyRows
-from runtime.agent.steps.expected_returns import ExpectedReturns
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
 from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
-from runtime.agent.steps.prefetch import StepPrefetcher
 from runtime.agent.steps.queue import Lane, RowQueue, stands
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.agent.steps.steps import StepPlanner
@@ -106,16 +105,15 @@ class Agent:
         self._kept, self._keeps = ActivationCache(config.activation_cache_bytes), config.activation_cache_bytes > 0
         self._moves = IncomingMigrations(device, self._tables, config, self._kept)
         self._shelf = StageTable(device, self._tables, config.max_num_seqs)
-        self._returns = ExpectedReturns(config.return_slack)
-        self._due = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
+        self._round_trips = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
         self._early = EarlyRows()
         self._bidding = HopBidding(device)
         self._ahead = SpeculativeHop(device, self._tables)
         limits = HopLimits(
             config.max_num_batched_tokens, config.max_num_seqs, config.page_timeout_ms * 1_000_000, config.chunk_prefill
         )
-        self._prefetcher = StepPrefetcher(device, self._tables, limits)
-        self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
+        self._batches = DecodeBatches(device, self._tables, limits)
+        self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._round_trips, limits)
         self._sequence_table = SequenceTable(
             device,
             self._tables,
@@ -132,10 +130,9 @@ class Agent:
             self._sequence_table,
             self._shelf,
             self._queue,
-            self._prefetcher,
+            self._batches,
             self._ahead,
-            self._returns,
-            self._due,
+            self._round_trips,
             looks_ahead,
         )
         self._earned: list[QueuedRow] = []
@@ -152,9 +149,9 @@ class Agent:
         return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
 
     @property
-    def prefetcher(self) -> int:
-        """Steps that were made ahead, and run."""
-        return self._prefetcher.taken
+    def reused_steps(self) -> int:
+        """Steps whose rows and plan were those of a persistent batch, one token on."""
+        return self._batches.reused
 
     @property
     def lingers(self) -> int | None:
@@ -172,7 +169,6 @@ class Agent:
             case ForwardRows():
                 self._queue_forwarded(event, arrays, now)
                 return []
-        self._prefetcher.discard_prepared()
         match event:
             case OpenSequences():
                 return self._open(event, now)
@@ -206,8 +202,8 @@ class Agent:
         """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save
         time.
         """
-        if not self._steps.under_way and not self._keeps:
-            self._prefetcher.prepare(self._shelf.blocks)
+        if not self._steps.under_way:
+            self._batches.prepare()
 
     def first(self, result: StageResult) -> Send | None:
         """What another device waits for, where that is certain before anything is written down: to be sent at once.
@@ -218,7 +214,7 @@ class Agent:
         told = result.result
         if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
             return None
-        return self._prefetcher.goes(rows, result.outputs)
+        return self._batches.first(rows, result.outputs)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the
@@ -231,14 +227,15 @@ class Agent:
         if self._ran is not None:
             self._ran(plan, result.result, now)
         if lane != "ahead":
-            self._due.end_step(now)
+            self._round_trips.end_step(now)
         self._tokens += plan.tokens
         if result.result.deferred:
             rows = self._put_off(rows, frozenset(result.result.deferred))
-        if self._prefetcher.already_sent(rows):
+        if self._batches.already_sent(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
-        together = None if self._keeps else onward(rows, result.outputs)
+        batch = self._batches.number_of_running(rows)
+        together = None if self._keeps else self._together(rows, result, sampled, batch)
         if together is not None:
             self._all_through(rows, now)
             return [together, *self._bids(), *self._parted()]
@@ -264,15 +261,23 @@ class Agent:
         if self._earned:
             self._queue.ahead(self._earned)
             self._earned = []
-        if rows and not keeps:
-            self._prefetcher.step_done(rows)
+        if not keeps:
+            self._batches.end_step(rows, self._shelf.blocks)
         return [
             *out,
-            *told.commands(sampled, result.result.prompt_logprobs),
+            *told.commands(sampled, result.result.prompt_logprobs, batch),
             *judged.drain_messages(),
             *self._bids(),
             *self._parted(),
         ]
+
+    def _together(
+        self, rows: Sequence[QueuedRow], result: StageResult, sampled: Mapping[str, Sampled], batch: int
+    ) -> Send | None:
+        """All rows of a step in one message, where they all go the same way and there is nothing else to report."""
+        if result.result.prompt_logprobs or result.result.deferred:
+            return None
+        return self._batches.results(rows, sampled) or onward(rows, result.outputs, batch)
 
     def _put_off(self, rows: Sequence[QueuedRow], deferred: Collection[str]) -> list[QueuedRow]:
         """The engine had no room for some rows: they wait again, at the head, as they were. The others, which have
@@ -301,13 +306,13 @@ class Agent:
 
     def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
         """Rows that all go on have run here."""
-        fill, matter = self._tables.fill, self._returns.matter
+        fill, slots = self._tables.fill, self._round_trips.slots
         for each in rows:
             fill(each.name, each.tokens + each.steps - 1)
-            if matter:
-                self._returns.leaves(each, now)
+            if slots:
+                self._round_trips.leaves(each, self.device, now)
         self._steps.settle(rows)
-        self._prefetcher.step_done(rows)
+        self._batches.end_step(rows, self._shelf.blocks)
 
     def _through(
         self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
@@ -317,14 +322,12 @@ class Agent:
             return
         if row.hop + 1 == len(row.sequence.path):
             told.ends(row)
-            self._due.leaves(row, self.device, now)
         else:
             output = outputs[row.name]
             going = self._onward(row, output, judged) if row.attempt else row
             if going is not None and not (going.sequence.offers and self._bidding.offers(going, output)):
                 told.goes_on(going, output)
-        if self._returns.matter and not row.shadow:
-            self._returns.leaves(row, now)
+        self._round_trips.leaves(row, self.device, now)
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]:
         """The engine failed on the oldest step: its rows are lost, all others go on. How far it got is unknown: it
@@ -333,7 +336,7 @@ class Agent:
         `retry`: it failed on the step before; these are to be run again."""
         plan, rows = self._steps.oldest_step(lane)
         self._steps.pop_step(lane)
-        self._prefetcher.discard_prepared()
+        self._batches.clear()
         self._tables.queue_releases([row.seq for row in plan.rows], plan.released)
         self._steps.settle(rows)
         out: list[AgentCommand] = self._earned_so_far(rows)
@@ -444,8 +447,7 @@ class Agent:
 
     def _closed(self, key: str) -> None:
         """A table's sequence has left: nobody expects it."""
-        self._returns.remove_device(key)
-        self._due.remove_device(key)
+        self._round_trips.remove_table(key)
 
     def _close(self, seq: str, epoch: int) -> None:
         self._sequence_table.close(seq, epoch)
@@ -455,15 +457,17 @@ class Agent:
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _queue_first_hops(self, go: RunRows, now: int) -> None:
-        came = self._prefetcher.match_message(go, (), now)
+        came = self._batches.rows_of(go, (), now)
         if came is None:
             came = rows_of_go(go, self._sequence_table.sequences, self._shelf.specs, now, self._strides)
+            self._batches.arrived(go, came)
         self._queue.add_rows(came, bool(go.attempts), now)
 
     def _queue_forwarded(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
-        came = self._prefetcher.match_message(rows, arrays, now)
+        came = self._batches.rows_of(rows, arrays, now)
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._sequence_table.sequences, self._early, now)
+            self._batches.arrived(rows, came)
         self._queue.add_rows(came, bool(rows.attempts), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
@@ -503,9 +507,10 @@ class Agent:
     # -- inside: stages and moves ------------------------------------------------------------------------------------
 
     def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
+        self._batches.clear()
         out = self._shelf.handle(event)
         if isinstance(event, LoadStages):
-            self._returns.matter = self._shelf.limited
+            self._round_trips.slots = self._shelf.limited
         return [*out, *self._parted()] if isinstance(event, UnloadStages) else out
 
     def _move(

@@ -1,9 +1,9 @@
-"""Measuring a server or an engine from outside: what is asked and when, who asks, what the answers come to.
+"""Benchmark a server or an engine: workloads, load clients and summaries.
 
     arrivals, lengths | traces, popularity --> workload --drive--> answers --> summary --> document
                                                           |
-                                     a client over HTTP, or a driver in this process
+                                     HTTP client, or a driver in this process
 
-All but the two clients is pure, and a workload is a function of its settings and its seed, so that two engines get the
-very same requests.
+Everything except the two clients is pure. A workload is a function of its settings and seed, so that two engines get
+exactly the same requests.
 """

@@ -1,11 +1,11 @@
-"""What became of one request: when it was due, sent, begun and done, token by token. Seconds of one clock; pure.
+"""The recorded times of one request and the latencies computed from them. All times in seconds of one clock; pure.
 
     due ------> sent ------> first token ------> … ------> last token
      |<----------- TTFT ---------->|<- (n - 1) x TPOT -->|
      |<------------------- end to end ------------------>|
 
-Latencies count from when the request was due, not from when the client got round to sending it: a client that falls
-behind a server that stalls would otherwise leave the stall out (coordinated omission).
+Latencies count from when the request was due, not from when the client sent it. Otherwise a client that falls behind a
+stalled server would leave the stall out (coordinated omission).
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenTimes:
-    """What a client heard: `stamps[i]` is when the i-th lot of tokens came, `lots[i]` how many they were.
+    """What a client received for one request.
 
-    `tokens`: of the answer, as the server counts them where it does. `error`: a kind, such as `http 404` or
-    `broken stream`; `detail`: one line.
+    Fields:
+        stamps: When the i-th group of tokens arrived.
+        lots: How many tokens the i-th group had.
+        tokens: Tokens of the answer, by the server's count where it gives one.
+        error: Kind of failure, such as `http 404` or `broken stream`; None for success.
+        detail: One line about the failure.
     """
 
     stamps: tuple[float, ...] = ()
@@ -33,7 +37,11 @@ class TokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request's fate. `ended`: the last token, or when the error was known."""
+    """The outcome of one request, in seconds from the start of the run.
+
+    Fields:
+        ended: When the last token arrived, or when the error was detected.
+    """
 
     number: int
     model: str
@@ -52,12 +60,12 @@ class Answer:
 
     @property
     def ttft(self) -> float | None:
-        """None where no token came."""
+        """Time to first token, None without a token."""
         return self.heard.stamps[0] - self.due if self.heard.stamps else None
 
     @property
     def tpot(self) -> float | None:
-        """Time per token after the first lot; None where nothing came after it."""
+        """Time per token after the first group; None if nothing followed it."""
         after = self.tokens - self.heard.lots[0] if self.heard.lots else 0
         if after < 1 or len(self.heard.stamps) < 2:
             return None
@@ -69,5 +77,5 @@ class Answer:
 
     @property
     def gaps(self) -> Sequence[float]:
-        """Between lots."""
+        """Times between consecutive groups."""
         return [b - a for a, b in itertools.pairwise(self.heard.stamps)]

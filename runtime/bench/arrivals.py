@@ -1,8 +1,10 @@
-"""When requests come: seconds from the begin of a run, never decreasing, as many as are asked for.
+"""Draw the arrival times of requests: seconds from the start of a run, never decreasing.
 
-Open loop: gaps between requests are drawn whatever the server does. Closed loop needs no times: a client asks again
-when it was answered. A Gamma process of coefficient of variation `cv` has gaps of shape 1/cv² and mean 1/rate: cv 1 is
-Poisson, above it requests come in bursts (as in vLLM's and AlpaServe's benchmarks). Pure.
+In an open loop the gaps between requests are drawn independently of the server. A closed loop needs no times: a client
+sends its next request when the last one was answered.
+
+A Gamma process with coefficient of variation `cv` has gaps of shape 1/cv² and mean 1/rate. With cv 1 it is Poisson;
+above 1 requests come in bursts (as in vLLM's and AlpaServe's benchmarks). Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ ArrivalKind = Literal["poisson", "gamma", "fixed"]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`rate`: requests per second; None for all at once. `cv`: of the gaps, for `gamma` alone."""
+    """The arrival process of a workload.
+
+    Fields:
+        rate: Requests per second; None for all at once.
+        cv: Coefficient of variation of the gaps, used by `gamma` only.
+    """
 
     rate: float | None = None
     kind: ArrivalKind = "poisson"
@@ -33,7 +40,7 @@ class Arrivals:
 
 
 def times(arrivals: Arrivals, count: int, rng: np.random.Generator) -> list[float]:
-    """`count` times. The first request comes after a gap too, so that the mean rate is the asked one."""
+    """Return `count` arrival times. The first request also comes after a gap, so that the mean rate is `rate`."""
     if arrivals.rate is None:
         return [0.0] * count
     if arrivals.kind == "fixed":

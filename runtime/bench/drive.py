@@ -1,7 +1,7 @@
-"""Sends a workload through anything that answers, open or closed loop, and notes when. Knows neither HTTP nor engines.
+"""Send a workload to a client, open or closed loop, and record times. Independent of HTTP and of engines.
 
-Open loop: each request is sent when it is due, whatever became of those before. Closed loop: `clients` take requests
-one after the other; a request is due when its client takes it.
+- Open loop: each request is sent when it is due, whether or not earlier ones were answered.
+- Closed loop: `clients` tasks take requests one after the other; a request is due when a task takes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.bench.workload import Workload, WorkloadRequest
 
 
 class Clock(Protocol):
-    """Time as the loop and the clients see it, in seconds."""
+    """The time source of the run and its clients, in seconds."""
 
     def now(self) -> float: ...
 
@@ -25,19 +25,22 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The machine's own."""
+    """The machine's monotonic clock."""
 
     def now(self) -> float:
         return time.perf_counter()
 
     async def until(self, moment: float) -> None:
-        """Sleeps; a moment that has passed costs nothing."""
+        """Sleep until `moment`; return at once if it has passed."""
         if (left := moment - self.now()) > 0:
             await asyncio.sleep(left)
 
 
 class Client(Protocol):
-    """Whoever answers. What goes wrong with a request is told in `TokenTimes`; an exception ends the whole run."""
+    """Sends one request and returns when its tokens arrived.
+
+    A failed request is reported in `TokenTimes`; an exception ends the whole run.
+    """
 
     async def send_request(self, ask: WorkloadRequest) -> TokenTimes: ...
 
@@ -46,7 +49,10 @@ Done = Callable[[int, int], None]
 
 
 async def drive(workload: Workload, client: Client, clock: Clock, done: Done | None = None) -> list[Answer]:
-    """All answers, in the order of the requests. Times count from the call. `done(answered, all)` after each."""
+    """Run a workload and return all answers in the order of the requests. Times count from the call.
+
+    `done(answered, all)` is called after each answer.
+    """
     run = _Run(client, clock, len(workload.asks), done)
     if workload.clients is None:
         await _together([run.at(ask, run.begin + ask.at) for ask in workload.asks])
@@ -57,7 +63,7 @@ async def drive(workload: Workload, client: Client, clock: Clock, done: Done | N
 
 
 async def _together(jobs: list[Awaitable[None]]) -> None:
-    """One failing ends the others; its exception comes out as it is."""
+    """Await all jobs. If one fails, cancel the rest and raise its exception."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         await asyncio.gather(*tasks)
@@ -68,7 +74,7 @@ async def _together(jobs: list[Awaitable[None]]) -> None:
 
 
 class _Run:
-    """What the tasks of one run share."""
+    """State shared by the tasks of one run."""
 
     def __init__(self, client: Client, clock: Clock, count: int, done: Done | None) -> None:
         self.begin = clock.now()

@@ -1,14 +1,13 @@
-"""A client of any OpenAI-compatible server: streams completions and stamps what comes, lot by lot. What goes wrong
-has a kind.
+"""A load client for OpenAI-compatible servers: streams completions and records when each group of tokens arrived.
 
-    connect            nobody took the connection          http 404, http 429, …   refused with a status
-    timeout            nothing came for too long           server error            the server said so in mid-stream
-    broken stream      it ended before its end             malformed               what came is no event stream of
-                                                                                   completions
+Failures have a kind:
 
-Tokens are counted by `token_ids` where the server sends them (this one, vLLM), else by its `usage`, else one per
-event that has text. Ids as prompts, `ignore_eos` and `return_token_ids` are as in vLLM. Redirects and proxies are
-not followed. Knows nothing of when to ask.
+    connect          no connection                  http 404, http 429, …   refused with a status
+    timeout          no byte for too long           server error            error event in mid-stream
+    broken stream    ended before its end           malformed               not an event stream of completions
+
+Tokens are counted by `token_ids` where the server sends them (Block Zoo, vLLM), else by its `usage`, else one per event
+with text. Prompts as ids, `ignore_eos` and `return_token_ids` are as in vLLM. Redirects and proxies are not followed.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from runtime.bench.workload import WorkloadRequest
 from zoo.errors import InputError, Unavailable
 
 _CONNECT_SECONDS = 10.0
-#: No event of a stream, no refusal and no list of models is read beyond this.
+#: Maximum bytes of one event, of an error's body and of a list of models.
 _MOST_EVENT = 1 << 20
 _SHOWN = 200
 
 
 class HttpClient:
-    """One server. Use it as `async with HttpClient.connected(…) as client`."""
+    """Client of one server. Use it as `async with HttpClient.connected(…) as client`."""
 
     def __init__(self, wire: Wire, base: httpx.URL, clock: Clock) -> None:
         self._wire = wire
@@ -45,8 +44,9 @@ class HttpClient:
     async def connected(
         cls, url: str, clock: Clock, api_key: str | None = None, timeout: float = 600.0
     ) -> AsyncIterator[HttpClient]:
-        """`timeout`: seconds without a byte. Raises InputError for what is no address, and for a key that cannot be
-        sent.
+        """Return a client of the server at `url`. `timeout` is in seconds without a byte.
+
+        Raises InputError for an invalid address, or a key that cannot be sent.
         """
         base = httpx.URL(base_of(url))
         wire = Wire(_origin(base, api_key), _CONNECT_SECONDS, timeout)
@@ -56,7 +56,7 @@ class HttpClient:
             wire.close()
 
     async def models(self) -> list[str]:
-        """What it serves. Raises Unavailable."""
+        """Return the names of the served models. Raises Unavailable."""
         body = _Body()
         try:
             await self._wire.exchange(self._target(b"GET", b"models"), b"", body)
@@ -69,7 +69,7 @@ class HttpClient:
             raise Unavailable(f"{self._base} does not list its models as OpenAI does") from None
 
     async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
-        """Never raises for what the server or the network does."""
+        """Send a completion request and return its times. Never raises for failures of the server or the network."""
         reading = _Reading(self._clock)
         failed: Failed | None = None
         try:
@@ -83,7 +83,7 @@ class HttpClient:
 
 
 class _Body:
-    """An answer that is one document, as far as such are read."""
+    """Receives an answer that is one document, up to `_MOST_EVENT` bytes."""
 
     def __init__(self) -> None:
         self.code = 0
@@ -99,7 +99,7 @@ class _Body:
 
 
 class _Reading:
-    """What has come of one answer so far: a stream of events, or a refusal."""
+    """Receives one answer: a stream of events, or an error."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -116,7 +116,7 @@ class _Reading:
             self._refusal.status(code)
 
     def body(self, data: bytes) -> None:
-        """Events that came together are one lot."""
+        """Process received bytes. Events that arrive together form one group."""
         if self._refusal is not None:
             self._refusal.body(data)
             return
@@ -129,7 +129,7 @@ class _Reading:
             self._lots.append(tokens)
 
     def token_times(self, error: Failed | None, prompt: int) -> TokenTimes:
-        """`error`: what the exchange ended with. A refusal's status is known, whatever became of the rest."""
+        """Return the times so far. `error` is how the exchange failed; a refusal's status takes precedence."""
         if self._refusal is not None:
             error = Failed(f"http {self._refusal.code}", _reason(self._refusal.raw))
         elif error is None and not self._finished:
@@ -141,7 +141,7 @@ class _Reading:
         )  # fmt: skip
 
     def _read_event(self, event: bytes) -> int:
-        """Tokens of one event. Raises Failed."""
+        """Return the number of tokens of one event. Raises Failed."""
         if event == b"[DONE]":
             self._finished = True
             return 0
@@ -163,7 +163,7 @@ class _Reading:
 
 
 def base_of(url: str) -> str:
-    """`http://host:8000`, with or without `/v1`, as the address that routes hang on. Raises InputError."""
+    """Return the base address of the routes for `http://host:8000`, given with or without `/v1`. Raises InputError."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -197,7 +197,7 @@ def _origin(base: httpx.URL, api_key: str | None) -> HttpOrigin:
 
 
 def _reason(raw: bytes | bytearray) -> str:
-    """What a server says about a status, as far as one line goes."""
+    """Return the message of an error's body, its raw text if it has none."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(raw)["error"]["message"])
     return raw.decode(errors="replace")

@@ -1,6 +1,4 @@
-"""The same workload straight through a driver in this process: no HTTP, no text. Knows no engine: the driver is passed
-in.
-"""
+"""A load client that calls a driver in this process: no HTTP, no text. The caller passes the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from zoo.errors import InputError, ZooError
 
 
 class DriverClient:
-    """Greedy answers of exactly the asked length, where the context allows."""
+    """Requests greedy answers of exactly the given length, as far as the context allows."""
 
     def __init__(self, driver: BaseDriver, clock: Clock) -> None:
         self._driver = driver
@@ -23,7 +21,7 @@ class DriverClient:
         self._numbers = itertools.count()
 
     async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
-        """Raises InputError for a prompt of text."""
+        """Run one request and return its times. Raises InputError if the prompt is text."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")
         name = f"bench-{next(self._numbers)}"

@@ -1,7 +1,7 @@
-"""How long prompts and answers are, where no trace says: fixed, uniform, or lognormal. Tokens; pure.
+"""Draw lengths of prompts and answers in tokens where no trace gives them: fixed, uniform or lognormal. Pure.
 
-Written as `32`, `uniform:16-64`, `lognormal:128,0.8` (the median, and the sigma of the logarithm), with `<=512` behind
-it as a bound.
+Written as `32`, `uniform:16-64` or `lognormal:128,0.8` (median, and sigma of the logarithm), optionally followed by a
+bound such as `<=512`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from zoo.errors import InputError
 
-#: No length is above this: a prompt is made in memory, and no model here reads more.
+#: Maximum length: a prompt is built in memory, and no supported model reads more.
 MOST_TOKENS = 1 << 20
 _NUMBER = r"(\d{1,7})"
 _FORM = re.compile(
@@ -24,9 +24,14 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """`low` to `high` for uniform, both possible; for lognormal `low` is the median and `sigma` that of the logarithm.
+    """A distribution of lengths. Samples are clipped to 1 … `most`.
 
-    Nothing drawn is below 1 or above `most`. Raises InputError.
+    Fields:
+        low: The length if fixed, the least one if uniform, the median if lognormal.
+        high: The greatest length, inclusive, if uniform.
+        sigma: Standard deviation of the logarithm if lognormal.
+
+    Raises InputError.
     """
 
     kind: Literal["fixed", "uniform", "lognormal"]
@@ -43,7 +48,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """The written form. Raises InputError."""
+    """Parse the written form. Raises InputError."""
     match = _FORM.fullmatch(text.replace(" ", ""))
     if match is None:
         raise InputError(
@@ -59,7 +64,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def draw(lengths: Lengths, count: int, rng: np.random.Generator) -> list[int]:
-    """`count` lengths."""
+    """Draw `count` lengths."""
     if lengths.kind == "fixed":
         drawn = np.full(count, lengths.low)
     elif lengths.kind == "uniform":

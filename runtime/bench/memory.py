@@ -1,5 +1,6 @@
-"""How much memory a process of this machine has taken at most, and which one listens on a port. Reads /proc; None where
-there is none.
+"""Read a local process's peak memory, and find the process that listens on a port.
+
+Both read /proc and return None where it does not exist.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ _PROC = Path("/proc")
 
 
 def peak_bytes(pid: int) -> int | None:
-    """Largest resident size since it began, of a process and of those it has started: a sum of peaks, which shared
-    pages can only raise.
+    """Return the peak resident bytes of a process plus those of its child processes.
+
+    It is a sum of peaks, so pages that processes share can only make it too high.
     """
     own = _status(pid, "VmHWM:")
     if own is None:
@@ -22,9 +24,7 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def listener(port: int) -> int | None:
-    """The process that listens on a port, where this user may see it; the one with the smallest id if several share
-    it.
-    """
+    """Return the least id of the processes that listen on a port, as far as this user may see them."""
     inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(_PROC / "net" / table, port)}
     if not inodes:
         return None

@@ -1,9 +1,11 @@
-"""Which model each request is for: an overlay over whatever else the workload says. Pure.
+"""Choose a model for each request, independently of the rest of the workload. Pure.
 
-`identical`: all for the first model. `uniform`: each drawn alike. `skewed`: the k-th model in proportion to k^-s
-(Zipf), the
-first most of all. `distinct`: in turn, so that neighbours never want the same one. (Punica's and S-LoRA's evaluations
-use these.)
+- `identical`: the first model for all.
+- `uniform`: all models with equal probability.
+- `skewed`: the k-th model with probability proportional to k^-s (Zipf).
+- `distinct`: all models in turn, so that consecutive requests never have the same one.
+
+Punica's and S-LoRA's evaluations use these.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ Popularity = Literal["identical", "uniform", "skewed", "distinct"]
 
 
 def shares(kind: Popularity, models: int, zipf: float) -> list[float]:
-    """What share of the requests each model gets in the long run; sums to 1."""
+    """Return each model's expected share of the requests; the shares sum to 1."""
     if kind == "identical":
         return [1.0] + [0.0] * (models - 1)
     weights = np.arange(1, models + 1, dtype=np.float64) ** (-zipf if kind == "skewed" else 0.0)
@@ -24,7 +26,7 @@ def shares(kind: Popularity, models: int, zipf: float) -> list[float]:
 
 
 def assign(kind: Popularity, models: int, count: int, zipf: float, rng: np.random.Generator) -> list[int]:
-    """Numbers of models, one per request."""
+    """Return a model's index for each request."""
     if kind == "distinct":
         return [number % models for number in range(count)]
     return [int(model) for model in rng.choice(models, size=count, p=shares(kind, models, zipf))]

@@ -1,6 +1,4 @@
-"""What a run comes to: percentiles, throughput, goodput, errors. And two runs against each other: ratios with their
-spread. Pure.
-"""
+"""Summarize a run (percentiles, throughput, goodput, errors) and compare two runs (ratios with their spread). Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 
 from runtime.bench.answers import Answer
 
-#: Of two targets, larger is better for these, smaller for the others.
+#: Figures for which larger is better; for the latencies smaller is better.
 RATES = ("requests_per_second", "tokens_per_second", "goodput")
 LATENCIES = ("ttft", "tpot", "e2e")
 _PERCENTS = {"median": 50.0, "p95": 95.0, "p99": 99.0}
@@ -20,8 +18,9 @@ _PERCENTS = {"median": 50.0, "p95": 95.0, "p99": 99.0}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to count for goodput, in seconds; None for no bound. An answer of one token keeps any
-    `tpot`.
+    """Bounds in seconds that a request must meet to count for goodput; None for no bound.
+
+    An answer of one token meets any `tpot`.
     """
 
     ttft: float | None = None
@@ -38,8 +37,9 @@ class Slo:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default. `values` may lie in any order; there is at least
-    one.
+    """Return a percentile, linear between the two nearest ranks as in numpy's default.
+
+    `values` need not be sorted and must not be empty.
     """
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100.0
@@ -49,7 +49,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Median, p95, p99, mean and greatest; None where there is nothing."""
+    """Return median, p95, p99, mean and maximum; None without values."""
     if not values:
         return None
     return {name: percentile(values, percent) for name, percent in _PERCENTS.items()} | {
@@ -59,11 +59,11 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def summarize(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """A run as a document. Times in seconds; rates over the time from the begin to the last end. Latencies are of
-    requests without error.
+    """Return the document of a run.
 
-    `late`: how far the client sent behind time at worst; where that is not small beside the latencies, the client was
-    the bottleneck.
+    Times are in seconds. Rates are over the time from the start to the end of the last request. Latencies are of
+    requests without error. `late` is the client's largest delay in sending; if it is not small compared with the
+    latencies, the client was the bottleneck.
     """
     fine = [answer for answer in answers if answer.error is None]
     seconds = max((answer.ended for answer in answers), default=0.0)
@@ -89,17 +89,17 @@ def summarize(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
 
 
 def typical(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The median over rounds of every figure that all rounds have."""
+    """Return the median over rounds of every figure that all rounds have."""
     figures = [_figures(summary) for summary in summaries]
     shared = [name for name in figures[0] if all(name in one for one in figures)] if figures else []
     return {name: statistics.median(one[name] for one in figures) for name in shared}
 
 
 def ratios(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
-    """First over second of each alternating pair of summaries, for every figure that both have: median, least,
-    greatest, pairs.
+    """Return first over second for each alternating pair of summaries: median, minimum, maximum and number of pairs.
 
-    Rates: above 1 the first is faster. Latencies (`ttft.median`, …): below 1 the first is faster.
+    Covers every figure that both have. Rates: above 1 the first is faster. Latencies (`ttft.median`, …): below 1 the
+    first is faster.
     """
     found = [
         {name: mine / theirs[name] for name, mine in ours.items() if theirs.get(name)}
@@ -118,7 +118,7 @@ def _both(pair: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, 
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a summary that make sense as a ratio, by name."""
+    """Return the figures of a summary that make sense as ratios, by name."""
     latencies = {
         f"{name}.{part}": summary[name][part]
         for name in LATENCIES

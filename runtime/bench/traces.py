@@ -1,15 +1,13 @@
-"""Trace files as rows: when, how long, and where the file says so which text or which shared prefix.
+"""Read trace files: arrival times, lengths, and texts or shared prefixes where the format has them.
 
-    sharegpt   JSON, [{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]}, …]; first
-               question and answer
-    azure      CSV, TIMESTAMP,ContextTokens,GeneratedTokens                                     (Azure LLM inference
-               traces 2023, 2024)
-    burstgpt   CSV, Timestamp (s),Model,Request tokens,Response tokens,Total tokens,Log Type    (failed requests have no
-               response: left out)
-    mooncake   JSONL, timestamp (ms), input_length, output_length, hash_ids (a prefix of blocks of 512 tokens each)
+    sharegpt   JSON   [{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]}, …];
+                      the first question and its answer
+    azure      CSV    TIMESTAMP,ContextTokens,GeneratedTokens (Azure LLM inference traces 2023, 2024)
+    burstgpt   CSV    Timestamp (s),Model,Request tokens,Response tokens,Total tokens,Log Type; failed requests have
+                      no response and are left out
+    mooncake   JSONL  timestamp (ms), input_length, output_length, hash_ids (prefix blocks of 512 tokens each)
 
-Reads as many rows as asked for and no line above a bound. Raises InputError with the line's number. Knows no
-models.
+Reads only as many rows as needed, and no line above a bound. Raises InputError with the line's number.
 """
 
 from __future__ import annotations
@@ -31,18 +29,21 @@ TraceFormat = Literal["sharegpt", "azure", "burstgpt", "mooncake"]
 
 #: Tokens per block that a Mooncake trace hashes (Mooncake, FAST'25).
 MOONCAKE_BLOCK = 512
-#: A line of a CSV or JSONL trace: one of a million tokens' hashes is far below.
+#: Maximum characters of a line of a CSV or JSONL trace; the hashes of a million tokens need far fewer.
 _MOST_LINE = 1 << 20
-#: ShareGPT is one JSON document; the cleaned set of 90,000 conversations has 0.7 GB.
+#: Maximum characters of a ShareGPT document; the cleaned set of 90,000 conversations has 0.7 GB.
 _MOST_JSON = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """`at`: seconds from the trace's first row; None where it tells no times. Lengths in tokens; None where only texts
-    are known.
+    """One request of a trace.
 
-    `blocks`: ids of the prompt's blocks of MOONCAKE_BLOCK tokens; equal ids are equal tokens.
+    Fields:
+        at: Seconds from the trace's first row; None if the trace has no times.
+        prompt: Tokens; None if the trace has texts only.
+        answer: Tokens; None if the trace has texts only.
+        blocks: Ids of the prompt's blocks of MOONCAKE_BLOCK tokens; equal ids mean equal tokens.
     """
 
     at: float | None
@@ -54,8 +55,9 @@ class TraceRow:
 
 
 def read_trace(path: Path, kind: TraceFormat, count: int) -> list[TraceRow]:
-    """The first `count` rows, in the order of time, which begins at 0. Raises InputError: unreadable, malformed (with
-    its line), empty.
+    """Return the first `count` rows in order of time, starting at 0.
+
+    Raises InputError if the file is unreadable, malformed (with the line's number) or empty.
     """
     if kind not in get_args(TraceFormat):
         raise InputError(f"a trace is one of {', '.join(get_args(TraceFormat))}, not {kind!r}")
@@ -141,7 +143,7 @@ def _lines(file: IO[str], path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _table(file: IO[str], path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The needed columns of each row of a CSV, by the names in its first line."""
+    """Yield the needed columns of each row of a CSV file, by the names in its first line."""
     lines = _lines(file, path)
     heading = next(csv.reader([next(lines, (1, ""))[1]]), [])
     missing = [name for name in needed if name not in heading]
@@ -168,7 +170,7 @@ def _object(text: str, path: Path, line: int) -> dict[str, Any]:
 
 
 def _at(path: Path, line: int, time: Any, prompt: Any, answer: Any) -> TraceRow:
-    """A row of checked numbers."""
+    """Return a row of validated numbers."""
     try:
         row = TraceRow(float(time), _length(prompt), _length(answer))
     except (TypeError, ValueError, OverflowError):
@@ -179,9 +181,7 @@ def _at(path: Path, line: int, time: Any, prompt: Any, answer: Any) -> TraceRow:
 
 
 def _length(value: Any) -> int:
-    """From 1 on; a trace's zeros (nothing asked, nothing said) count as one token, which is the least that can be
-    served.
-    """
+    """Return a length of at least 1: a trace's zero counts as one token, the least that can be served."""
     number = int(value)
     if not 0 <= number <= MOST_TOKENS or (isinstance(value, float) and value != number):
         raise ValueError(value)
@@ -189,7 +189,7 @@ def _length(value: Any) -> int:
 
 
 def _moment(text: str) -> float | None:
-    """Seconds of `2023-11-16 18:15:46.6805900`, with or without a zone (UTC where there is none)."""
+    """Return a time such as `2023-11-16 18:15:46.6805900` in Unix seconds. UTC is assumed without a zone."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

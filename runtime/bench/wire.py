@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a client that loads a server needs it: little work per byte, for it may share the server's cores.
+"""A minimal HTTP/1.1 client for load tests, with little CPU time per byte: it may share the server's cores.
 
-Connections are kept and carry one exchange at a time. What comes is handed over where it is read, so that no task has
-to wake for a token; the bytes of one read come as one piece. Answers are parsed by llhttp (`httptools`). Knows nothing
-of events or JSON.
+Connections are reused and carry one exchange at a time. Received bytes are passed on in the read callback, so that no
+task wakes per token; the bytes of one read form one piece. Answers are parsed by llhttp (`httptools`). Nothing here
+depends on events or JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol
 
 import httptools
 
-#: Bytes of a status line and headers, at most.
+#: Maximum bytes of a status line and headers.
 _MOST_HEAD = 1 << 16
 
 
 class Failed(Exception):
-    """An exchange's end before its time. `kind`: connect, timeout, broken stream, or what a taker says."""
+    """A failed exchange. `kind` is connect, timeout, broken stream, or what a `Taker` raised."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -27,8 +27,9 @@ class Failed(Exception):
 
 
 class Taker(Protocol):
-    """Whom an answer is for. A `Failed` that `body` raises ends the exchange and comes out of it; `status` raises
-    nothing.
+    """Receives one answer.
+
+    A `Failed` raised by `body` ends the exchange, which raises it. `status` must not raise.
     """
 
     def status(self, code: int) -> None: ...
@@ -38,7 +39,12 @@ class Taker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpOrigin:
-    """Where a server is. `tls` None: plain HTTP. `headers`: lines that go with every request, each with its end."""
+    """The address of a server.
+
+    Fields:
+        tls: TLS context, None for plain HTTP.
+        headers: Header lines sent with every request, each with its line end.
+    """
 
     host: str
     port: int
@@ -47,8 +53,9 @@ class HttpOrigin:
 
 
 class Wire:
-    """Connections to one server. `patience`: seconds to connect; `silence`: seconds without a byte after which an
-    exchange fails.
+    """A pool of connections to one server.
+
+    `patience` is the limit to connect and `silence` the longest time without a byte, both in seconds.
     """
 
     def __init__(self, origin: HttpOrigin, patience: float, silence: float) -> None:
@@ -58,7 +65,10 @@ class Wire:
         self._idle: list[_Connection] = []
 
     async def exchange(self, what: bytes, body: bytes, taker: Taker) -> None:
-        """Send a request (`what`: its method and target), hand over the answer, return at its end. Raises Failed."""
+        """Send a request (`what` is its method and target), pass the answer to `taker` and return at its end.
+
+        Raises Failed.
+        """
         connection = self._idle_connection() or await self._new_connection()
         length = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body) if body else b""
         try:
@@ -94,7 +104,7 @@ class Wire:
 
 
 class _Answer:
-    """One answer while it comes: what llhttp calls, and the future that is done with it."""
+    """Parser callbacks of one answer, and the future that completes with it."""
 
     def __init__(self, taker: Taker, done: asyncio.Future[None]) -> None:
         self._taker = taker
@@ -105,7 +115,7 @@ class _Answer:
         self._code = 0
         self._delimited = False
         self._complete = False
-        #: Whether the connection may carry another exchange.
+        #: Whether the connection can carry another exchange.
         self.keeps = False
 
     def feed(self, data: bytes) -> None:
@@ -123,7 +133,7 @@ class _Answer:
             self._done.set_result(None)
 
     def connection_lost(self) -> None:
-        """The server has hung up, which ends an answer whose length was not told."""
+        """Handle the end of the connection, which completes an answer without a declared length."""
         if self._code >= 200 and not self._delimited and not self._done.done():
             self._done.set_result(None)
         self.fail(Failed("broken stream", "the server hung up before the end of its answer"))
@@ -137,7 +147,7 @@ class _Answer:
         if self._head > _MOST_HEAD:
             raise Failed("broken stream", f"headers are longer than {_MOST_HEAD:,} bytes")
 
-    # -- llhttp's; answers before the one that counts (1xx) are passed over ------------------------------------------
+    # -- callbacks of llhttp; informational answers (1xx) are skipped ------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._delimited = self._delimited or name.lower() in (b"content-length", b"transfer-encoding")
@@ -155,13 +165,11 @@ class _Answer:
     def on_message_complete(self) -> None:
         if self._code >= 200 and not self._complete:
             self._complete = True
-            self.keeps = self._delimited and bool(
-                self._parser.should_keep_alive()
-            )  # the parser knows it at this point only
+            self.keeps = self._delimited and bool(self._parser.should_keep_alive())  # defined at this point only
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, as asyncio calls it."""
+    """One connection as an asyncio protocol."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, silence: float) -> None:
         self._loop = loop
@@ -187,18 +195,18 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     async def _watch(self, answer: _Answer) -> None:
-        """One timer per exchange, not one per read."""
+        """Fail the answer after too long without a byte. One timer per exchange, not one per read."""
         while (left := self._heard + self._silence - self._loop.time()) > 0:
             await asyncio.sleep(left)
         answer.fail(Failed("timeout", f"nothing came for {self._silence:g} s"))
 
-    # -- asyncio's -----------------------------------------------------------------------------------------------------
+    # -- callbacks of asyncio ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:  # nobody asked
+        if self._answer is None:  # no exchange is in progress
             self.reusable = False
             self.abort()
             return

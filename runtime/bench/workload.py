@@ -1,8 +1,7 @@
-"""A workload as data: every request with its time, its model, its prompt and the length of its answer. A function of
-settings and seed.
+"""Build a workload: every request with its time, model, prompt and answer length. A function of settings and seed.
 
-Prompts are random token ids where no text is known: what is measured does not depend on what they say, and two engines
-get the same. A random stream of its own serves each purpose, so that another rate changes no prompt.
+Without texts, prompts are random token ids: the measurement does not depend on their content, and two engines get the
+same ones. Each purpose has its own random stream, so that another rate does not change the prompts.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from runtime.bench.popularity import Popularity, assign
 from runtime.bench.traces import MOONCAKE_BLOCK, TraceRow
 from zoo.errors import InputError
 
-#: Ids below are control tokens in most vocabularies.
+#: Lower ids are control tokens in most vocabularies.
 _FIRST_TOKEN = 3
-#: Characters per token where no tokenizer counts an answer: English text in today's vocabularies.
+#: Characters per token to estimate an answer's length without a tokenizer (English text).
 CHARACTERS_PER_TOKEN = 4
 _STREAMS = ("arrivals", "prompt lengths", "answer lengths", "models", "prompts")
 
@@ -29,8 +28,12 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request. `at`: seconds from the begin. `prompt`: token ids, or text where nobody could turn it into ids
-    before.
+    """One request.
+
+    Fields:
+        at: When it is due, in seconds from the start of the run.
+        prompt: Token ids, or text where no tokenizer was available.
+        answer: Length of the answer in tokens.
     """
 
     number: int
@@ -42,7 +45,11 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`clients`: this many ask, each again once it was answered, and times do not count; None for an open loop."""
+    """The requests of a run.
+
+    Fields:
+        clients: Number of clients of a closed loop, in which times are ignored; None for an open loop.
+    """
 
     asks: tuple[WorkloadRequest, ...]
     clients: int | None = None
@@ -50,10 +57,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """Everything that decides a workload but the trace itself. `vocabulary`: prompts' ids are below it.
+    """Everything that defines a workload except the trace itself.
 
-    `speed`: a trace's times are divided by it. `longest`: prompt and answer together, in tokens; prompts are cut
-    from the front, then answers.
+    Fields:
+        count: Number of requests.
+        clients: Number of clients of a closed loop; None for an open loop.
+        zipf: Exponent of the popularity `skewed`.
+        vocabulary: Random prompt ids are below it.
+        speed: A trace's times are divided by it.
+        longest: Maximum tokens of prompt and answer together; the prompt is cut from the front, then the answer.
     """
 
     count: int = 100
@@ -84,9 +96,10 @@ class WorkloadSettings:
 def build(
     settings: WorkloadSettings, models: Sequence[str], rows: Sequence[TraceRow] = (), encode: Encode | None = None
 ) -> Workload:
-    """The workload over `models`, the most popular first. `rows`: of a trace, never repeated; lengths come from it
-    then, and times where it has some and no rate is asked for.
-    `encode`: token ids of a trace's texts; without it texts stay texts. Raises InputError if there is no model.
+    """Return the workload over `models`, the most popular first.
+
+    `rows` of a trace are never repeated. They determine lengths, and times if they have some and no rate is set.
+    `encode` returns the token ids of a trace's texts; without it prompts stay texts. Raises InputError without a model.
     """
     if not models:
         raise InputError("there is no model to ask")
@@ -117,7 +130,7 @@ def _due(row: TraceRow, drawn: float, settings: WorkloadSettings) -> float:
 def _made(
     row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None
 ) -> tuple[tuple[int, ...] | str, int]:
-    """Prompt and length of the answer, within what the models read."""
+    """Return the prompt and the length of the answer, cut to what the models can read."""
     prompt = _prompt(row, settings, rng, encode)
     answer = row.answer if row.answer is not None else _counted(row.reply or "", encode)
     if settings.longest is None or isinstance(prompt, str):
@@ -138,7 +151,7 @@ def _prompt(
 
 
 def _block(number: int, settings: WorkloadSettings) -> list[int]:
-    """The tokens that a hash id stands for: the same wherever it occurs."""
+    """Return the tokens of a hash id, the same wherever it occurs."""
     rng = np.random.default_rng([settings.seed, number])
     return [int(token) for token in rng.integers(_FIRST_TOKEN, settings.vocabulary, size=MOONCAKE_BLOCK)]
 

@@ -1,5 +1,6 @@
-"""Which program this is. Agents of another version than the scheduler's are refused: they might compute other
-tokens.
+"""The version of this program.
+
+Agents of another version than the scheduler's are refused: they might compute other tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def own_version() -> str:
-    """Of this package; `source` where it runs without being installed."""
+    """Return the version of this package; `source` if it runs without being installed."""
     try:
         return version("blockzoo")
     except PackageNotFoundError:

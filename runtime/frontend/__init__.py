@@ -1,1 +1,1 @@
-"""From text to sequences and back: tokenizers, request bodies, streaming text, stop strings. No sockets, no torch."""
+"""Tokenizers, request bodies, incremental detokenization and stop strings. No sockets and no torch here."""

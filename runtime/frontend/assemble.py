@@ -1,13 +1,13 @@
-"""From a parsed body to sequences: prompts to token ids, fields to sampling parameters, every bound that depends on the
-model.
+"""Turn a parsed body into sequences: prompts into token ids, fields into sampling parameters.
 
-A request is `prompts x n` sequences, choice by choice within a prompt, as OpenAI numbers them. The result is data;
-nothing is sent anywhere. Tokenising takes time that grows with the prompt: call this from a worker thread, never from
-an event loop.
+Every bound that depends on the model is checked here. A request is `prompts x n` sequences, numbered choice by choice
+within a prompt, as in OpenAI. Nothing is sent from here. The time of tokenizing grows with the prompt: call this on a
+worker thread, never on an event loop.
 
-Defaults: `max_tokens` is 16 for completions (OpenAI) and the rest of the context for chat; sampling values are the
-model's own (`served.defaults_from`). A given seed makes choice k draw with seed + k; without one every sequence gets a
-secret seed.
+Defaults:
+- `max_tokens`: 16 for completions (OpenAI), the rest of the context for chat.
+- Sampling values: the model's own (`served_models.defaults_from`).
+- `seed`: a random one for every sequence. With a given seed, choice k uses seed + k.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask for: choices per prompt, and sequences in all."""
+    """Bounds on one request.
+
+    Fields:
+        max_choices: Choices per prompt (`n`).
+        max_sequences: Sequences in total.
+    """
 
     max_choices: int = 64
     max_sequences: int = 4096
@@ -37,8 +42,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """When a request came and what it is called: `created` in Unix seconds, `arrival` in nanoseconds of the driver's
-    clock.
+    """Identity and arrival of a request.
+
+    Fields:
+        id: The response's id.
+        created: Unix seconds.
+        arrival: Nanoseconds of the driver's clock.
     """
 
     id: str
@@ -48,7 +57,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text they came from where they came from text."""
+    """A prompt's token ids, and its text if it was given as text."""
 
     tokens: tuple[int, ...]
     text: str | None = None
@@ -56,9 +65,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request ready to run. `sequences[i]` is choice i and continues `prompts[i // n]`.
+    """A request ready to run.
 
-    `logprobs`: alternatives per token, None for no logprobs at all.
+    Fields:
+        sequences: `sequences[i]` is choice i and continues `prompts[i // n]`.
+        stops: Stop strings.
+        usage_chunk: Whether a stream ends with a chunk of token counts.
+        echo: Whether the answer begins with the prompt.
+        logprobs: Alternatives per token; None for no log-probabilities at all.
     """
 
     receipt: Receipt
@@ -82,7 +96,7 @@ class Generation:
 
 
 def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
-    """The sequences of a completion. Raises RequestError 400."""
+    """Return the sequences of a completion request. Raises RequestError 400."""
     prompts = _completion_prompts(body, model)
     sampling = tuple(_completion_sampling(body, model, len(prompt.tokens)) for prompt in prompts)
     return Generation(
@@ -101,7 +115,7 @@ def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Recei
 
 
 def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
-    """The sequences of a chat completion. Raises RequestError 400."""
+    """Return the sequences of a chat request. Raises RequestError 400."""
     logprobs = _chat_logprobs(body)
     tokens = model.tokenizer.encode_chat([_plain(message) for message in body.messages])
     prompt = Prompt(_checked(tokens, model, "messages"))
@@ -140,7 +154,7 @@ def _from_text(text: str, model: ServedModel) -> Prompt:
 
 
 def _checked(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
-    """Ids that the model can run: at least one, each within its vocabulary."""
+    """Return the ids as a tuple. Raises RequestError if there are none or one is outside the vocabulary."""
     if not tokens:
         raise RequestError(
             f"{param}: nothing to start from: the prompt has no tokens and the tokenizer adds none", param=param
@@ -154,7 +168,11 @@ def _checked(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int
 
 
 def _room(wanted: int | None, prompt: int, limit: int, default: int, param: str) -> int:
-    """Tokens for the answer. A default is cut to what is left; a number that was asked for must fit."""
+    """Return the token limit of the answer.
+
+    `default` applies if none was requested, cut to what the context leaves. A requested number must fit. Raises
+    RequestError 400.
+    """
     left = limit - prompt
     if wanted is None:
         if left < 1:
@@ -212,7 +230,7 @@ def _either(given: float | None, default: float) -> float:
 
 
 def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """OpenAI's map of token id (a string in JSON) to bias, in order of id."""
+    """Return OpenAI's map of token id (a JSON string) to bias as pairs sorted by id."""
     biases = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
@@ -255,9 +273,10 @@ def _sequences(
 
 
 def _tenant(salt: str | None) -> str:
-    """On whose behalf a request runs: pages of prompts that begin alike are shared within one salt only, so that nobody
-    learns from how soon an answer begins what others have asked (CVE-2025-46570). A digest: what clients send may be
-    secret, and goes no further.
+    """Return the prefix-cache namespace of a request, a digest of its `cache_salt`.
+
+    Cached prefixes are shared within one namespace only, so that the time to first token does not reveal other clients'
+    prompts (CVE-2025-46570). It is a digest because the salt may be a secret and must not travel further.
     """
     return "" if salt is None else blake3(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -267,7 +286,7 @@ def _seeded(params: SamplingParams, seed: int | None, choice: int) -> SamplingPa
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:
-    """A message as templates expect it. `developer` is OpenAI's newer word for `system`, which templates know."""
+    """Return a message in the form that templates expect, with `developer` as `system`, the role that they support."""
     content = message.content or ""
     text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
     return {"role": "system" if message.role == "developer" else message.role, "content": text}

@@ -1,8 +1,7 @@
-"""A model's chat template: a conversation as the text that the model was trained to answer.
+"""Render a model's chat template: a conversation as the text that the model was trained to answer.
 
-The template is a program of the model's author. It runs in a sandbox with bounds
-(`runtime.frontend.template_sandbox`), and renders what transformers' `apply_chat_template` renders. Knows nothing
-of token ids.
+A template is a program by the model's author. It runs in a sandbox with bounds (`runtime.frontend.template_sandbox`)
+and renders what transformers' `apply_chat_template` renders. Nothing here depends on token ids.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ if TYPE_CHECKING:
 
     from runtime.frontend.template_sandbox import BoundedEnvironment
 
-#: Characters of a template. The longest in use, with tools and their formats, have some ten thousand.
+#: Characters of a template. The longest in use, with tools and their formats, have about ten thousand.
 MAX_SOURCE = 200_000
 DEFAULT = "default"
 
 
 class TemplateRefused(Exception):
-    """A template that cannot be used, or that refuses a conversation; the message says why."""
+    """Raised when a template is unusable or rejects a conversation; the message has the reason."""
 
 
 class ChatTemplate:
-    """One template and the special tokens that it may write. It is compiled when it is first used."""
+    """One template with its special tokens. It is compiled on first use."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """`special_tokens`: by the names under which templates know them, as `bos_token`."""
+        """`special_tokens` is keyed by the names that templates use, such as `bos_token`."""
         self._source = source
         self._special_tokens = dict(special_tokens or {})
         self._compiled: Template | None = None
         self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        """The conversation, ready for the assistant's turn. Raises TemplateRefused."""
+        """Return the conversation up to the start of the assistant's turn. Raises TemplateRefused."""
         environment = _environment()
         given = {
             "messages": [dict(each) for each in messages],
@@ -51,7 +50,7 @@ class ChatTemplate:
                 return environment.concat(template.generate({**given, **self._special_tokens, **more}))
         except TemplateRefused:
             raise
-        except Exception as error:  # a template is a program of the model's author and may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             raise TemplateRefused(" ".join(str(error).split()) or type(error).__name__) from error
 
     def _template(self, environment: BoundedEnvironment) -> Template:
@@ -64,8 +63,9 @@ class ChatTemplate:
 
 
 def chosen_template(given: Any) -> str | None:
-    """The template to use out of what `tokenizer_config.json` holds: one text, or several by name, of which
-    `default` counts.
+    """Return the template to use from the `chat_template` entry of `tokenizer_config.json`.
+
+    The entry is one text, or several by name, of which `default` is used.
     """
     if isinstance(given, list):
         given = {each.get("name"): each.get("template") for each in given if isinstance(each, Mapping)}
@@ -76,7 +76,7 @@ def chosen_template(given: Any) -> str | None:
 
 @lru_cache(maxsize=1)
 def _environment() -> BoundedEnvironment:
-    """The one that all templates share, made when the first is used: its import takes longer than a template."""
+    """Return the environment that all templates share. Created on first use: its import takes longer than rendering."""
     from runtime.frontend.template_sandbox import BoundedEnvironment
 
     return BoundedEnvironment()

@@ -1,8 +1,7 @@
-"""One choice of an answer: token events in, pieces of text and log-probabilities out, stop strings applied.
+"""Turn the token events of one choice into text pieces and log-probabilities, and apply stop strings.
 
-A `AnswerChoice` sees all events of its sequence in order and says when it has ended; who ended it (end of text, length,
-a stop string) is `finish`. When a stop string ended it, the sequence may still run: the caller then aborts it. Knows
-nothing of JSON or sockets.
+An `AnswerChoice` receives all events of its sequence in order; `finish` is the reason why it ended. After a stop string
+the sequence may still run: the caller then aborts it. Nothing here depends on JSON or sockets.
 """
 
 from __future__ import annotations
@@ -21,8 +20,12 @@ from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """A token with its log-probability (None: the first of a prompt has none) and where its text begins in the choice's
-    text.
+    """One token's log-probabilities.
+
+    Fields:
+        logprob: None for the first token of a prompt.
+        top: The most likely tokens.
+        offset: Where the token's text begins, in characters of the choice's text.
     """
 
     token: int
@@ -32,10 +35,15 @@ class TokenEntry:
 
 
 class TextPiece(NamedTuple):
-    """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
+    """What one step added to a choice.
 
-    `cut`: a stop string ended the choice while its sequence runs on: abort it. `served`: what really ran, where that is
-    not the model that was asked for.
+    Fields:
+        choice: Index of the choice.
+        tokens: New tokens of the answer.
+        entries: Log-probabilities; empty if not requested.
+        finish: Why the choice ended, None while it runs.
+        cut: Whether a stop string ended the choice while its sequence still runs, so that it must be aborted.
+        served: The model that ran, if another than requested.
     """
 
     choice: int
@@ -49,7 +57,7 @@ class TextPiece(NamedTuple):
 
 
 class AnswerChoice:
-    """The state of one sequence's text."""
+    """The text state of one sequence."""
 
     def __init__(self, generation: Generation, index: int) -> None:
         request, prompt = generation.sequences[index], generation.prompt_of(index)
@@ -71,7 +79,7 @@ class AnswerChoice:
         self._prompt_logprobs: list[PromptLogprobs] = []
 
     def add_events(self, events: Iterable[TokenEvent]) -> TextPiece:
-        """All events of one step that belong to this choice. After the end everything is ignored."""
+        """Process all events of one step for this choice. Events after its end are ignored."""
         text, tokens, entries, error, cut = [], [], [], None, False
         for event in events:
             if self.finish is not None:
@@ -92,19 +100,22 @@ class AnswerChoice:
         )
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
-        """The prompt as it was given; of token ids what is final, since the answer may complete a character."""
+        """Return the prompt's text to echo.
+
+        For a prompt of token ids, an unfinished character at the end is left out: the answer may complete it.
+        """
         if text is not None:
             return text
         whole = self._model.tokenizer.decode(tokens)
         return whole[: len(whole) - self._text.pending]
 
     def _opening(self) -> str:
-        """The echoed prompt, once."""
+        """Return the echoed prompt the first time, then nothing."""
         text, self._echo = self._echo, ""
         return text
 
     def _advance(self, event: TokenEvent) -> str:
-        """The new text of one event, which may end the choice by a stop string or by itself."""
+        """Return the new text of one event. Sets `finish` if a stop string or the event itself ends the choice."""
         self._min_tokens -= event.token is not None
         silent = event.token is None or (event.finish == "stop" and event.token in self._ending)
         text = "" if silent else self._text.push(event.token or 0)
@@ -124,7 +135,7 @@ class AnswerChoice:
         return [TokenEntry(event.token, event.logprob, event.top, self._offsets.place(event.token))]
 
     def _prompt_entries(self) -> list[TokenEntry]:
-        """One entry per prompt token, once, where the prompt is echoed with log-probabilities."""
+        """Return one entry per prompt token the first time, if the prompt is echoed with log-probabilities."""
         if not self._prompt:
             return []
         known = {
@@ -142,7 +153,10 @@ class AnswerChoice:
 
 
 class _Offsets:
-    """Where each token's text begins, in characters; a character of several tokens begins with its first."""
+    """Tracks where each token's text begins, in characters.
+
+    A character of several tokens counts for the first of them.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -156,15 +170,16 @@ class _Offsets:
         return begin
 
     def settle(self, at: int) -> int:
-        """Go on at character `at`; how far that is from where the tokens led (a decoder may drop a space at the
-        start).
+        """Continue at character `at` and return its difference from the current offset.
+
+        The two differ where a decoder drops a space at the start of the text.
         """
         shift, self._at = at - self._at, at
         return shift
 
 
 def _ending_tokens(generation: Generation, index: int) -> frozenset[int]:
-    """Tokens that end the sequence and are no part of its text, special or not."""
+    """Return the tokens, special or not, that end the sequence and are not part of its text."""
     sampling = generation.sequences[index].sampling
     eos = () if sampling.ignore_eos else generation.model.spec.eos_token_ids
     return frozenset((*eos, *sampling.stop_token_ids))

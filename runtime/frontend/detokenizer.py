@@ -1,20 +1,20 @@
-"""Text of a growing sequence, piece by piece. The pieces joined are exactly the text of all tokens decoded at once.
+"""Incremental detokenization: the text of a growing sequence, piece by piece.
 
-Why a window: a tokenizer decodes in context (a SentencePiece decoder drops the space before the first token, a
-character may need several tokens), so the last tokens are decoded together with a few before them, and what was given
-out already is skipped. vLLM and tokenizers' DecodeStream do the same with two offsets; here the number of characters
-given out takes their place, so that bytes which never become a character are given out too, and the window stays short
-whatever comes.
+The pieces joined are exactly the text of all tokens decoded at once. A tokenizer decodes in context (a SentencePiece
+decoder drops the space before the first token, a character may need several tokens). So the last tokens are decoded
+together with a few before them, and the characters that were already returned are skipped.
 
-Held back: (1) one U+FFFD at the end, which is how an unfinished UTF-8 character looks in a byte-level tokenizer (all
-before it is
-final: replacement works on maximal subparts); (2) a run of byte-fallback tokens (`<0xE4>`) until it ends, because their
-decoder turns the whole run into text or, when any of it is no UTF-8, each byte into U+FFFD.
+vLLM and tokenizers' DecodeStream do the same with two token offsets. Counting returned characters instead also returns
+bytes that never become a character, and keeps the window short in every case.
 
-Where the text is the tokens' bytes and nothing else (byte-level: GPT-2's, Llama 3's, Qwen's) no window is needed: a
-decoder of UTF-8 goes on from byte to byte.
+Held back until final:
+1. One U+FFFD at the end, which is how an unfinished UTF-8 character looks in a byte-level tokenizer. All before it is
+   final, since each U+FFFD replaces a maximal subpart.
+2. A run of byte-fallback tokens (`<0xE4>`) until it ends: the decoder turns the whole run into text or, if it is not
+   valid UTF-8, each byte into U+FFFD.
 
-Knows nothing of stop strings, requests or logprobs.
+Where the text is just the tokens' bytes (byte-level tokenizers: GPT-2, Llama 3, Qwen) an incremental UTF-8 decoder
+replaces the window. Nothing here depends on stop strings, requests or log-probabilities.
 """
 
 from __future__ import annotations
@@ -25,37 +25,41 @@ from typing import Protocol
 
 from runtime.frontend.tokenizer import REPLACEMENT, Tokenizer
 
-#: Tokens kept as context. A UTF-8 character has at most four bytes, so a decoder that starts anywhere is back in step
-#: with the true text after three tokens; twice that leaves room for tokens without text.
+#: Tokens kept as context. A UTF-8 character has at most four bytes, so a decoder that starts anywhere is in step with
+#: the true text after three tokens; twice that leaves room for tokens without text.
 _KEEP = 8
 
 
 class Detokenizer(Protocol):
-    """Text of one sequence."""
+    """Decodes one sequence incrementally."""
 
     @property
     def pending(self) -> int:
-        """Characters, as they would be decoded now, that are held back."""
+        """How many characters, as they would be decoded now, are held back."""
         ...
 
     def push(self, token: int) -> str:
-        """The text that this token made final; often empty."""
+        """Return the text that this token made final; often empty."""
         ...
 
     def finish(self) -> str:
-        """What was held back, as it is: the sequence has ended."""
+        """Return the text held back, as it is. Call it when the sequence has ended."""
         ...
 
 
 def detokenizer_for(tokenizer: Tokenizer, context: Sequence[int] = ()) -> Detokenizer:
-    """`context`: tokens before the first one, whose text is not given out (a prompt); only its end is looked at."""
+    """Return the detokenizer for a tokenizer.
+
+    `context` are the tokens before the first one (a prompt). Their text is not returned; only the last of them are
+    used.
+    """
     return ByteDetokenizer(tokenizer, context) if tokenizer.bytewise else WindowDetokenizer(tokenizer, context)
 
 
 class ByteDetokenizer:
-    """For tokenizers that are `bytewise`. Held back: an unfinished character.
+    """Detokenizer for `bytewise` tokenizers. Holds back an unfinished character.
 
-    Python's decoder, like Rust's, puts one U+FFFD for each maximal part of a character that goes no further.
+    Python's decoder, like Rust's, emits one U+FFFD for each maximal part of an invalid character.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
@@ -76,7 +80,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any tokenizer.
+    """Detokenizer for any tokenizer.
 
     Cost: one decode of at most 2 * _KEEP tokens per token (a run of byte tokens is decoded once, at its end).
     """
@@ -114,13 +118,16 @@ class WindowDetokenizer:
             self._given = self._count()
 
     def _count(self) -> int:
-        """Characters of the window that are final. A broken run of byte tokens may still become text, all of it."""
+        """Return how many characters of the window are final.
+
+        An unfinished run of byte tokens may still become other text.
+        """
         text = self._tokenizer.decode(self._window)
         open_run = bool(self._window) and self._window[-1] in self._tokenizer.byte_fallback
         return len(text.rstrip(REPLACEMENT) if open_run else _final(text))
 
     def _tail(self, tokens: list[int]) -> list[int]:
-        """The last tokens; a run of byte tokens at the very end stays whole, since it may go on."""
+        """Return the last tokens. A run of byte tokens at the end is kept whole, since it may continue."""
         start = max(0, len(tokens) - _KEEP)
         if tokens and tokens[-1] in self._tokenizer.byte_fallback:
             while start > 0 and tokens[start - 1] in self._tokenizer.byte_fallback:
@@ -129,5 +136,5 @@ class WindowDetokenizer:
 
 
 def _final(text: str) -> str:
-    """The part of a decoded text that later tokens cannot change."""
+    """Return the part of a decoded text that later tokens cannot change."""
     return text.removesuffix(REPLACEMENT)

@@ -1,7 +1,7 @@
-"""A request that cannot be answered, in the terms of OpenAI's error object.
+"""Errors of a request, with the fields of OpenAI's error object.
 
-RequestError              an InputError: the command line prints it as one line, the server sends it with its status
-Knows nothing of sockets; `status` is only a number here.
+A RequestError is an InputError: the command line prints it as one line, the server sends it with its status. Nothing
+here depends on sockets; `status` is only a number.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ BAD_REQUEST = "invalid_request_error"
 
 
 class RequestError(InputError):
-    """`{"error": {"message", "type", "param", "code"}}` with an HTTP status; `retry_after` in seconds where waiting
-    helps.
+    """`{"error": {"message", "type", "param", "code"}}` with an HTTP status.
+
+    `retry_after` is in seconds, given where a retry may succeed.
     """
 
     def __init__(
@@ -34,17 +35,17 @@ class RequestError(InputError):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON document of OpenAI's error."""
+        """Return OpenAI's error document."""
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def unsupported(field: str, reason: str) -> RequestError:
-    """A field that this server understands and refuses."""
+    """Return the error for a field that is recognized and refused."""
     return RequestError(f"{field} is not supported: {reason}", param=field, code="unsupported_parameter")
 
 
 def too_long(prompt: int, answer: int, limit: int, param: str) -> RequestError:
-    """Prompt and answer together do not fit the model's context (all in tokens)."""
+    """Return the error for a prompt and answer that together exceed the model's context (all in tokens)."""
     return RequestError(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + answer} tokens "
         f"({prompt} in the prompt, {answer} in the answer). Please reduce the length of the prompt or of the answer.",
@@ -54,15 +55,15 @@ def too_long(prompt: int, answer: int, limit: int, param: str) -> RequestError:
 
 
 def unknown_model(message: str) -> RequestError:
-    """No served model of that name."""
+    """Return the error for a name that no served model has."""
     return RequestError(message, status=404, param="model", code="model_not_found")
 
 
 def overloaded(message: str, retry_after: int = 1) -> RequestError:
-    """Too many sequences are in the server at once."""
+    """Return the error for a server with too many sequences."""
     return RequestError(message, status=429, kind="rate_limit_exceeded", code="overloaded", retry_after=retry_after)
 
 
 def unavailable(message: str, retry_after: int = 5) -> RequestError:
-    """The server drains, or its engine died."""
+    """Return the error for a server that drains or an engine that died."""
     return RequestError(message, status=503, kind="service_unavailable", code="unavailable", retry_after=retry_after)

@@ -1,9 +1,10 @@
-"""The bodies of OpenAI's two generating endpoints, as far as this server reads them: shapes, types and plain bounds.
+"""Pydantic models of the bodies of OpenAI's two generating endpoints: shapes, types and bounds.
 
-Unknown fields are ignored, since clients send new ones before servers know them; fields that are known and cannot be
-honoured exactly are refused with the reason; wrong types are never bent (`"5"` is no number). Parsing is one pass over
-the bytes, bounded in depth, with NaN and infinity refused. Knows no model: what depends on one is checked in
-`requests`.
+- Unknown fields are ignored: clients send new ones before servers support them.
+- Known fields that cannot be honoured exactly are refused with the reason.
+- Types are never coerced (`"5"` is not a number). NaN and infinity are refused.
+
+Parsing is one pass over the bytes with a bounded depth. Checks that depend on a model are in `assemble`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 _INT64 = 2**63
 
-#: Plain words for fields whose type is a choice, where the validator would list each alternative's complaint.
+#: Error texts for fields with several allowed types, where pydantic would report one error per alternative.
 _EXPECTED = {
     "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
     "stop": f"a string or a list of at most {MAX_STOPS} strings",
@@ -39,13 +40,13 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """What a stream carries beside its chunks."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
 
 class _Generation(_Body):
-    """Fields of both endpoints. None: not given (clients send null for that too)."""
+    """Fields of both endpoints. None means not given (clients also send null for that)."""
 
     model: str
     stream: bool | None = None
@@ -61,7 +62,7 @@ class _Generation(_Body):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
         default=None, max_length=MAX_BIASES
     )
-    # Beyond OpenAI, named as vLLM names them.
+    # Beyond OpenAI, with vLLM's names.
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
@@ -71,7 +72,7 @@ class _Generation(_Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    # Ours.
+    # Block Zoo's own.
     slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adaptive: bool | None = None
     early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -98,7 +99,7 @@ class CompletionBody(_Generation):
 
 
 class ContentPart(_Body):
-    """A part of a message; only text can be read here."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
@@ -115,7 +116,7 @@ class ChatMessage(_Body):
 
 
 class ResponseFormat(_Body):
-    """Only plain text is served."""
+    """The requested format; only plain text is served."""
 
     type: str
 
@@ -138,7 +139,7 @@ B = TypeVar("B", CompletionBody, ChatBody)
 
 
 def parse(kind: type[B], raw: bytes) -> B:
-    """The body, or RequestError 400 that names the first field that is wrong."""
+    """Return the parsed body. Raises RequestError 400 that names the first wrong field."""
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -150,7 +151,7 @@ def parse(kind: type[B], raw: bytes) -> B:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """One line about the first thing wrong. Never repeats the input: it may be large, or secret."""
+    """Return a one-line error about the first problem. It never repeats the input, which may be large or secret."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = [str(part) for part in first["loc"]]
     if not where:

@@ -1,6 +1,6 @@
-"""A served model as the frontend sees it: its spec, its tokenizer, its defaults; and the table of them by name.
+"""The served models as the frontend sees them: spec, tokenizer and sampling defaults, looked up by name.
 
-Knows nothing of HTTP or of how models are loaded.
+Nothing here depends on HTTP or on how models are loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoo.views.exits import exit_name
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request that leaves a field out gets. OpenAI's defaults, unless the model's own say otherwise."""
+    """Values for fields that a request leaves out: OpenAI's defaults unless the model's generation config sets them."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -29,10 +29,13 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One name that requests may ask for.
+    """A model that requests can name.
 
-    `asked`: the model that this one is an exit of. `chain`: which components it runs; `exits`: by number of layers,
-    those of an exit behind them (`zoo.views.exits`).
+    Fields:
+        created: Unix seconds.
+        asked: The requested model, if this one is one of its exits.
+        chain: Identity of the components it runs.
+        exits: `exits[k]` has the `chain` values of exits behind k layers (`zoo.views.exits`).
     """
 
     spec: ModelSpec
@@ -49,10 +52,10 @@ class ServedModel:
 
 
 def defaults_from(generation_config: Mapping[str, Any] | None) -> SamplingDefaults:
-    """The sampling values of a model's generation_config.json: exactly those five that vLLM takes from it too.
+    """Return the sampling values of a model's generation_config.json: the same five that vLLM takes from it.
 
-    `do_sample` is ignored there and here: a request is greedy when its temperature is 0. Values that are missing, null
-    or no sensible number count as not given. `max_new_tokens` is not taken: an answer's length is the client's affair.
+    `do_sample` is ignored, as in vLLM: a request is greedy if its temperature is 0. Missing, null or invalid values
+    count as not given. `max_new_tokens` is not used: the client decides how long an answer may be.
     """
     given = generation_config or {}
     standard = SamplingDefaults()
@@ -72,15 +75,16 @@ def _number(value: Any, default: float, low: float, high: float) -> float:
 
 
 class ServedModels:
-    """The served models by name. Changed only from the thread of the event loop; lookups from any thread see one
-    state.
+    """The served models by name.
+
+    Changed only on the event loop's thread. Lookups on any thread see one consistent state.
     """
 
     def __init__(self, models: Iterable[ServedModel] = ()) -> None:
         self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}
 
     def all(self) -> list[ServedModel]:
-        """By name, in order."""
+        """Return the models sorted by name."""
         return sorted(self._by_name.values(), key=lambda model: model.name)
 
     def add(self, model: ServedModel) -> None:
@@ -90,18 +94,21 @@ class ServedModels:
         self._by_name = {known: model for known, model in self._by_name.items() if known != name}
 
     def exit_of(self, model: ServedModel, layers: int) -> ServedModel | None:
-        """The model left behind so many of its layers (BL-30), where that is served: what is called so, and is that."""
+        """Return the model's exit behind `layers` layers (BL-30), if it is served.
+
+        A served model qualifies if it has the exit's name and runs the exit's components.
+        """
         found = self._by_name.get(exit_name(model.name, layers))
         if found is None or layers >= len(model.exits) or found.chain not in model.exits[layers]:
             return None
         return replace(found, asked=model.name)
 
     def exits_of(self, model: ServedModel) -> tuple[int, ...]:
-        """Behind how many layers it may be left here."""
+        """Return the numbers of layers behind which an exit of the model is served."""
         return tuple(layers for layers in range(len(model.exits)) if self.exit_of(model, layers) is not None)
 
     def find(self, name: str) -> ServedModel:
-        """By its name, else by a unique ending of it, as in the catalogue. Raises RequestError 404."""
+        """Return a model by its name or by a unique ending of it, as in the catalogue. Raises RequestError 404."""
         models = self._by_name
         if name in models:
             return models[name]

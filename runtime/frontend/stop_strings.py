@@ -1,7 +1,7 @@
-"""Stop strings in text that arrives in pieces: nothing of a match is ever given out, wherever the pieces are cut.
+"""Find stop strings in text that arrives in pieces, without ever returning part of a match.
 
-The stop string that is complete first ends the text (of those complete at the same character, the longest), so the
-result does not depend on how the text was cut into pieces. Knows nothing of tokens.
+The stop string that is complete first ends the text; of several complete at the same character, the longest. So the
+result does not depend on how the text is cut into pieces. Nothing here depends on tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Feed text to `push` until `stopped`; then everything before the match has been given out."""
+    """Push text until `stopped`; then everything before the match has been returned."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -18,8 +18,9 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str, counts: bool = True) -> str:
-        """Text that cannot be part of a match any more. `counts` False: a match that lies wholly in text pushed so far
-        is none.
+        """Return the text that can no longer be part of a match.
+
+        With `counts` False, a match that ends within the text pushed so far is ignored.
         """
         if not self._stops:
             return text
@@ -33,12 +34,15 @@ class StopStrings:
         return buffer[: len(buffer) - keep]
 
     def finish(self) -> str:
-        """What was held back: the text has ended without a match."""
+        """Return the text held back. Call it when the text has ended without a match."""
         held, self._held = self._held, ""
         return held
 
     def _match(self, buffer: str, fresh: int) -> int | None:
-        """Where the first complete match begins. It ends after `fresh`: what came before was looked at already."""
+        """Return where the first complete match begins.
+
+        Only matches that end after `fresh` are new; earlier text was searched.
+        """
         found = []
         for stop in self._stops:
             begin = buffer.find(stop, max(0, fresh - len(stop) + 1))
@@ -48,7 +52,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,13 +1,11 @@
-"""A sandbox for chat templates: Jinja2's own, which keeps templates from Python's insides, with bounds on time,
-values and output.
+"""A sandbox for chat templates: Jinja2's own, with bounds on time, values and output.
 
-A chat template is a program that came with a model. Jinja2's sandbox takes unsafe attributes, changes to values and
-all files from it,
-but not the machine: two nested loops can run for days, `'a' * 10**10` takes all memory. Here loops and calls watch
-a clock of CPU seconds, and whatever can make a large value out of small ones (operators, literals, methods of text,
-filters, output) is checked before it does.
+A chat template is a program that comes with a model. Jinja2's sandbox denies it unsafe attributes, mutation of values
+and files, but does not protect the machine: two nested loops can run for days, `'a' * 10**10` takes all memory.
 
-What a template within the bounds renders is what transformers renders.
+Here loops and calls check a limit of CPU seconds. Whatever can make a large value out of small ones (operators,
+literals, string methods, filters, output) is checked before it runs. A template within the bounds renders what
+transformers renders.
 """
 
 from __future__ import annotations
@@ -31,34 +29,33 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
-#: CPU seconds for one rendering, the first one's compilation included. Real templates take milliseconds.
+#: CPU seconds for one rendering, including compilation on first use. Real templates take milliseconds.
 MAX_SECONDS = 2.0
-#: Characters of one value and of the output, and elements of a value: above the longest conversation that any context
-#: holds.
+#: Characters of one value and of the output, and elements of a value. Longer than a conversation of any context.
 MAX_SIZE = 8_000_000
-#: Characters of all values together: variables and blocks keep what they hold to the end.
+#: Characters of all values together: variables and blocks keep their values to the end.
 _MAX_MADE = 64 * MAX_SIZE
 #: Bits of a number that a template computes.
 _MAX_BITS = 100_000
-#: A number given to a method of text or to a filter: a width, a count.
+#: A number passed to a string method or to a filter: a width, a count.
 _MAX_NUMBER = 100_000
 _MAX_FIELDS = 1000
-#: A width of five digits, written into a format of either kind.
+#: A width of five digits in a format of either kind.
 _WIDE = {"%": re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*\d{5}"), "{": re.compile(r"\{[^{}]*[:.!][^{}]*\d{5}")}
 _NESTED = re.compile(r":[^{}]*\{")
 
 
 class TooMuch(Exception):
-    """A template went beyond its bounds."""
+    """Raised when a template exceeds its bounds."""
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
-    """transformers' environment for chat templates, bounded. Templates may be rendered by several threads at once."""
+    """transformers' environment for chat templates, with bounds. Several threads may render templates at once."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        # Nothing is computed while a template is compiled.
+        # `optimized=False`: no constant expression is evaluated while a template is compiled.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -77,7 +74,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within this the calling thread compiles or renders one template."""
+        """Set up the limits for the calling thread, which compiles or renders one template inside the block."""
         self._running.until = time.thread_time() + MAX_SECONDS
         self._running.made = 0
         try:
@@ -86,13 +83,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
             del self._running.until, self._running.made
 
     def tick(self) -> bool:
-        """Raises TooMuch when the time is over."""
+        """Raise TooMuch if the CPU time is used up. Returns True, for use in conditions."""
         if time.thread_time() > self._running.until:
             raise TooMuch(f"it does not end within {MAX_SECONDS:g} s")
         return True
 
     def weighed(self, value: Any) -> Any:
-        """A value that was made, if it is not too large, nor all that were made together."""
+        """Return `value` after counting its size. Raises TooMuch if it, or all values together, are too large."""
         self._running.made += weight(value)
         if self._running.made > _MAX_MADE:
             raise TooMuch(f"it makes more than {_MAX_MADE:,} characters in all")
@@ -101,12 +98,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
     shown = weighed
 
     def joined(self, *parts: Any) -> str:
-        """The operator `~`."""
+        """Implement the operator `~` with a check of the size."""
         weight(parts)
         return str(self.weighed("".join(map(str, parts))))
 
     def concat(self, parts: Iterable[str]) -> str:
-        """What a block or macro puts out."""
+        """Join the output of a block or macro."""
         found, size = [], 0
         for part in parts:
             size += len(part)
@@ -135,7 +132,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
         return self.weighed(super().call(__context, __obj, *arguments, **named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` as Jinja2's sandbox has it, with bounds on widths and fields."""
+        """Wrap `str.format` as Jinja2's sandbox does, with bounds on widths and fields."""
         formatted = super().wrap_str_format(value)
         if formatted is None:
             return None
@@ -147,7 +144,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
         return bounded
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter whose input, numbers and result are within bounds."""
+        """Wrap a filter with checks of its input, numbers and result."""
         marked = getattr(function, "jinja_pass_arg", None)
 
         def bounded(*arguments: Any, **named: Any) -> Any:
@@ -155,12 +152,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
             value, *rest = arguments[1:] if marked is not None else arguments
             _check_filter(name, value, (*rest, *named.values()))
             found = function(*arguments, **named)
-            # What is lazy stays so: it is true, even when nothing comes out of it.
+            # An iterator stays one: it is true in a condition even if it yields nothing.
             return self._counted(found) if isinstance(found, Iterator) else self.weighed(found)
 
         if name == "join":
             bounded = _of_list(bounded, 1 if marked is not None else 0)
-        if marked is not None:  # it wants the context, or the environment, first
+        if marked is not None:  # the filter takes the context, or the environment, first
             bounded.jinja_pass_arg = marked  # type: ignore[attr-defined]
         return bounded
 
@@ -174,7 +171,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):  # type: ignore[misc]
 
 
 class _GenerationTag(Extension):  # type: ignore[misc]
-    """`{% generation %}`, with which templates mark what the assistant wrote, for training: here what is inside it."""
+    """The tag `{% generation %}`, which marks the assistant's text for training; it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -189,7 +186,7 @@ class _GenerationTag(Extension):  # type: ignore[misc]
 
 
 class _Watched(NodeTransformer):  # type: ignore[misc]
-    """Puts the clock into loops, and the checks of sizes where a syntax of its own makes values."""
+    """Inserts time checks into loops, and size checks where syntax creates values."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -220,8 +217,9 @@ def _environment(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Cal
 
 
 def weight(value: Any) -> int:
-    """Characters and elements of a value as it would be written out: what is held twice counts twice. Raises
-    TooMuch.
+    """Return the characters and elements of a value as it would be printed: a value contained twice counts twice.
+
+    Raises TooMuch.
     """
     total, rest = 0, [value]
     while rest:
@@ -239,7 +237,7 @@ def weight(value: Any) -> int:
         elif isinstance(each, Collection):
             rest.extend(each)
         elif isinstance(each, Namespace):
-            rest.extend(getattr(each, "_Namespace__attrs").values())  # noqa: B009 (its own way of keeping them)
+            rest.extend(getattr(each, "_Namespace__attrs").values())  # noqa: B009 (Jinja2's private attribute)
         _check(total + len(rest))
     return total
 
@@ -278,7 +276,7 @@ def _check_format(text: str, sign: str, values: Any) -> None:
     if fields > _MAX_FIELDS or _WIDE[sign].search(text):
         raise TooMuch("it formats with too many fields, or too wide ones")
     _check(fields * weight(values))
-    if "*" in text or _NESTED.search(text):  # widths among the values
+    if "*" in text or _NESTED.search(text):  # some widths are among the values
         _check_numbers(_flat(values), _MAX_NUMBER // _MAX_FIELDS)
 
 
@@ -291,13 +289,13 @@ def _flat(values: Any) -> tuple[Any, ...]:
 
 
 def _check_numbers(values: Iterable[Any], limit: int = _MAX_NUMBER) -> None:
-    """Widths and counts among what a method or a filter is given."""
+    """Raise TooMuch if a width or count among the arguments of a method or filter is too large."""
     if any(isinstance(value, int) and abs(value) > limit for value in values):
         raise TooMuch(f"it asks for a width or a count of more than {limit:,}")
 
 
 def _of_list(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """A filter that is given a list where it would be given something lazy, so that its size is known beforehand."""
+    """Wrap a filter so that a lazy argument at `place` becomes a list with a known size."""
 
     def given(*arguments: Any, **named: Any) -> Any:
         changed = list(arguments)
@@ -345,7 +343,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja2's own escapes HTML; this one is transformers'."""
+    """Return JSON as transformers' `tojson` does; Jinja2's own filter escapes HTML."""
     if weight((indent, separators)) > _MAX_FIELDS or (isinstance(indent, int) and indent > _MAX_FIELDS):
         raise TooMuch("it indents too far")
     weight(value)

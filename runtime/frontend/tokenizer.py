@@ -1,8 +1,8 @@
-"""What the frontend needs of a tokenizer, and an adapter for fast ones: the Rust core, and a chat template.
+"""The tokenizer interface of the frontend, and its implementation over the library `tokenizers`.
 
-Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function
-of the ids alone. Imports neither transformers nor tokenizers: the adapter is given a loaded core
-(`runtime.frontend.tokenizer_files`), or what transformers loaded. Safe to call from several threads.
+Text is decoded without special tokens and without clean-up of spaces, as in vLLM, so that it depends on the ids alone.
+Neither transformers nor tokenizers is imported: the adapter gets a loaded core from `runtime.frontend.tokenizer_files`
+or from transformers. Safe to call from several threads.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ REPLACEMENT = "\ufffd"
 
 
 class Tokenizer(Protocol):
-    """`byte_fallback`: ids of single bytes whose text depends on the bytes beside them.
+    """Converts between text and token ids.
 
-    `bytewise`: the text of ids is the `token_bytes` of those that are not silent, joined and read as UTF-8.
+    Properties:
+        byte_fallback: Ids of single bytes; their text depends on the adjacent bytes.
+        bytewise: Whether the text of ids is the joined `token_bytes` of those that are not silent, decoded as UTF-8.
     """
 
     @property
@@ -33,24 +35,27 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids` without special tokens. Invalid UTF-8 becomes U+FFFD."""
         ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of a conversation, ready for the assistant's turn. Raises RequestError without a usable chat template."""
+        """Return the ids of a conversation up to the assistant's turn.
+
+        Raises RequestError without a usable chat template.
+        """
         ...
 
     def silent(self, token: int) -> bool:
-        """Whether a token has no text wherever it is: special, or unknown (models' vocabularies are often padded)."""
+        """Return whether a token never has text: it is special, or unknown (vocabularies are often padded)."""
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for, wherever it is; empty for ids that the tokenizer does not know."""
+        """Return the bytes of one token, independent of context; empty for unknown ids."""
         ...
 
 
 class NoTokenizer:
-    """Stands in where a model brought no tokenizer: token ids in, token ids out, no text."""
+    """Used for a model without a tokenizer: it takes and returns token ids only."""
 
     byte_fallback: frozenset[int] = frozenset()
     bytewise = False
@@ -74,8 +79,10 @@ class NoTokenizer:
 
 
 class FastTokenizer:
-    """A tokenizer of the library `tokenizers`, called directly: transformers' own call sets truncation on each use,
-    which is neither thread-safe nor wanted."""
+    """A tokenizer of the library `tokenizers`, called directly.
+
+    transformers' own call sets truncation on each use, which is not thread-safe.
+    """
 
     def __init__(self, core: Any, chat: ChatTemplate | None) -> None:
         self._inner = core
@@ -89,12 +96,12 @@ class FastTokenizer:
         decoders = _decoder_types(self._inner.decoder)
         self._byte_level = "ByteLevel" in decoders
         self.bytewise = decoders == {"ByteLevel"}
-        # What is asked for each token of each answer; at most one entry per id.
+        # Caches of `silent` and `token_bytes`, which are called for each generated token. At most one entry per id.
         self._silent: dict[int, bool] = {}
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """The batch call releases the interpreter's lock while it works; the single one holds it longer."""
+        """Return the ids of a text. The batch call is used because it releases the GIL while it works."""
         encoding = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
         return list(encoding.ids)
 
@@ -112,7 +119,7 @@ class FastTokenizer:
             raise RequestError(
                 f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages"
             ) from error
-        # A template writes its own special tokens, so none are added.
+        # A template contains its own special tokens, so none are added.
         return self.encode(text, add_special=False)
 
     def silent(self, token: int) -> bool:
@@ -131,7 +138,7 @@ class FastTokenizer:
         piece = self._added.get(token) or self._inner.id_to_token(token)
         if piece is None:
             return b""
-        if self._byte_level:  # added tokens too: their text goes through the decoder like any other
+        if self._byte_level:  # added tokens too: they pass through the same decoder
             return _from_byte_level(piece)
         if token in self._added:
             return str(piece).encode()
@@ -147,8 +154,9 @@ class FastTokenizer:
 
 
 def adapt(tokenizer: Any | None) -> Tokenizer:
-    """The adapter for what transformers loaded. Raises InputError for tokenizers without a Rust core, or without a
-    vocabulary.
+    """Return the adapter for a tokenizer of transformers, `NoTokenizer` for None.
+
+    Raises InputError for tokenizers without a Rust core or without a vocabulary.
     """
     if tokenizer is None:
         return NoTokenizer()
@@ -160,14 +168,14 @@ def adapt(tokenizer: Any | None) -> Tokenizer:
 
 
 def adapt_core(core: Any, chat: ChatTemplate | None) -> Tokenizer:
-    """The adapter for a Rust core and a template. Raises InputError for one without a vocabulary."""
+    """Return the adapter for a Rust core and a template. Raises InputError for one without a vocabulary."""
     if core.get_vocab_size(with_added_tokens=False) == 0:
         raise InputError("the tokenizer has no vocabulary")
     return FastTokenizer(core, chat)
 
 
 def printable(token: bytes) -> str:
-    """A token as text; `bytes:\\xe2\\x82` in OpenAI's way for bytes that are no text of their own."""
+    r"""Return a token as text, or `bytes:\xe2\x82` as OpenAI does for bytes that are not valid UTF-8 on their own."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -175,7 +183,7 @@ def printable(token: bytes) -> str:
 
 
 def _decoder_types(decoder: Any) -> set[str]:
-    """Names of the decoder's parts, from its serialised form (only the decoder's: vocabularies are large)."""
+    """Return the type names of the decoder's parts, read from its serialized form."""
     if decoder is None:
         return set()
     state = json.loads(decoder.__getstate__())
@@ -183,8 +191,9 @@ def _decoder_types(decoder: Any) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters, inverted: the printable ones stand for themselves, the rest follow
-    255.
+    """Return GPT-2's map of bytes to printable characters, inverted.
+
+    Printable bytes map to themselves; all other bytes map to code points from 256 on.
     """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in visible]

@@ -1,14 +1,11 @@
-"""A tokenizer out of a model's files, with the library `tokenizers` alone: transformers takes seconds to import,
-and adds nothing then.
+"""Build a tokenizer from a model's files with the library `tokenizers` alone; importing transformers takes seconds.
 
-    read_tokenizer("llama", files) -> the tokenizer, its special tokens, its chat template; None: only transformers
-    can read it
+The result gives the ids and the text that `AutoTokenizer` gives. For most models `tokenizer.json` defines them. Some of
+transformers' classes build their own tokenizer around its vocabulary instead; those of the plain families are
+reproduced here.
 
-The result gives the ids and the text that `AutoTokenizer` gives. For most models that is what `tokenizer.json`
-says. Some of transformers' classes build a tokenizer of their own around its vocabulary instead; those of the plain
-families are followed here. Whatever is not known
-to come out the same is None: other families and classes, files without a `tokenizer.json`, settings that change how
-text is read.
+Whatever is not certain to give the same result returns None: other families and classes, files without a
+`tokenizer.json`, settings that change how text is read.
 """
 
 from __future__ import annotations
@@ -23,24 +20,24 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from runtime.frontend.chat_template import ChatTemplate, chosen_template
 
 _Kind = Literal["file", "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"]
-#: Families whose class transformers takes from the tokenizer's own config, and those for which it prefers one.
+#: Families for which transformers takes the class from the tokenizer's own config, and those with a preferred class.
 _OWN_CLASS = frozenset({"llama", "mistral", "blockzoo_chain"})
 _PREFERRED = {"qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
-#: Classes that take a tokenizer.json as it is.
+#: Classes that use a tokenizer.json as it is.
 _GENERIC = frozenset({"TokenizersBackend", "PreTrainedTokenizer", "PythonBackend"})
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-#: Classes that build a tokenizer of their own around a file's vocabulary.
+#: Classes that build their own tokenizer around a file's vocabulary.
 _REBUILT: Mapping[str | None, _Kind] = {
     "LlamaTokenizer": "LlamaTokenizer", "GPT2Tokenizer": "GPT2Tokenizer", "Qwen2Tokenizer": "Qwen2Tokenizer",
 }  # fmt: skip
-#: What a class takes where the config does not say.
+#: Special tokens that a class uses where the config has none.
 _DEFAULTS: Mapping[_Kind, Mapping[str, str | None]] = {
     "file": {},
     "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
     "GPT2Tokenizer": {**dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"), "pad_token": None},
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
 }
-#: Settings that make transformers do more than is done here.
+#: Settings that only transformers implements.
 _UNUSUAL = (
     "auto_map",
     "fix_mistral_regex",
@@ -56,31 +53,34 @@ _QWEN_WORDS = (
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a model's files hold: `core` turns text into ids and back."""
+    """A tokenizer read from files.
+
+    Fields:
+        core: Converts text into ids and back.
+        chat: The chat template, None without one.
+    """
 
     core: Tokenizer
     chat: ChatTemplate | None
 
 
 class _NotPlain(Exception):
-    """Only transformers is known to read it."""
+    """Raised if the files may need transformers."""
 
 
 def read_tokenizer(
     config: Mapping[str, Any], read: Callable[[str], bytes | None], paths: frozenset[str] = frozenset()
 ) -> TokenizerFiles | None:
-    """See the top of the file.
+    """Return the tokenizer of a model, None if only transformers can read its files.
 
     Args:
-        config: the model's `config.json`.
-        read: the content of a file beside the weights; None where there is none.
-        paths: of all those files.
+        config: The model's `config.json`.
+        read: Returns the content of a file beside the weights, None if there is none.
+        paths: The paths of all those files.
     """
     try:
         return _read(config, read, paths)
-    except (
-        Exception
-    ):  # whatever is wrong with the files, transformers says it, as it always did; its library raises bare exceptions
+    except Exception:  # transformers reports what is wrong with the files; `tokenizers` raises bare exceptions
         return None
 
 
@@ -116,7 +116,7 @@ def _object(data: bytes | None) -> dict[str, Any]:
 
 
 def _kind(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Kind:
-    """Which class transformers would take."""
+    """Return the class that transformers would use."""
     family, named = config.get("model_type"), settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = None if named is None else str(named).removesuffix("Fast")
     preferred = _PREFERRED.get(str(family))
@@ -124,7 +124,7 @@ def _kind(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Kind:
         raise _NotPlain
     if family == "mistral" or (name is None and preferred is None):
         return "file"
-    # For qwen2 a class that the config names counts for nothing.
+    # For qwen2 a class named by the config is ignored.
     chosen = preferred if preferred is not None and (name is None or family == "qwen2") else name
     if chosen in _GENERIC:
         return "file"
@@ -135,8 +135,12 @@ def _kind(config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Kind:
 
 @dataclass(frozen=True)
 class _Special:
-    """`named`: by their places in `_SPECIAL`, None where a config takes one away. `added`: by id, as the config has
-    them.
+    """The special and added tokens of a config.
+
+    Fields:
+        named: By name in `_SPECIAL`; None where the config removes one.
+        more: Special tokens without a name.
+        added: By id, as the config has them.
     """
 
     named: dict[str, AddedToken | str | None]
@@ -161,7 +165,7 @@ class _Special:
             name.endswith("_token") and name not in _SPECIAL and isinstance(value, str | dict)
             for name, value in merged.items()
         ):
-            raise _NotPlain  # tokens with names of their own
+            raise _NotPlain  # tokens with names outside `_SPECIAL`
         by_text = {token.content: token for token in added.values()}
         named = {name: _token(merged[name], by_text) for name in _SPECIAL if name in merged}
         more = merged.get("extra_special_tokens") or []
@@ -177,7 +181,7 @@ def _plain(token: Any) -> dict[str, Any]:
 
 
 def _from_map(special: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The older file of special tokens."""
+    """Yield the entries of `special_tokens_map.json`, the older file of special tokens."""
     for name, value in special.items():
         if name not in _SPECIAL:
             if (
@@ -214,8 +218,9 @@ def _text(token: AddedToken | str) -> str:
 
 
 def _add(core: Tokenizer, special: _Special, named: Mapping[str, AddedToken | str], again: bool) -> None:
-    """Tokens that the config has beside the file, in transformers' order, so that new ones get the same ids.
-    `again`: named ones last.
+    """Add the config's tokens that the file lacks, in transformers' order, so that new ones get the same ids.
+
+    With `again`, the named ones are added once more at the end.
     """
     names = {_text(token) for token in named.values()}
     known = {token.content for token in (*core.get_added_tokens_decoder().values(), *special.added.values())}
@@ -235,7 +240,7 @@ def _add(core: Tokenizer, special: _Special, named: Mapping[str, AddedToken | st
 
 
 def _rebuild(core: Tokenizer, kind: _Kind, settings: Mapping[str, Any], added: Mapping[int, AddedToken]) -> None:
-    """What a class puts around the vocabulary of a tokenizer.json, in place of what the file has there."""
+    """Replace the file's normalizer, pre-tokenizer and decoder with those that the class puts around the vocabulary."""
     model = core.model
     if not isinstance(model, models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
         raise _NotPlain
@@ -264,8 +269,9 @@ def _rebuild(core: Tokenizer, kind: _Kind, settings: Mapping[str, Any], added: M
 
 
 def _check_added(core: Tokenizer, added: Mapping[int, AddedToken]) -> None:
-    """A class takes added tokens from the config alone, and numbers those outside the vocabulary anew: both must
-    say the same.
+    """Raise `_NotPlain` unless the config and the file have the same added tokens, with consecutive new ids.
+
+    A class takes added tokens from the config alone and numbers those outside the vocabulary anew.
     """
     held = core.get_added_tokens_decoder()
     if {id_: token.__getstate__() for id_, token in held.items()} != {

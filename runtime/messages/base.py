@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 #: Of these messages; agents and schedulers of different ones refuse each other.
-PROTOCOL = 5
+PROTOCOL = 6
 #: The scheduler's name where a device's could stand.
 SCHEDULER = "scheduler"
 

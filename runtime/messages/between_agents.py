@@ -57,6 +57,7 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
     generated: tuple[int, ...]
     attempts: tuple[int, ...] = ()
     speculate: tuple[bool, ...] = ()
+    batch: int = 0
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):

@@ -83,6 +83,7 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
     steps: tuple[int, ...]
     attempts: tuple[int, ...] = ()
     speculate: tuple[bool, ...] = ()
+    batch: int = 0
 
 
 class StartMigration(Message, frozen=True, tag=True, array_like=True):

@@ -63,6 +63,7 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
     prompts: tuple[PromptLogprobs, ...] = ()
     attempts: tuple[int, ...] = ()
     earlier: tuple[tuple[Sampled, ...], ...] = ()
+    batch: int = 0
 
 
 class SpeculationResult(Message, frozen=True, tag=True, array_like=True):

@@ -1,3 +1,1 @@
-"""Chains, cells and the directory of who holds what, over several devices. Reserved in the layout; one device needs
-none of it.
-"""
+"""The scheduler of a cluster: a state machine over all sequences, devices, pages and paths (`Scheduler`)."""

@@ -1,8 +1,6 @@
-"""What a scheduler has to say after an event, gathered: in the order in which it was decided, neighbours of one kind in
-one message.
+"""Collect the commands of one event, in the order in which they were decided; neighbours of one kind share a message.
 
-Contract: each call is what holds at that moment; `flush` gives commands whose order is, for each device, that of the
-calls.
+Contract: each call records the state at that moment. `flush` keeps, for each device, the order of the calls.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import EmitTokens, ModelUpdated, MoveAnswered, ReplaceAgent, SchedulerCommand
 from runtime.messages import CloseSequences, LoadStages, Message, OpenSequences, RunRows, UnloadStages
+from runtime.scheduler.decode.batch_numbers import BatchNumbers
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.in_flight import InFlightRow
 from runtime.types import SequenceRequest, TokenEvent
@@ -25,19 +24,22 @@ class _Batch(Protocol):
     def message(self) -> Message: ...
 
 
-#: A row of a RunRows: sequence, epoch, start, its tokens, sample, generated, steps, turn, ahead.
+#: A row of a RunRows: sequence, epoch, start, its tokens, sample, generated, steps, attempt, speculate.
 Row = tuple[str, int, int, tuple[int, ...], bool, int, int, int, bool]
 
 
 @dataclass(slots=True)
 class _Rows:
+    device: str
+    numbers: BatchNumbers
     rows: list[Row] = field(default_factory=list)
 
     def message(self) -> RunRows:
         seqs, epochs, starts, spans, sample, generated, steps, attempts, ahead = zip(*self.rows, strict=True)
         counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
         if not any(attempts):
-            return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps)
+            batch = self.numbers.number(self.device, seqs, epochs, starts, counts, sample, generated, steps)
+            return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, batch=batch)
         return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, attempts, ahead)
 
 
@@ -85,17 +87,21 @@ class _One:
 
 
 class CommandOutbox:
-    """`block_rows`: of a step through each block that is loaded; 0 for no limit of its own (BL-14)."""
+    """Commands of the scheduler until the end of the current event.
+
+    `block_rows`: limit of rows per step through each loaded block; 0 for no limit per block (BL-14).
+    """
 
     def __init__(self, block_rows: int = 0) -> None:
         self._block_rows = block_rows
+        self._numbers = BatchNumbers()
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
         self._updated: list[ModelUpdated | MoveAnswered] = []
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
-        """Stages, each with its blocks."""
+        """Add a LoadStages for these stages, each with its blocks."""
         blocks = tuple(blocks for _, blocks in stages)
         limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
         self.add_message(
@@ -121,7 +127,7 @@ class CommandOutbox:
     def open(
         self, device: str, sequence: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None
     ) -> None:
-        """`shared`: another sequence, and how many of its tokens are this one's too."""
+        """Open a sequence on a device. `shared`: another sequence, and how many of its first tokens are shared."""
         self._open(
             device,
             sequence.epoch,
@@ -136,7 +142,7 @@ class CommandOutbox:
         )
 
     def hold_sequence(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
-        """A sequence that will run no row: it holds what it shares."""
+        """Open a sequence that runs no rows and only holds the pages that it shares (a cached prefix)."""
         self._open(device, 1, request, (), path, False, shared[1], shared)
 
     def run_row(
@@ -147,8 +153,11 @@ class CommandOutbox:
         sample: bool,
         one: InFlightRow | None = None,
     ) -> None:
-        """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is
-        the row behind the next one."""
+        """Add the next row of a sequence, for the device of its first hop.
+
+        `one`: the row's record where the sequence is predicted. A row with a guess starts at the token after the row in
+        flight.
+        """
         seq, start, made = sequence.request.seq, sequence.computed, len(sequence.output)
         rows = self.rows(sequence.path[0].device)
         if one is None:
@@ -161,10 +170,10 @@ class CommandOutbox:
             )
 
     def rows(self, device: str) -> list[Row]:
-        """Where rows are put for a device, until it is told anything else, or `flush`."""
+        """Return the list to append a device's rows to; valid until its next other command, or `flush`."""
         last = self._last(device)
         if not isinstance(last, _Rows):
-            self._devices[device].append(last := _Rows())
+            self._devices[device].append(last := _Rows(device, self._numbers))
         return last.rows
 
     def replace(self, device: str) -> None:
@@ -177,7 +186,7 @@ class CommandOutbox:
         self._updated.append(MoveAnswered(seq, error))
 
     def flush(self) -> list[SchedulerCommand]:
-        """Everything; the box is empty then."""
+        """Return all commands, and leave the outbox empty."""
         out: list[SchedulerCommand] = [
             Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches
         ]
@@ -192,7 +201,7 @@ class CommandOutbox:
         return out
 
     def remove_device(self, device: str) -> None:
-        """The device is gone: nothing is said to it."""
+        """Drop all messages for a device that is gone."""
         self._devices.pop(device, None)
 
     def _open(

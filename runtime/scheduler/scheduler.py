@@ -1,18 +1,21 @@
-"""Run the state machine of a cluster: it knows every sequence and decides which device runs what next, once per step.
+"""Run the state machine of a cluster: track every sequence and decide which device runs which row next.
 
     AddRequest -> waiting --path, pages--> OpenSequences, RunRows -> RowsDone -> RunRows -> … -> CloseSequences
 
-One row of a sequence is under way at a time; each token leaves as EmitTokens.
+One row of a sequence is in flight at a time; each token leaves as EmitTokens.
 
-Contract: a driver calls `handle` with each message and event in the order of their arrival and carries out the
-commands that it returns, in order. The scheduler keeps every sequence's prompt and output. Whatever is lost (a
-device, a row, pages), the sequence runs again from them on another path, under a new epoch, and no token is emitted
-twice. Every sequence gets exactly one event with `finish`, its last. Pages are taken here, on all devices of the
-path, before a row is sent, so that no row waits for pages behind another.
+Contract:
+- A driver calls `handle` with each message and event in order of arrival, and carries out the returned commands in
+  order.
+- The scheduler keeps the prompt and output of every sequence. Whatever is lost (a device, a row, pages), the sequence
+  runs again from them on another path, under a new epoch, and no token is emitted twice.
+- Every sequence gets exactly one event with `finish`, its last.
+- Pages are taken here, on all devices of the path, before a row is sent, so that no row waits for pages behind another.
 
-It knows no tensors, clocks, transports or text. Its parts: `admission`, `decode` (the next rows), `sequences`
-(coming and going), `devices`, `migration`, `placement` (where blocks are), `routing` (paths), `kv` (page accounting,
-prefix index and cache), `controllers` (what is due by time), `models` (versions), `speculation`, `broadcast`.
+It handles no tensors, clocks, transports or text. Its parts: `admission`, `decode` (the next rows), `sequences`
+(placement on devices and removal), `devices`, `migration`, `placement` (where blocks are), `routing` (paths), `kv`
+(page accounting, prefix index and cache), `controllers` (periodic actions), `models` (versions), `speculation`,
+`broadcast`.
 """
 
 from __future__ import annotations
@@ -79,16 +82,16 @@ from runtime.types import ModelSpec, PageCounts
 
 
 class Scheduler:
-    """See the top of the file.
+    """The state machine of a cluster; see the module docstring for its contract.
 
     Args:
-        chains: the models that are served.
-        blocks: all blocks of these chains.
-        config: see there.
-        trace: where events go.
-        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
-        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`. Its
-            profiles say what rows take on devices; without them paths are chosen by loads.
+        chains: The models that are served.
+        blocks: All blocks of these chains.
+        config: Settings of the scheduler.
+        trace: Receives trace events; None for no trace.
+        surrogates: By model, cheaper stand-ins of parts of it (BL-25).
+        adaptation: Variants that may replace these chains where a request allows it; their blocks are among `blocks`.
+            Its profiles give the time a row takes on a device; without them paths are chosen by load.
     """
 
     def __init__(
@@ -124,7 +127,10 @@ class Scheduler:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
-        """Take what happened. Raises TypeError for what is not for schedulers."""
+        """Process one message or event and return the commands that follow from it, in order.
+
+        `now` is the driver's clock in ns. Raises TypeError for a type that schedulers do not handle.
+        """
         match event:
             case RowsDone():
                 self._rows.rows_done(event, now)
@@ -178,7 +184,10 @@ class Scheduler:
         return self._settle(now)
 
     def _settle(self, now: int) -> list[SchedulerCommand]:
-        """What follows from an event: next rows, whoever waited for pages, whoever waits to be let in."""
+        """Finish an event and return its commands.
+
+        Sends next rows, retries sequences that wait for pages, and admits waiting ones where something has changed.
+        """
         state = self._state
         self._issue(now)
         if state.starved:
@@ -194,7 +203,7 @@ class Scheduler:
     def _issue(self, now: int) -> None:
         ready, self._state.ready = self._state.ready, []
         self._rows.go_on_all(ready, now)
-        if self._state.ready:  # a move was committed or given up
+        if self._state.ready:  # a migration was committed or aborted
             self._issue(now)
 
     def _abort(self, seq: str, now: int) -> None:
@@ -209,7 +218,7 @@ class Scheduler:
             why = self.migrations.start(sequence, range(event.lo, event.hi), event.target, now) or ""
         self._state.out.moving(event.seq, why)
 
-    # -- looking in ----------------------------------------------------------------------------------------------------
+    # -- views ---------------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -238,39 +247,37 @@ class Scheduler:
 
     @property
     def loading(self) -> bool:
-        """Whether blocks are still to be placed, or stages on their way into devices."""
+        """Whether the first placement is still to come, or any device is loading a stage."""
         return not self._state.placed or any(device.stages.loading for device in self._state.devices)
 
     @property
     def max_running(self) -> int:
-        """Sequences on a device at once."""
+        """Limit of sequences on one device at a time."""
         return self._state.config.max_num_seqs
 
     @property
     def starved(self) -> int:
-        """Sequences that run, and wait for pages."""
+        """Number of running sequences that wait for pages."""
         return len(self._state.starved)
 
     def chains(self) -> tuple[Chain, ...]:
-        """The version of each model that new sequences get."""
+        """Return the version of each model that new sequences get."""
         return tuple(self._state.chains.values())
 
     def models(self) -> tuple[ModelSpec, ...]:
         return tuple(chain.spec for chain in self._state.chains.values())
 
     def serving(self, model: str) -> bool:
-        """Whether a model takes requests and each of its blocks has a living device."""
+        """Return whether a model takes requests and each of its blocks has a living device."""
         chain = self._state.chains.get(model)
         return chain is not None and self._state.block_map.up(chain)
 
     def uses(self, model: str) -> bool:
-        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no new sequence
-        gets.
-        """
+        """Return whether a version of a model that new sequences no longer get still has sequences or stages."""
         return any(chain.model == model for chain in self._state.leaving.values())
 
     def state(self) -> AgentState:
-        """All devices together, in the shape of one device's picture."""
+        """Return the state of all devices together, in the form of one agent's state."""
         state = self._state
         models = model_loads(
             self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting)
@@ -295,11 +302,11 @@ class Scheduler:
         return self._prefix_cache
 
     def sharing(self) -> SharingCounts:
-        """What new sequences have been spared."""
+        """Return how many sequences started from cached pages, and how many tokens were not computed for it."""
         return self._seating.sharing()
 
     def movers(self, device: str) -> list[Mover]:
-        """The running sequences that have pages on a device and could move, as `policy.migration.order` wants them."""
+        """Return the running sequences that have pages on a device and could move, for `policy.migration.order`."""
         running = (
             sequence
             for sequence in self._state.running.values()
@@ -312,14 +319,16 @@ class Scheduler:
         ]
 
     def stay(self, device: str) -> list[Mover]:
-        """Who else has pages there: ended ones that others may share with."""
+        """Return the cached prefixes with their pages on a device, as holders that do not move
+        (`policy.migration.order`).
+        """
         return [
             self._state.page_accounting.mover(each.name, each.holding, each.known, device)
             for each in self._prefix_cache
         ]
 
     def check(self) -> None:
-        """Verify that sequences, queues and pages agree. Raises RuntimeError. For tests, after every event."""
+        """Raise RuntimeError unless sequences, queues and pages agree. For tests, after every event."""
         state = self._state
         state.check()
         holdings = [
@@ -335,8 +344,10 @@ class Scheduler:
 
 
 def _estimates(adaptation: VariantChoice, config: ClusterConfig) -> LatencyEstimates:
-    """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between
-    two of them.
+    """Build the latency estimates from the measured block profiles.
+
+    All devices are of one kind, so one table serves all of them. `hop` is the time that a row loses between two
+    devices.
     """
     blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
     return LatencyEstimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

@@ -1,7 +1,6 @@
-"""What all parts of a cluster's scheduler share: who is alive, where things are, and the box in which commands gather.
+"""State that all parts of the scheduler share: devices, placement, sequences, and the outbox that collects commands.
 
-Contract: data only. `ready` are sequences whose next row may be issued when the event is over; `starved` those that
-wait for pages; `changed` says that somebody who waits might fit now.
+Contract: data only.
 """
 
 from __future__ import annotations
@@ -26,12 +25,20 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 @dataclass(slots=True)
 class ClusterState:
-    """`chains`: the version of each model that new sequences get. `placed`: blocks have been put on devices.
+    """The shared state of one scheduler.
 
-    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands
-    in
-    for. `coming`: chains that are made ready, by model, each with its variants; `leaving`: those that no new
-    sequence gets, by `loaded_as`, as long as anything of them is there.
+    Fields:
+        chains: The version of each model that new sequences get.
+        out: Commands of the current event.
+        running, waiting: Every live sequence is in exactly one of the two.
+        starved: Running sequences that wait for pages.
+        ready: Sequences with a next row that may be issued at the end of the current event.
+        users: Number of live sequences, by `Chain.loaded_as`.
+        variants: Variants of a chain, by its `loaded_as`.
+        coming: Chains that are being made ready, by model, each with its variants.
+        leaving: Chains that no new sequence gets, by `loaded_as`, while sequences or stages of them remain.
+        changed: Whether a waiting sequence might fit now: then admission and model updates run at the end of the event.
+        placed: Whether blocks have been placed on devices.
     """
 
     config: ClusterConfig
@@ -58,15 +65,13 @@ class ClusterState:
     placed: bool = False
 
     def in_use(self) -> list[Chain]:
-        """Every chain that new sequences or somebody alive may need, variants and those that are on their way in or out
-        among them.
-        """
+        """Return every chain that new or live sequences may need, with variants and chains on their way in or out."""
         served = [*self.chains.values(), *(chain for some in self.coming.values() for chain in some)]
         variants = [variant.chain for some in self.variants.values() for variant in some]
         return [*served, *variants, *(chain for name, chain in self.leaving.items() if self.users[name] > 0)]
 
     def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
-        """Have a stage loaded, unless it is on its way or was refused."""
+        """Send the load of a stage, unless it is loading or was refused."""
         stages = self.devices[device].stages
         if stage not in stages.loading and stage not in stages.refused:
             stages.loading.add(stage)
@@ -74,7 +79,7 @@ class ClusterState:
             self.out.load(device, [(stage, blocks)])
 
     def check(self) -> None:
-        """Verify that sequences and queues agree. Raises RuntimeError."""
+        """Raise RuntimeError unless sequences and queues agree."""
         self.devices.check()
         waiting = {sequence.seq for sequence in self.waiting}
         if set(self.sequences) != set(self.running) | waiting or waiting & set(self.running):

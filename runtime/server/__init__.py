@@ -1,1 +1,1 @@
-"""The HTTP surface: OpenAI's endpoints, health, metrics and the zoo's own routes. No torch, no scheduling."""
+"""The HTTP server: OpenAI's endpoints, health, metrics and the zoo's own routes. No torch and no scheduling here."""

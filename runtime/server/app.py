@@ -1,7 +1,7 @@
-"""The application: one explicit table of routes, errors in OpenAI's shape, the key before everything.
+"""Build the FastAPI application: its routes, its error handlers and the API-key middleware.
 
-Pages that describe the interface (/docs, /openapi.json) are off: they would be routes beside the key, and the interface
-is OpenAI's.
+All errors are answered in OpenAI's format. FastAPI's `/docs` and `/openapi.json` are off: the interface is OpenAI's and
+is described in `docs/http.md`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from zoo.errors import ZooError
 def build_app(
     driver: Driver, models: Iterable[ServedModel], source: ModelSource, config: ServerConfig, trace: Trace | None = None
 ) -> FastAPI:
-    """The server over a driver that runs already. `app.state.service` is what its routes share; the driver stays the
-    caller's.
+    """Return the application over a driver that already runs.
+
+    `app.state.service` is the `Service` that the routes share. The caller owns the driver and closes it.
     """
     service = make_service(driver, ServedModels(models), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)

@@ -1,7 +1,7 @@
-"""The outermost layer: the key, a name for each request, one log line when it is over.
+"""ASGI middleware that checks the API key, gives each request an id and writes one access-log line per request.
 
-Plain ASGI, so that nothing stands between a route and its client's leaving. The log says who asked for which route and
-how it ended; never what was in it.
+It is plain ASGI rather than Starlette's `BaseHTTPMiddleware`, so that `http.disconnect` reaches the route unchanged.
+The log line has method, path, status, seconds and id, never a request's content.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from runtime.server.openai.responses import error_reply
 
 _log = logging.getLogger("blockzoo.access")
 
-#: Routes that say nothing but whether the server lives, to whoever has no key (`is_known`).
+#: Routes that answer without a key. They then report the server's state only (`is_known`).
 OPEN_ROUTES = frozenset({"/health", "/live"})
 
 
 class Guard:
-    """Refuses what has no key, when one is set. Routes that do not exist need the key as well."""
+    """Answer 401 to requests without the key, if one is set, also on routes that do not exist.
+
+    Adds `x-request-id` to every response and sets `request.state.request_id` and `request.state.known`.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
@@ -66,7 +69,7 @@ class Guard:
 
 
 def is_known(request: Request) -> bool:
-    """Whether whoever asks has brought the key, or none is set."""
+    """Return whether the request carries the key, or no key is set."""
     return bool(request.state.known)
 
 

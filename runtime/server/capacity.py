@@ -1,7 +1,7 @@
-"""How much is in the server at once, and whether it takes more.
+"""Admission limit of the HTTP server: how many requests and sequences may be in it at once.
 
-Counts places: a request takes one while it is read and tokenised, then one per sequence. Lives on the event loop's
-thread only. Knows nothing of what the requests are.
+The unit is a place. A request takes one place while its body is read and tokenized, then one per sequence. Everything
+here runs on the event loop's thread, so there is no lock.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from runtime.frontend.errors import overloaded, unavailable
 
 
 class CapacitySlot:
-    """What one request holds of the gate."""
+    """The places that one request holds of a `Gate`.
+
+    Fields:
+        size: Number of places held.
+    """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.size = 1
 
     def grow(self, size: int) -> None:
-        """Take `size` places in all. Raises RequestError 429 when they are not free."""
+        """Hold `size` places in total. Raises RequestError 429 if too few are free."""
         self._gate.reserve_places(size - self.size)
         self.size = size
 
 
 class Gate:
-    """At most `limit` places. Closed while the server drains."""
+    """Count places in use, at most `limit`. `closed` is set when the server drains; then no request is admitted."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +43,10 @@ class Gate:
 
     @contextmanager
     def place(self) -> Iterator[CapacitySlot]:
-        """One place for a request, given back with all it has grown by. Raises RequestError 429, or 503 when closed."""
+        """Take one place for the duration of the block, and release it with all that the slot has grown by.
+
+        Raises RequestError 429 if the server is full, 503 if the gate is closed.
+        """
         if self.closed:
             raise unavailable("The server is shutting down.")
         place = CapacitySlot(self)

@@ -1,7 +1,8 @@
-"""The two generating routes: read, prepare, run, answer whole or as server-sent events.
+"""ASGI endpoints of `/v1/completions` and `/v1/chat/completions`.
 
-The client's leaving ends everything at any point: its sequences are aborted and its places given back. An error before
-the first token has its status; one in mid-stream becomes an error event, and the stream ends.
+Each request is read, parsed and tokenized (worker thread), run, and answered as one document or as server-sent events.
+If the client disconnects at any point, its sequences are aborted and its places released. An error before the first
+token is answered with its HTTP status; a later one in a stream is sent as an error event, and the stream ends.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from zoo.errors import ZooError
 
 _log = logging.getLogger("blockzoo.server")
 
-#: A client that sends its body slower than this holds a place for nothing.
+#: Seconds to receive a whole body; a slower client is answered with 408.
 READ_SECONDS = 60.0
-#: A client that does not read its stream for so long counts as gone.
+#: Seconds that one write to a stream may wait; a client that does not read for so long is treated as disconnected.
 SEND_SECONDS = 60.0
 
 
 class Generate:
-    """An ASGI application for one route and one kind of body."""
+    """The ASGI application of one generating route and its type of body."""
 
     def __init__(self, service: Service, kind: type[CompletionBody] | type[ChatBody]) -> None:
         self._service = service
@@ -45,7 +46,7 @@ class Generate:
 
     @property
     def body(self) -> type[CompletionBody] | type[ChatBody]:
-        """The kind of body that the route reads."""
+        """The model of the request body that the route parses."""
         return self._kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +95,10 @@ class Generate:
 
 
 async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[TextPiece]], send: Send) -> None:
-    """Headers go out with the first step, so that what fails before it still has its status."""
+    """Write the chunks of a streamed answer.
+
+    The response starts only after the first step, so that an error before it still gets its own status.
+    """
     chunks = ChunkWriter(wording, prepared.generation.return_token_ids)
     first = await anext(aiter(steps))
     with Outlet(send, SEND_SECONDS) as out:
@@ -118,5 +122,5 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
 
 
 def _cut_off() -> RequestError:
-    """For clients that still wait when the drain's time is over. To one that has left, sending is nothing."""
+    """Return the 503 for requests that still run when the drain's time is over. A disconnected client ignores it."""
     return unavailable("The server is shutting down.")

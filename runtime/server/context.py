@@ -1,4 +1,4 @@
-"""What the routes of one server share, put together once. No globals: several servers may live in one process."""
+"""The state that the routes of one server share. There are no globals: several servers may live in one process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Service:
-    """`workers`: few threads for tokenising and wording, so that a flood of long prompts queues there and not on the
-    event loop.
+    """What every route needs. Lives as long as the application.
+
+    Fields:
+        source: The catalogue, for names, listings and tokenizers.
+        gate: The limit on requests and sequences in the server.
+        workers: At most four threads for tokenizing and formatting, so that many long prompts queue there and do not
+            block the event loop.
+        trace: The trace file's sink, None without `--trace`.
+        changing: Held while a model is loaded or unloaded.
     """
 
     driver: Driver
@@ -36,7 +43,7 @@ class Service:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def in_worker(self, work: Callable[[], T]) -> T:
-        """Run something that takes the processor for a while."""
+        """Run a CPU-bound function on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self.workers, work)
 
 

@@ -1,17 +1,21 @@
-"""HTTP as uvicorn reads it with llhttp, with an end to what is neither body nor message: uvicorn bounds that for its
-slower parser only.
+"""Uvicorn's llhttp protocol with a bound on the size of headers and trailers.
+
+Uvicorn bounds them only in its slower parser (h11).
 """
 
 from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-#: Bytes of a request's line and headers, of its trailers, and between two pieces of its body: as many as h11 takes.
+#: Bytes of a request line with headers, of trailers, and between two pieces of a body; the bound that h11 has.
 MOST_HEAD = 1 << 16
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Counts what has come since there was last something for the application, which bounds bodies itself."""
+    """Ends a connection that sends more than `MOST_HEAD` bytes without a complete message, headers or piece of a body.
+
+    The application bounds bodies itself (`request_body.read_body`).
+    """
 
     _unread = 0
 

@@ -1,5 +1,6 @@
-"""What the server needs of whoever runs sequences, and of whoever knows models. Drivers live in `runtime.cluster`; the
-zoo is wired in by the command line. Nothing here is implemented.
+"""Interfaces of what the server uses: a driver that runs sequences, and a source of models.
+
+The drivers are in `runtime.cluster.driver`; the command line connects the zoo's catalogue as `ModelSource`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 
 
 class EventStream(Protocol):
-    """All events of some sequences, in lists. Closing aborts what is unfinished."""
+    """Async iterator of token events of some sequences, one list per step. `aclose` aborts unfinished sequences."""
 
     def __aiter__(self) -> AsyncIterator[list[TokenEvent]]: ...
 
@@ -21,8 +22,10 @@ class EventStream(Protocol):
 
 
 class Driver(Protocol):
-    """Runs sequences. `open_stream` and `abort` are quick and called on the event loop; `load`, `unload` and `drain`
-    wait.
+    """Runs sequences.
+
+    `alive`, `death`, `device`, `health`, `open_stream` and `abort` do not block and are called on the event loop. The
+    other methods may block: call them on worker threads.
     """
 
     @property
@@ -35,18 +38,20 @@ class Driver(Protocol):
     def device(self) -> str: ...
 
     def health(self) -> Mapping[str, Any]:
-        """What `/health` says while the driver lives: at least `status`."""
+        """Return the body of `/health` while the driver lives: at least `status`."""
         ...
 
     def open_stream(self, requests: Sequence[SequenceRequest]) -> EventStream:
-        """Raises zoo.errors.Unavailable."""
+        """Queue sequences and return the stream of their events. Raises zoo.errors.Unavailable."""
         ...
 
     def abort(self, seqs: Iterable[str]) -> None: ...
 
     def pause(self, request: str, expected: int | None = None) -> int:
-        """Sequences of a request that get no tokens until `resume`, 0 for none of that name; `expected`: for so many
-        ns. Waits.
+        """Stop generating tokens for a request until `resume`.
+
+        Return how many sequences it has, 0 for an unknown request. `expected` is the expected length of the pause in
+        ns. Blocks.
         """
         ...
 
@@ -63,23 +68,23 @@ class Driver(Protocol):
     def memory(self) -> EngineMemory: ...
 
     def snapshot(self) -> Mapping[str, Any] | None:
-        """The devices behind it, their block instances, chains and moves; None for one device alone."""
+        """Return devices, block instances, chains and migrations of a cluster; None for a driver of one device."""
         ...
 
     def drain(self, timeout: float) -> bool: ...
 
 
 class ModelSource(Protocol):
-    """The catalogue, as far as the server looks into it. Methods may read disks: call them from worker threads."""
+    """The part of the catalogue that the server uses. Methods may read from disk: call them on worker threads."""
 
     def resolve(self, name: str) -> str:
-        """The full name. Raises NotFound or AmbiguousName."""
+        """Return a model's full name. Raises NotFound or AmbiguousName."""
         ...
 
     def listing(self) -> list[Mapping[str, Any]]:
-        """Every model of the store: at least `name`, `kind`, `base`, `family`."""
+        """Return every model of the store: at least `name`, `kind`, `base`, `family`."""
         ...
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        """Tokenizer and defaults beside a loaded model's spec."""
+        """Return a loaded model's spec with its tokenizer and sampling defaults."""
         ...

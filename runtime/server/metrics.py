@@ -1,9 +1,11 @@
-"""Prometheus metrics of one server: vLLM's names where the meaning is the same, `blockzoo:` for what only a zoo has.
+"""Prometheus metrics of one server: vLLM's names where the meaning is the same, `blockzoo:` for the rest.
 
-Two kinds: what the frontend sees happen (latencies, tokens by model), counted as it happens; and what the driver knows
-(queues, pages, weights), asked for when a scraper comes. One registry per server, so several may live in one process.
-The page pool belongs to the device and not to a model; its usage is repeated under every model's name, so that
-dashboards made for vLLM, which filter by `model_name`, show it. Preemptions are counted per device, without that label.
+Two kinds: latencies and token counts, recorded by the frontend as they happen; and the driver's state (queues, pages,
+weights), read once per scrape. Each server has its own registry, so several may live in one process.
+
+- The page pool belongs to the device, not to a model. Its usage is repeated under every model's name for dashboards
+  made for vLLM, which filter by `model_name`.
+- Preemptions are counted per device, without that label.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ from runtime.control.counters import AgentState
 from runtime.server.interfaces import Driver
 from runtime.types import FinishReason
 
-# Bounds in seconds. Decode steps lie between 1 ms and 1 s; a first token, or a whole answer, may wait minutes in a
-# queue.
+# Bucket bounds in seconds. Decode steps take 1 ms to 1 s; a first token or a whole answer may wait minutes in a queue.
 _STEP_SECONDS = (
     0.001,
     0.0025,
@@ -90,7 +91,7 @@ _TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
 class ModelMetrics:
-    """One model's instruments, looked up once per request rather than once per token."""
+    """The instruments of one model, so that labels are looked up once per request and not once per token."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._finished = metrics.finished
@@ -108,7 +109,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """Everything `/metrics` shows."""
+    """All metrics of `/metrics`."""
 
     def __init__(self, driver: Driver) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -138,13 +139,13 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
 
     def get_model(self, model: str) -> ModelMetrics:
-        """A served model's instruments. Names come from the served models only, so clients cannot add labels."""
+        """Return the instruments of a served model. Only served models' names become labels, never a client's input."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]
 
     def text(self) -> bytes:
-        """The page in Prometheus' text format."""
+        """Return the page in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, documentation: str, labels: list[str]) -> Counter:
@@ -155,11 +156,10 @@ class Metrics:
 
 
 class StepTally:
-    """What is counted for every token of one model. On the event loop's thread only; a scraper in another may miss what
-    comes meanwhile.
+    """Plain counters updated for every token of one model.
 
-    The library's instruments lock and look up at every call, which at one call per token is a tenth of what a token
-    costs here.
+    `prometheus_client`'s instruments lock and look up at every call, which would be a tenth of the per-token cost here.
+    Written on the event loop's thread only; a scrape on another thread may miss the latest values.
     """
 
     def __init__(self) -> None:
@@ -172,12 +172,12 @@ class StepTally:
         self.seconds += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: how many were at most so long."""
+        """Return cumulative bucket counts, as Prometheus expects them."""
         return list(zip([*map(str, _STEP_SECONDS), "+Inf"], accumulate(self.counts), strict=True))
 
 
 class _StepCollector(Collector):
-    """The tallies of all models, as two metrics."""
+    """Collector that exports the tallies of all models as two metrics."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, StepTally] = {}
@@ -197,13 +197,13 @@ class _StepCollector(Collector):
 
 
 class _DriverCollector(Collector):
-    """Asks the driver once per scrape."""
+    """Collector that reads the driver's state once per scrape."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not ask the driver."""
+        """Return nothing: registration must not call the driver."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -240,7 +240,7 @@ class _DriverCollector(Collector):
         yield metric
 
     def _counters(self, state: AgentState) -> Iterator[Metric]:
-        """What agents and the scheduler count, under the names that `control.counters.AgentCounters` gives it."""
+        """Yield the counters of agents and scheduler, named as in `control.counters.AgentCounters`."""
         for name, documentation, value in state.counters.shown():
             yield CounterMetricFamily(name, documentation, value=value)
 
@@ -257,7 +257,7 @@ class _DriverCollector(Collector):
         yield from (batch, queue)
 
     def _agents(self) -> Iterator[Metric]:
-        """Of a cluster, one value per device."""
+        """Yield one value per device of a cluster."""
         up = GaugeMetricFamily("blockzoo:agent_up", "Whether a device's agent is there.", labels=["device"])
         deaths = CounterMetricFamily(
             "blockzoo:agent_deaths", "Agents of a device that died unasked.", labels=["device"]

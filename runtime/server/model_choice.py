@@ -13,8 +13,8 @@ from runtime.server.context import Service
 
 
 def model_for(service: Service, body: CompletionBody | ChatBody) -> ServedModel:
-    """The model that a request gets. Raises RequestError: 404 for a name that is not served, 400 for an exit that is
-    not.
+    """Return the model that a request gets. Raises RequestError: 404 for a name that is not served, 400 for an exit
+    that is not.
     """
     model = service.models.find(body.model)
     return model if body.early_exit is None else _exit(service, model, body.early_exit)

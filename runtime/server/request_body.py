@@ -1,6 +1,6 @@
-"""Reading a request's body within bounds, and noticing when its client leaves.
+"""Read a request's body within a size limit, and cancel work when the client disconnects.
 
-Both work on ASGI's messages alone. Knows nothing of what is asked or answered.
+Both work on ASGI messages alone and do not depend on the kind of request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from runtime.frontend.errors import RequestError
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of at most `limit` bytes: checked against Content-Length first, then while reading, for it may be
-    missing or wrong.
+    """Return the body, of at most `limit` bytes.
 
+    The limit is checked against Content-Length first and again while reading, since the header may be missing or wrong.
     Raises RequestError 413, starlette's ClientDisconnect.
     """
     declared = request.headers.get("content-length", "")
@@ -39,10 +39,10 @@ def _too_large(limit: int) -> RequestError:
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Run a block until the client leaves: then the block is cancelled where it waits, and ClientDisconnect is raised.
+    """Run a block; when the client disconnects, cancel it and raise ClientDisconnect.
 
-    For after the body has been read: `receive` then says nothing until the client leaves. Cheaper than a task per step:
-    one watcher per request.
+    Use it only after the body has been read: from then on the only message from `receive` is `http.disconnect`. One
+    watcher task serves the whole request, which is cheaper than a task per step.
     """
     task = asyncio.current_task()
     if task is None:
@@ -60,7 +60,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # Another may have cancelled the task at the same time (the server's shutdown): that one's wish is kept.
+        # The task may have been cancelled for another reason at the same time (the server's shutdown): keep that one.
         if gone and task.uncancel() == 0:
             raise ClientDisconnect from None
         raise

@@ -1,7 +1,8 @@
-"""Runs one request: events in from the driver, pieces out for whoever words them; measures on the way.
+"""Run one prepared request: token events of the driver in, text pieces out, with metrics recorded on the way.
 
-One pass per step over the choices that got something. A choice that a stop string has ended is aborted in the driver at
-once, and whatever is left when the consumer goes is aborted too, so its pages come back. Knows nothing of HTTP.
+Each step is processed once for all choices that received a token. A choice ended by a stop string is aborted in the
+driver at once. Unfinished sequences are aborted when the consumer stops, so that their pages are released. Nothing here
+depends on HTTP.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from runtime.types import TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was read and understood."""
+    """A parsed and tokenized request, and the text state of each of its choices."""
 
     generation: Generation
     choices: tuple[AnswerChoice, ...]
 
 
 def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
-    """Parse, tokenise, check. For a worker thread. Raises RequestError."""
+    """Parse, tokenize and check a body. Runs on a worker thread. Raises RequestError."""
     limits = Limits(service.config.max_choices, service.config.max_queued)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
@@ -45,7 +46,7 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
 
 
 class Meter:
-    """One request's times, in seconds of the monotonic clock, and its counts."""
+    """Record one request's latencies (seconds of the monotonic clock) and token counts."""
 
     def __init__(self, metrics: ModelMetrics, prepared: Prepared) -> None:
         self._metrics = metrics
@@ -65,7 +66,7 @@ class Meter:
                 self._end(piece, now)
 
     def abort_unfinished(self) -> None:
-        """The consumer has gone: what is unfinished counts as aborted."""
+        """Count unfinished choices as aborted. Called when the consumer has stopped."""
         for choice in self._choices:
             if choice.finish is None:
                 self._metrics.finish("abort")
@@ -91,7 +92,7 @@ class Meter:
 
 
 async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextPiece], None]:
-    """Pieces step by step until every choice has ended. Close it (`aclosing`) to abort.
+    """Yield the pieces of each step until every choice has ended. Close the generator (`aclosing`) to abort.
 
     Raises zoo.errors.Unavailable at the start; RequestError 500 or 503 when a sequence fails.
     """
@@ -99,7 +100,7 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
     choices = {choice.seq: choice for choice in prepared.choices}
     meter = Meter(service.metrics.get_model(generation.model.name), prepared)
     left = len(prepared.choices)
-    # Echoed prompts with log-probabilities are worded token by token: long ones must not hold up the event loop.
+    # Formatting a long echoed prompt with log-probabilities token by token would block the event loop.
     heavy = generation.echo and generation.logprobs is not None
     async with aclosing(service.driver.open_stream(generation.sequences)) as stream:
         try:
@@ -122,8 +123,8 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextP
 
 
 def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:
-    """What a step's events add, by choice. Choices that have ended get nothing more."""
-    if len(events) == 1:  # nearly always: one token for the one choice of a request
+    """Return the pieces that one step's events add, one per choice. Choices that have ended get none."""
+    if len(events) == 1:  # the usual case: one token for the only choice of a request
         one = choices[events[0].seq]
         return [one.add_events(events)] if one.finish is None else []
     by_seq: dict[str, list[TokenEvent]] = {}

@@ -1,5 +1,6 @@
-"""The routes beside generation: models, health, metrics, and the zoo's own under /zoo. Each is one small function of
-the service.
+"""The non-generating routes: models, health, metrics, and the zoo's own routes under /zoo.
+
+The docstrings of the handlers are part of `docs/http.md`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LINES_PER_WRITE = 512
 
 
 class ZooRoutes:
-    """Handlers for `app`; their names are the routes'."""
+    """The handlers that `app.routes_of` registers."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -40,7 +41,7 @@ class ZooRoutes:
         """Show one served model, named in full or by a unique ending."""
         return reply(_card(self._service.models.find(request.path_params["name"])))
 
-    # -- is it well? ---------------------------------------------------------------------------------------------------
+    # -- health --------------------------------------------------------------------------------------------------------
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -131,7 +132,7 @@ class ZooRoutes:
         driver = self._service.driver
         loaded = driver.load(name)
         try:
-            # The driver's own spec: its context is what the device can hold.
+            # Use the driver's own spec: its context length is limited to what the device can hold.
             spec = next((spec for spec in driver.models() if spec.name == loaded.name), loaded)
             return self._service.source.served(spec)
         except Exception:
@@ -140,7 +141,10 @@ class ZooRoutes:
 
 
 def _whole(request: Request, name: str) -> int | None:
-    """A parameter of the query. Raises RequestError for what is no whole number of less than ten digits."""
+    """Return a query parameter as an integer, None if absent.
+
+    Raises RequestError for anything but a non-negative integer of less than ten digits.
+    """
     value = request.query_params.get(name)
     if value is not None and not (value.isascii() and value.isdigit() and len(value) < 10):
         raise RequestError(f"{name} must be a whole number", param=name)
@@ -148,7 +152,7 @@ def _whole(request: Request, name: str) -> int | None:
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
-    """OpenAI's model object with vLLM's additions."""
+    """Return OpenAI's model object with vLLM's additional fields."""
     return {
         "id": model.name,
         "object": "model",
@@ -161,7 +165,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
 
 
 def _lines(trace: Trace, limit: int | None) -> Iterator[str]:
-    """Lines in lumps: each item of a streamed response costs a hop to a thread and back."""
+    """Yield the trace's lines in groups: each item of a streamed response costs a switch to a thread and back."""
     lines = iter(trace.lines(limit))
     while lump := "".join(islice(lines, _LINES_PER_WRITE)):
         yield lump

@@ -1,7 +1,7 @@
-"""Runs an application on uvicorn: the address on standard output once ready, a drain on SIGTERM, exit code 0 after it.
+"""Run an application on uvicorn, with a drain on SIGTERM or SIGINT and exit code 0 after it.
 
-On the first SIGTERM or SIGINT the server stops listening, answers new requests on open connections with 503, and lets
-running ones finish for up to `drain_seconds`; a second SIGINT ends it at once.
+On the first signal the server stops listening, answers new requests on open connections with 503, and lets running ones
+finish for up to `drain_seconds`. A second SIGINT ends it at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from zoo.errors import InputError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet, so that a taken port is known before any model is loaded. Raises
-    InputError.
+    """Return a bound socket that does not listen yet, so that a port in use is reported before any model is loaded.
+
+    Raises InputError.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -38,13 +39,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address_of(bound: socket.socket) -> str:
-    """`http://host:port` of a bound socket; the port is the real one where 0 was asked for."""
+    """Return `http://host:port` of a bound socket, with the real port where 0 was requested."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, with a word when it is ready and a gate that closes when it is told to stop."""
+    """A uvicorn server that calls `ready` once it accepts connections and closes the gate when a signal stops it."""
 
     def __init__(self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -67,7 +68,7 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
         lifespan="on",
         ws="none",
         http=BoundedProtocol,
-        access_log=False,  # the guard writes one line per request, without query strings
+        access_log=False,  # `Guard` writes one line per request, without query strings
         log_config=None,
         server_header=False,
         proxy_headers=False,
@@ -77,7 +78,7 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
 
 
 def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until told to stop; returns after the drain."""
+    """Serve until stopped by a signal. Returns after the drain."""
     server = make_server(app, config, ready)
     with _outlived_signals(server):
         server.run(sockets=[bound])
@@ -85,8 +86,11 @@ def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Calla
 
 @contextmanager
 def _outlived_signals(server: HttpServer) -> Iterator[None]:
-    """uvicorn raises the signals that ended it once more when it is done, for the handlers from before. Those would end
-    the process with the signal's code: a drained server ends with 0."""
+    """Install the server's signal handlers for the duration of the block.
+
+    After its shutdown uvicorn raises the captured signals once more for the handlers from before. The default ones
+    would end the process with the signal's exit code; a drained server must exit with 0.
+    """
     before = {sig: signal.signal(sig, server.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

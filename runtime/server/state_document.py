@@ -1,9 +1,8 @@
-"""What `/zoo/state` says: the agents with their block instances and pages, the models, and what is running and waiting,
-in numbers.
+"""The document of `/zoo/state`: agents with their block instances and pages, models, and counts of sequences.
 
-One device without agents is one agent. A cluster has one for each device, and under `cluster` all that its scheduler
-knows; `counters` and `memory` are of all together. Reads only; may wait for the driver's lock, so it is for worker
-threads.
+A driver of one device without agents is shown as one agent. A cluster has one agent per device, and the scheduler's
+whole snapshot under `cluster`. `counters` and `memory` are totals. Reads only; it may wait for the driver's lock, so
+call it on a worker thread.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from runtime.types import PageCounts
 
 
 def state_document(service: Service) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return the state as a JSON-ready dictionary."""
     driver = service.driver
     state, cluster = driver.state(), driver.snapshot()
     totals = {"counters": asdict(state.counters), "memory": asdict(driver.memory())}
@@ -47,8 +46,9 @@ def _alone(service: Service, state: AgentState) -> dict[str, Any]:
 
 
 def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By device. `pid`: null while no agent is there. `totals`: of all together, which are the only one's where there
-    is one.
+    """Return one entry per device. `pid` is null while no agent runs there.
+
+    The totals are added to the entry only if there is a single device.
     """
     by_device: dict[str, list[dict[str, Any]]] = {}
     for each in cluster["instances"]:

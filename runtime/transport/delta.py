@@ -1,140 +1,189 @@
-"""Decode steps said in short on a link: a message whose rows are those of the last one of its kind, one token on, says
-no more than that.
+"""Send the messages of a persistent batch in short: what follows the last one with its number says only what is new.
 
-    Pass  ->  ForwardRowsDelta          RunRows  ->  RunRowsDelta(tokens)          RowsDone  ->  RowsDoneDelta(tokens)
+    ForwardRows -> ForwardRowsDelta(slot)
+    RunRows     -> RunRowsDelta(slot, tokens)
+    RowsDone    -> RowsDoneDelta(slot, tokens)
 
-Names, epochs and numbers of some dozens of rows cost a message more than its 64 KB of hidden states do. Whoever gets it
-has the last one, because a link's messages come in order and are numbered (`register`): one that is missing ends the
-link.
+Names, epochs and positions of some dozens of rows cost a message more than its 64 KB of hidden states do. A message
+with a batch number that is sent in full takes a slot on its link: the next of eight, in turn, for each kind of message.
+Both ends count alike, because the messages of a link arrive in order and complete (a missing one ends the link). A
+later message with the same number has the same rows one token on, and names the slot instead.
 
-Contract: `DeltaEncoder` is the sender's end of a link, `DeltaDecoder` the receiver's; state machines never see these
-messages. `prepare` may be called at any time, and only makes what follows sooner. Pure bookkeeping.
+`DeltaEncoder` is the sender's end of a link, `DeltaDecoder` the receiver's. State machines see full messages only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime.messages import ForwardRows, Message, RowsDone, RunRows
 from runtime.types import Sampled
 
+#: Batches of a link and kind that may be sent in short at a time.
+_SLOTS = 8
+
 
 class ForwardRowsDelta(Message, frozen=True, tag=True, array_like=True):
-    """The last ForwardRows of this link, every start and every `generated` one more."""
+    """The last ForwardRows of a slot, every start and every `generated` one more."""
+
+    slot: int
 
 
 class RunRowsDelta(Message, frozen=True, tag=True, array_like=True):
-    """The last RunRows of this link, likewise, with these tokens, one for each row."""
+    """The last RunRows of a slot, one token on, with these tokens: one for each row."""
 
+    slot: int
     tokens: tuple[int, ...]
 
 
 class RowsDoneDelta(Message, frozen=True, tag=True, array_like=True):
-    """The last RowsDone of this link, with these tokens sampled, and nothing else of them to tell."""
+    """The last RowsDone of a slot, with these tokens sampled, without log-probabilities."""
 
+    slot: int
     tokens: tuple[int, ...]
 
 
-Short = ForwardRowsDelta | RunRowsDelta | RowsDoneDelta
+Batched = ForwardRows | RunRows | RowsDone
+Delta = ForwardRowsDelta | RunRowsDelta | RowsDoneDelta
+
+
+@dataclass(slots=True)
+class _Slot:
+    """The last message of a batch, and the one that follows it where that is made already."""
+
+    last: Batched
+    following: Batched | None = None
+
+
+class _Slots:
+    """The slots of one kind of message on one link."""
+
+    def __init__(self) -> None:
+        self.slots: list[_Slot] = []
+        self._next = 0
+
+    def find(self, message: Batched) -> int | None:
+        """Return the slot whose batch a message continues."""
+        for at, slot in enumerate(self.slots):
+            if slot.last.batch == message.batch and _continues(message, slot.last):
+                return at
+        return None
+
+    def add(self, message: Batched) -> None:
+        """Give a slot to a message that is sent in full."""
+        if len(self.slots) < _SLOTS:
+            self.slots.append(_Slot(message))
+        else:
+            self.slots[self._next] = _Slot(message)
+        self._next = (self._next + 1) % _SLOTS
 
 
 class DeltaEncoder:
-    """What went out on a link, or came: the last message of each kind."""
+    """Shorten the messages that are sent on a link."""
 
     def __init__(self) -> None:
-        self._go: RunRows | None = None
-        self._done: RowsDone | None = None
-        self._pass: ForwardRows | None = None
-        self._due: ForwardRows | None = None
-
-    def prepare(self) -> None:
-        """Make the ForwardRows that follows now, where time costs nothing."""
-        if self._due is None and self._pass is not None:
-            self._due = _next_pass(self._pass)
+        self._kinds: dict[type[Message], _Slots] = {kind: _Slots() for kind in (ForwardRows, RunRows, RowsDone)}
 
     def short(self, message: Message) -> Message:
-        """The same in fewer words, if the last one of its kind allows that."""
+        """Return the message in short if it continues a batch of its link, else the message itself."""
+        if not isinstance(message, Batched) or not message.batch:
+            return message
+        slot = self._kinds[type(message)].find(message)
+        if slot is None:
+            return message
         match message:
             case ForwardRows():
-                return ForwardRowsDelta() if self.next_pass() == message else message
+                return ForwardRowsDelta(slot)
             case RunRows():
-                return RunRowsDelta(message.tokens) if self.next_go(message.tokens) == message else message
-            case RowsDone():
-                tokens = tuple([one.token for one in message.sampled if one is not None])
-                return RowsDoneDelta(tokens) if self.next_done(tokens) == message else message
-        return message
+                return RunRowsDelta(slot, message.tokens)
+        tokens = _plain_tokens(message)
+        return message if tokens is None else RowsDoneDelta(slot, tokens)
 
-    def mark_sent(self, message: Message) -> None:
-        """It is on its way, in whatever words."""
-        match message:
-            case ForwardRows():
-                self._pass, self._due = message, None
-            case RunRows():
-                self._go = message
-            case RowsDone():
-                self._done = message
-
-    def next_pass(self) -> ForwardRows | None:
-        """What follows the last one of its kind; None if there was none, or it had turns."""
-        self.prepare()
-        return self._due
-
-    def next_go(self, tokens: tuple[int, ...]) -> RunRows | None:
-        last = self._go
-        if last is None or last.attempts or len(tokens) != len(last.tokens):
-            return None
-        return RunRows(
-            last.seqs,
-            last.epochs,
-            _more(last.starts),
-            last.counts,
-            tokens,
-            last.sample,
-            _more(last.generated),
-            last.steps,
-        )
-
-    def next_done(self, tokens: tuple[int, ...]) -> RowsDone | None:
-        last = self._done
-        if last is None or len(tokens) != len(last.seqs):
-            return None
-        sampled = tuple([Sampled(seq, token) for seq, token in zip(last.seqs, tokens, strict=True)])
-        return RowsDone(last.device, last.seqs, last.epochs, last.counts, sampled)
+    def mark_sent(self, message: Message, short: Message) -> None:
+        """Record that a message goes out, as `short`."""
+        if isinstance(message, Batched) and message.batch:
+            slots = self._kinds[type(message)]
+            if isinstance(short, Delta):
+                slots.slots[short.slot].last = message
+            else:
+                slots.add(message)
 
 
 class DeltaDecoder:
-    """What came on a link."""
+    """Complete the messages that arrive on a link."""
 
     def __init__(self) -> None:
-        self._said = DeltaEncoder()
+        self._kinds: dict[type[Message], _Slots] = {
+            ForwardRowsDelta: _Slots(), RunRowsDelta: _Slots(), RowsDoneDelta: _Slots()
+        }  # fmt: skip
 
     def prepare(self) -> None:
-        self._said.prepare()
+        """Make the ForwardRows that follow, in the time in which a device waits for them."""
+        for slot in self._kinds[ForwardRowsDelta].slots:
+            if slot.following is None:
+                slot.following = _following(slot.last, ())
 
     def full(self, message: Message) -> Message | None:
-        """A message in full; None for one that goes on from what never came, or not from that."""
-        said = self._said
-        match message:
-            case ForwardRowsDelta():
-                whole: Message | None = said.next_pass()
-            case RunRowsDelta():
-                whole = said.next_go(message.tokens)
-            case RowsDoneDelta():
-                whole = said.next_done(message.tokens)
-            case _:
-                whole = message
-        if whole is not None:
-            said.mark_sent(whole)
-        return whole
+        """Return a message in full; None for one that continues what never came, or does not fit it."""
+        if isinstance(message, Batched):
+            if message.batch:
+                self._kinds[_SHORT[type(message)]].add(message)
+            return message
+        if not isinstance(message, Delta):
+            return message
+        slots = self._kinds[type(message)].slots
+        if not 0 <= message.slot < len(slots):
+            return None
+        slot = slots[message.slot]
+        tokens = () if isinstance(message, ForwardRowsDelta) else message.tokens
+        if not isinstance(message, ForwardRowsDelta) and len(tokens) != len(slot.last.seqs):
+            return None
+        slot.last, slot.following = slot.following or _following(slot.last, tokens), None
+        return slot.last
+
+
+_SHORT: dict[type[Message], type[Message]] = {
+    ForwardRows: ForwardRowsDelta, RunRows: RunRowsDelta, RowsDone: RowsDoneDelta
+}  # fmt: skip
+
+
+def _continues(message: Batched, last: Batched) -> bool:
+    """Whether a message of the same batch has the same rows, one token on. (A batch may travel in parts.)"""
+    if message.seqs != last.seqs or message.epochs != last.epochs:
+        return False
+    if isinstance(message, RowsDone) or isinstance(last, RowsDone):
+        return True
+    if isinstance(message, ForwardRows) and isinstance(last, ForwardRows) and message.hops != last.hops:
+        return False
+    return message.starts[0] == last.starts[0] + 1
+
+
+def _plain_tokens(message: RowsDone) -> tuple[int, ...] | None:
+    """Return the tokens of a message that has nothing else to report, None for one that has."""
+    if message.prompts or message.earlier:
+        return None
+    tokens = [one.token for one in message.sampled if one is not None and one.logprob is None and not one.top]
+    return tuple(tokens) if len(tokens) == len(message.seqs) else None
+
+
+def _following(last: Batched, tokens: tuple[int, ...]) -> Batched:
+    """Return the message that follows in a batch."""
+    match last:
+        case ForwardRows():
+            return ForwardRows(
+                last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated),
+                batch=last.batch,
+            )  # fmt: skip
+        case RunRows():
+            return RunRows(
+                last.seqs, last.epochs, _more(last.starts), last.counts, tokens, last.sample, _more(last.generated),
+                last.steps, batch=last.batch,
+            )  # fmt: skip
+        case RowsDone():
+            sampled = tuple([Sampled(seq, token) for seq, token in zip(last.seqs, tokens, strict=True)])
+            return RowsDone(last.device, last.seqs, last.epochs, last.counts, sampled, batch=last.batch)
 
 
 def _more(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple([number + 1 for number in numbers])
-
-
-def _next_pass(last: ForwardRows) -> ForwardRows | None:
-    if last.attempts:
-        return None
-    return ForwardRows(
-        last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated)
-    )

@@ -203,9 +203,6 @@ class Messenger:
 
     def prepare(self) -> None:
         """Make short work of what will most likely come and go next. To be called while there is nothing else to do."""
-        for peer in self._peers.values():
-            if peer.outbox is not None:
-                peer.outbox.prepare()
         for links in self._heard.values():
             for heard in links.values():
                 heard.prepare()

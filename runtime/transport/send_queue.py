@@ -42,8 +42,8 @@ class SendQueue:
         """Never blocks. `ticket`: as in `wire.encode`. Raises Choked, and WireError for a message that cannot be sent;
         then nothing has gone out."""
         short = self._said.short(message)
-        frames = encode(self._number, message, arrays, short, ticket)
-        self._said.mark_sent(message)
+        frames = encode(self._number, message, arrays, None if short is message else short, ticket)
+        self._said.mark_sent(message, short)
         self._number += 1
         if self.flush() and self._put(frames):
             return
@@ -52,10 +52,6 @@ class SendQueue:
             raise Choked(f"{self._bytes + nbytes} bytes wait for it")
         self._waiting.append((frames, nbytes))
         self._bytes += nbytes
-
-    def prepare(self) -> None:
-        """Make what will most likely be sent next easy to send."""
-        self._said.prepare()
 
     def flush(self) -> bool:
         """Hand over what waits; whether nothing does any more."""

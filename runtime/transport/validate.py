@@ -81,7 +81,8 @@ _NATURAL = {
     HopAssigned: ("hops", "starts", "counts"),
 }
 #: Numbers from 0 on.
-_COUNTS = {
+_COUNTS: dict[type[Message], tuple[str, ...]] = {
+    **dict.fromkeys((RunRows, ForwardRows, RowsDone), ("batch",)),
     AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
     StageReady: ("nbytes",),
     MigrationReady: ("nbytes", "activation_bytes"),

@@ -29,7 +29,7 @@ import msgspec
 
 from runtime.chains import Array
 from runtime.messages import PROTOCOL, Message, ToAgent, ToDriver, ToScheduler
-from runtime.transport.delta import ForwardRowsDelta, Short
+from runtime.transport.delta import Delta, ForwardRowsDelta
 from runtime.transport.validate import WireError, check, check_arrays
 
 #: What bytes may be said to be: bytes of each element.
@@ -74,7 +74,7 @@ class Parcel:
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     arrays: tuple[tuple[str, tuple[int, ...], int], ...]
-    message: ToAgent | ToScheduler | ToDriver | Short
+    message: ToAgent | ToScheduler | ToDriver | Delta
 
 
 class _Announced(_Envelope, frozen=True, array_like=True, gc=False):
@@ -112,7 +112,9 @@ def encode(
     else:
         parts = _parts(arrays, kinds)
         envelope = _Envelope(kinds, short or message)  # type: ignore[arg-type]
-        body = preamble + (_said_again(kinds) if isinstance(short, ForwardRowsDelta) else _encoder.encode(envelope))
+        body = preamble + (
+            _said_again(kinds, short.slot) if isinstance(short, ForwardRowsDelta) else _encoder.encode(envelope)
+        )
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
@@ -121,9 +123,9 @@ def encode(
 
 
 @lru_cache(maxsize=256)
-def _said_again(kinds: tuple[tuple[str, tuple[int, ...], int], ...]) -> bytes:
+def _said_again(kinds: tuple[tuple[str, tuple[int, ...], int], ...], slot: int) -> bytes:
     """A ForwardRowsDelta beside such arrays: the message of which there are most by far."""
-    return _encoder.encode(_Envelope(kinds, ForwardRowsDelta()))
+    return _encoder.encode(_Envelope(kinds, ForwardRowsDelta(slot)))
 
 
 def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -184,7 +186,7 @@ def decode(frames: Sequence[Frame]) -> Parcel:
         if envelope.ticket is None
         else _announced(envelope.arrays, envelope.ticket, frames[1:])
     )
-    if not isinstance(envelope.message, Short):
+    if not isinstance(envelope.message, Delta):
         check(envelope.message, arrays)
     return Parcel(number, envelope.message, arrays, envelope.ticket)
 

@@ -1,1 +1,1 @@
-"""Hops that agents dispatch among themselves by offers and bids (BL-23)."""
+"""Dispatch of hops among agents by offers and bids (BL-23)."""

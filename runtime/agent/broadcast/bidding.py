@@ -1,18 +1,17 @@
-"""Hops that are offered to several devices at once, and taken by the first that says so (BL-23, the agents' style of
-dispatch).
+"""Offer a hop to several devices and give it to the first one that bids (BL-23, dispatch by the agents).
 
-    scheduler --Open: path, and who else may take which hop of it--> everybody who may come to run a part of it
-    offerer --Offer--> candidates        a row is through its hop, and for the next one there is a choice
-    candidate --Bid--> offerer           at once where no step runs, else when one is over and the next has room
-    offerer --Pass--> the first one, --Retract--> the others, --HopAssigned--> scheduler; whoever bids later is refused
+    scheduler --OpenSequences: path, and candidate devices per hop--> every device that may run a part of it
+    offerer --Offer--> candidates      a row has run its hop, and the next hop has several candidates
+    candidate --Bid--> offerer         at once if no step runs, else after the step if the next one has room
+    offerer --ForwardRows--> first bidder, --Retract--> other candidates, --HopAssigned--> scheduler
 
-A choice is made once per sequence and hop, with the first row that comes there: nobody has K and V of it for that hop
-yet. From then on the winner owns them, and every later row goes there at once (BL-19).
+Later bids are refused. The choice is made once per sequence and hop, with the first row that reaches the hop: no device
+has K and V for it yet. From then on the winner owns them, and later rows go there at once (BL-19).
 
-Contract: the offerer's book (`policy.routing.bids`) is the one authority: it gives a row to one device, once, and keeps
-it until then. What it offers and nobody is left for is lost, and told. A candidate holds nothing for an offer, not even
-for one it has bid for. Offers of what has been closed or opened anew are gone. It knows no tensors and no pages: those
-the scheduler has taken on all candidates.
+The offerer's `policy.routing.bids.Bids` is the only authority: it gives a row to one device, once, and the row is held
+until then. A row without candidates left is reported as lost. A candidate reserves nothing for an offer or a bid: the
+scheduler has already accounted for the pages on all candidates. Offers of sequences that are closed or opened again are
+dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from runtime.policy.routing.bids import Accepted, Bids
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An offer that came here: `tokens` of a sequence."""
+    """An offer received by this device, of `tokens` tokens of a sequence."""
 
     by: str
     seq: str
@@ -40,6 +39,8 @@ class _Asked:
 
 
 class HopBidding:
+    """The offers that one device has made and received."""
+
     def __init__(self, device: str) -> None:
         self._device = device
         self._book = Bids()
@@ -49,19 +50,20 @@ class HopBidding:
         self._asked: list[_Asked] = []
 
     def __bool__(self) -> bool:
-        """Whether anything is offered, here or to others."""
+        """Return whether any offer is open, made or received here."""
         return bool(self._held) or bool(self._asked)
 
     @property
     def waits(self) -> bool:
-        """Whether something is to be told, or to be bid for."""
+        """Whether there are messages to send or offers to bid for."""
         return bool(self._new) or bool(self._lost) or bool(self._asked)
 
-    # -- who offers ----------------------------------------------------------------------------------------------------
+    # -- offerer -------------------------------------------------------------------------------------------------------
 
     def offers(self, row: QueuedRow, output: Array) -> bool:
-        """Offer the next hop of a row that is through here, if there is a choice. `output` is kept until somebody takes
-        it.
+        """Offer the next hop of a row that has run here; return False if its device is already fixed.
+
+        `output` is kept until a device takes the row. Without any candidate left the row is reported as lost.
         """
         devices = row.sequence.offers.get(row.hop + 1)
         if devices is None:
@@ -77,7 +79,7 @@ class HopBidding:
         return True
 
     def drain_messages(self) -> list[Send]:
-        """What is to be said since the last time: one Offer for each candidate, and what nobody is left for."""
+        """Return the messages since the last call: one Offer per candidate, and a RowsLost without candidates."""
         out = [Send(device, _offer_of(self._device, rows)) for device, rows in self._new.items()]
         if self._lost:
             out.append(
@@ -90,7 +92,10 @@ class HopBidding:
         return out
 
     def bid(self, bid: Bid) -> list[Send]:
-        """A candidate would take these: the first one gets them."""
+        """Handle a bid: forward the rows that are still open to the bidder.
+
+        Other candidates receive a Retract, and the scheduler a HopAssigned.
+        """
         rows: list[QueuedRow] = []
         arrays: list[Array] = []
         others: dict[str, list[QueuedRow]] = {}
@@ -116,7 +121,7 @@ class HopBidding:
         ]
 
     def remove_device(self, device: str, sequences: Iterable[AgentSequence]) -> list[Send]:
-        """A device is gone: it takes nothing any more, and has nothing to offer."""
+        """Remove a device that is gone, as a candidate and as an offerer."""
         self._asked = [each for each in self._asked if each.by != device]
         for sequence in sequences:
             for hop, devices in sequence.offers.items():
@@ -125,21 +130,19 @@ class HopBidding:
         self._lost += [self._held.pop(name)[0] for name in self._book.remove_device(device)]
         return self.drain_messages()
 
-    # -- who is asked --------------------------------------------------------------------------------------------------
+    # -- candidate -----------------------------------------------------------------------------------------------------
 
     def add_offer(self, offer: Offer) -> None:
         columns = zip(offer.seqs, offer.epochs, offer.hops, offer.counts, strict=True)
         self._asked += [_Asked(offer.device, seq, epoch, hop, count) for seq, epoch, hop, count in columns]
 
     def retracted(self, order: Retract) -> None:
-        """Others have these."""
+        """Drop offers that another device has taken."""
         gone = set(zip(order.seqs, order.epochs, order.hops, strict=True))
         self._asked = [each for each in self._asked if (each.seq, each.epoch, each.hop) not in gone]
 
     def bids(self, room: int | None) -> list[Send]:
-        """Bid for what was offered here, first come first, while it fits into `room` tokens of the next step; None: for
-        all of it.
-        """
+        """Bid for received offers in order, while they fit into `room` tokens of the next step (None: no limit)."""
         taken: dict[str, list[_Asked]] = {}
         count = 0
         for each in self._asked:
@@ -154,7 +157,7 @@ class HopBidding:
     # -- both ----------------------------------------------------------------------------------------------------------
 
     def closed(self, seq: str, epoch: int) -> None:
-        """A sequence has left, up to this epoch."""
+        """Drop the offers of a sequence up to this epoch."""
         if not self:
             return
         self._asked = [each for each in self._asked if each.seq != seq or each.epoch > epoch]
@@ -163,7 +166,7 @@ class HopBidding:
             self._book.close(name)
 
     def check(self) -> None:
-        """Verify that what is held is offered, by a sequence that is here. Raises RuntimeError. For tests."""
+        """Verify that exactly the rows held are offered, by open sequences. Raises RuntimeError. For tests."""
         if len(self._book) != len(self._held) or not all(row.sequence.here for row, _ in self._held.values()):
             raise RuntimeError("a hop is offered that nobody has, or is held that nobody is offered")
 
@@ -180,7 +183,7 @@ def _name(seq: str, epoch: int, hop: int) -> str:
 
 
 def _settle(sequence: AgentSequence, hop: int, device: str) -> None:
-    """From now on rows go there."""
+    """Fix the device of a hop in the sequence's path."""
     del sequence.offers[hop]
     sequence.path = (*sequence.path[:hop], replace(sequence.path[hop], device=device), *sequence.path[hop + 1 :])
 

@@ -1,1 +1,1 @@
-"""K and V of running sequences on their way between devices (BL-16)."""
+"""Migration of running sequences' K and V between devices (BL-16)."""

@@ -1,11 +1,12 @@
-"""Hidden states that came into this device's stages, kept so that blocks can be recomputed where they move to (BL-16).
-Bounded.
+"""Cache the hidden states that entered this device's stages, to recompute blocks where they move to (BL-16).
 
-Contract: by sequence and the component that they came before, in pieces as they came: a piece takes the place of all
-that begins or lies behind its own beginning, as its row has written those pages again. Together never more than `limit`
-bytes, what is around a piece included; the oldest pieces go first, whosever they are. So what is there of a sequence
-may have gaps, at its beginning above all. Whoever leaves the device takes all of its own along. Nobody looks into the
-numbers here; what is a view of something larger is copied, so that it does not keep that.
+Hidden states are kept by sequence and by the component that they entered, in spans as they arrived.
+
+- A new span replaces everything that begins at or behind its start, because its row has written those pages again.
+- All spans together, bookkeeping included, take at most `limit` bytes. The oldest spans are evicted first, of any
+  sequence, so the spans of a sequence may have gaps, mostly at its beginning.
+- Closing a sequence discards its spans.
+- A view of a larger array is copied, so that the larger array is not kept alive.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataclasses import dataclass
 from runtime.chains import Array
 from runtime.policy.migration.two_ended import Spans
 
-#: What a piece takes beside its bytes, about.
+#: Approximate bookkeeping of a span, in bytes.
 _AROUND = 256
 
-#: Rows [first, last) of arrays, below each other.
+#: (array, first, last): rows [first, last) of each array, concatenated in order.
 Pieces = tuple[tuple[Array, int, int], ...]
 
 
 @dataclass(slots=True)
 class _CachedSpan:
-    """Tokens [start, stop) of a sequence, the first rows of `array`. `number`: the older, the lower."""
+    """Hidden states of tokens [start, stop) of a sequence: the first rows of `array`. Lower `number`: older."""
 
     number: int
     start: int
@@ -36,22 +37,24 @@ class _CachedSpan:
 
 
 class ActivationCache:
+    """The kept hidden states of one device, bounded to `limit` bytes; 0 keeps none."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._kept: dict[str, dict[int, deque[_CachedSpan]]] = {}
-        self._ages: dict[int, tuple[str, int]] = {}  # whose piece, by its number: the oldest first
+        self._ages: dict[int, tuple[str, int]] = {}  # (sequence, component) by span number, oldest first
         self._count = 0
         self.nbytes = 0
 
     def __bool__(self) -> bool:
-        """Whether anything is kept at all, here."""
+        """Return whether this device keeps hidden states at all."""
         return self._limit > 0
 
     def __contains__(self, seq: str) -> bool:
         return seq in self._kept
 
     def store_span(self, seq: str, before: int, start: int, array: Array) -> None:
-        """What came before component `before` for tokens from `start` on, [tokens, width]."""
+        """Store the hidden states that entered component `before`, for tokens from `start` on: [tokens, width]."""
         pieces = self._kept.setdefault(seq, {}).setdefault(before, deque())
         while pieces and pieces[-1].start >= start:
             self._evict_span(pieces.pop())
@@ -68,7 +71,7 @@ class ActivationCache:
         self._tidy(seq, before)
 
     def spans(self, seq: str, before: int) -> Spans:
-        """Tokens [lo, hi) that are there, in order."""
+        """Return the token ranges [lo, hi) that are kept, in order."""
         spans: list[tuple[int, int]] = []
         for piece in self._kept.get(seq, {}).get(before, ()):
             if spans and spans[-1][1] == piece.start:
@@ -78,7 +81,7 @@ class ActivationCache:
         return tuple(spans)
 
     def pieces(self, seq: str, before: int, lo: int, hi: int) -> Pieces | None:
-        """Of tokens [lo, hi), at least one; None unless all are there."""
+        """Return the arrays that hold tokens [lo, hi); None unless all of them are kept. Requires lo < hi."""
         found: list[tuple[Array, int, int]] = []
         at = lo
         for piece in self._kept.get(seq, {}).get(before, ()):
@@ -89,7 +92,7 @@ class ActivationCache:
         return tuple(found) if at == hi and found else None
 
     def retain(self, seq: str, before: Collection[int]) -> None:
-        """A sequence goes on here, with these stages: by their first components."""
+        """Discard a sequence's spans except those of stages that begin with one of these components."""
         for each in [each for each in self._kept.get(seq, ()) if each not in before]:
             self.discard_spans(seq, each)
 
@@ -101,11 +104,11 @@ class ActivationCache:
             del self._kept[seq]
 
     def close(self, seq: str) -> None:
-        """A sequence leaves."""
+        """Discard all spans of a sequence."""
         self.retain(seq, ())
 
     def check(self, seqs: Collection[str]) -> None:
-        """Verify sizes, order and whose it is. Raises RuntimeError. For tests, after every event."""
+        """Verify sizes, order and owners of all spans. Raises RuntimeError. For tests, after every event."""
         every = [
             (piece, (seq, before))
             for seq, stages in self._kept.items()
@@ -130,7 +133,7 @@ class ActivationCache:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _evict(self) -> None:
-        """The oldest piece goes: of its stage's pieces it is the first."""
+        """Evict the oldest span: the first one of its sequence and stage."""
         seq, before = self._ages[next(iter(self._ages))]
         self._evict_span(self._kept[seq][before].popleft())
         self._tidy(seq, before)
@@ -148,12 +151,12 @@ class ActivationCache:
 
 
 def size_of(array: Array) -> int:
-    """Bytes of an array."""
+    """Return the bytes of an array."""
     return array.data.nbytes if isinstance(array.data, memoryview) else len(array.data)
 
 
 def _own(array: Array) -> Array:
-    """On the device that it is on, where it is no host's (`stages.Array`)."""
+    """Copy the data, on its device; bytes that are no view are returned as they are."""
     data = array.data
     if isinstance(data, memoryview):
         return Array(array.dtype, array.shape, bytes(data))

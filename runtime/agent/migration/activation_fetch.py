@@ -1,11 +1,12 @@
-"""What the front of one move recomputes from, where that is hidden states which the source kept: asked for, checked,
-and used in order.
+"""Fetch the hidden states from which a migration recomputes its front, where it cannot start from token ids.
 
-    ask --Want--> source --Pages--> arrived --CheckInputs--> checked --> take: the row that recomputes it --> ran
+    request_span --PageRequest--> source --PageData--> arrived --VerifyActivations--> checked
+    next_span: a row recomputes the span … finish_span
 
-Contract: spans belong to the front from when they are asked for (`policy.migration.two_ended`): inputs travel only for
-what is recomputed. The next ones travel while a row runs. What does not come, or does not verify, is told to be lost;
-after a few of those, and when the source is gone, nothing more is asked for. Sends nothing, and decides nothing.
+A span is assigned to the front from the moment it is requested (`policy.migration.two_ended`), so hidden states travel
+only for what is recomputed. The next spans travel while a row runs. A span that does not arrive or does not verify is
+dropped (`mark_lost`); after `_FAILURES` of those, and when the source is gone, no more are requested. Nothing is sent
+here.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from dataclasses import dataclass
 from runtime.agent.migration.activation_cache import size_of
 from runtime.chains import Array
 
-#: Spans whose inputs did not come, or did not verify, after which the front gives up.
+#: Number of lost spans after which the front gives up.
 _FAILURES = 4
 
 
 @dataclass(slots=True)
 class Portion:
-    """Tokens of `span` from `start` on; before it they are there. `array`: None until it has come; `checked`: it may be
-    used.
+    """A requested span. Its tokens before `start` are here already.
+
+    Fields:
+        array: The hidden states; None until they arrive.
+        checked: Whether they have been verified.
     """
 
     span: range
@@ -41,8 +45,10 @@ class FetchedSpan:
 
 
 class ActivationFetch:
-    """`before`: the component that the hidden states came into. `nbytes`: that came; `reason`: why some did not, the
-    latest.
+    """The requested spans of one migration.
+
+    Attributes: `before`: the component that the hidden states entered; `nbytes`: bytes that arrived and verified;
+    `reason`: why the latest lost span was lost.
     """
 
     def __init__(self, before: int) -> None:
@@ -55,32 +61,32 @@ class ActivationFetch:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether no more spans can be fetched."""
         return self._failures <= 0
 
     @property
     def claimed_count(self) -> int:
-        """Spans that are the front's, the one that runs among them."""
+        """Number of spans assigned to the front, the running one included."""
         return len(self._portions) + (self._running is not None)
 
     @property
     def behind(self) -> int:
-        """Their tokens."""
+        """Tokens of the spans assigned to the front."""
         return sum(len(each.span) for each in self._portions) + self.running
 
     @property
     def running(self) -> int:
-        """Tokens of the one that runs."""
+        """Tokens of the span that runs."""
         return 0 if self._running is None else len(self._running)
 
     @property
     def here(self) -> int:
-        """Those of them whose inputs are here."""
+        """Tokens of assigned spans for which the hidden states are here and verified."""
         return self.behind - sum(len(each.span) for each in self._portions if not each.checked)
 
     @property
     def waiting(self) -> bool:
-        """Whether inputs are on their way."""
+        """Whether requested hidden states have not arrived yet."""
         return any(each.array is None for each in self._portions)
 
     def request_span(self, span: range, start: int) -> None:
@@ -91,7 +97,10 @@ class ActivationFetch:
         return found is not None and found.array is None
 
     def arrived(self, lo: int, hi: int, array: Array) -> bool:
-        """Inputs of tokens [lo, hi) that are awaited have come; false if they are not as many as they should be."""
+        """Record the hidden states of tokens [lo, hi).
+
+        Returns False if they were not requested or have another length.
+        """
         found = self._find(lo, hi)
         if found is None or array.shape[:1] != (hi - lo,):
             return False
@@ -99,14 +108,14 @@ class ActivationFetch:
         return True
 
     def checked(self, lo: int, hi: int) -> None:
-        """They are what was sent."""
+        """Record that the hidden states of tokens [lo, hi) verified."""
         found = self._find(lo, hi)
         if found is not None and found.array is not None:
             found.checked = True
             self.nbytes += size_of(found.array)
 
     def mark_lost(self, lo: int, hi: int, reason: str) -> range | None:
-        """They have not come, or are not what was sent: the span, which is nobody's now."""
+        """Drop a span that did not arrive or did not verify, and return it for reassignment; None if it is unknown."""
         found = self._find(lo, hi)
         if found is None:
             return None
@@ -116,20 +125,21 @@ class ActivationFetch:
         return found.span
 
     def cut(self, reason: str) -> list[range]:
-        """The source is gone: spans whose inputs have not come, which are nobody's now."""
+        """Stop fetching, and return the spans that have not arrived, for reassignment."""
         gone = [each for each in self._portions if each.array is None]
         self._portions = [each for each in self._portions if each.array is not None]
         self._failures, self.reason = 0, reason
         return [each.span for each in gone]
 
     def give_up(self) -> list[range]:
-        """Spans that wait for what will never be there; they are nobody's now."""
+        """Drop all spans that wait to run and return them for reassignment."""
         waiting, self._portions = [each.span for each in self._portions], []
         return waiting
 
     def next_span(self, reached: int) -> FetchedSpan | None:
-        """What is to run now that all before `reached` is here; None while something runs, or its inputs are not
-        here.
+        """Return the span to run next; None while a span runs or the next one is not verified.
+
+        `reached`: all tokens before it are here.
         """
         found = next((each for each in self._portions if each.span.start == reached and each.checked), None)
         if self._running is not None or found is None or found.array is None:

@@ -1,19 +1,18 @@
-"""K and V of sequences on their way to this device (BL-16). What it gives to others is `giving`'s.
+"""Receive migrations of sequences' K and V on the destination device (BL-16).
 
-    scheduler --StartMigration--> destination --Want--> source --PageData--> destination (WritePages, PagesWritten)
-    … --MigrationReady--> scheduler
-                                       rows that recompute from the front run in its own steps meanwhile, from token
-                                       ids or from --Want (before)--> source --PageData (hidden states)--> `fetch`
-                                       (VerifyActivations, ActivationsVerified)
-    scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for
-                                                                     the last one
-    scheduler --FinishMigration--> destination                committed: the table is the sequence's; else its pages are
-                                                              free
+    scheduler --StartMigration--> destination --PageRequest--> source (`agent.migration.source`)
+    source --PageData--> destination (WritePages, PagesWritten) … --MigrationReady--> scheduler
+        meanwhile rows that recompute from the front run in the destination's own steps, from token ids or from
+        --PageRequest (before)--> source --PageData (hidden states)--> `fetch` (VerifyActivations, ActivationsVerified)
+    scheduler --StartMigration (longer)--> … --MigrationReady-->   what has grown; for the last one the sequence rests
+    scheduler --FinishMigration--> destination       commit: the table becomes the sequence's; else its pages are freed
 
-Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All
-pages are taken before the first one comes; without room for all of them nothing begins. The source only reads, and
-serves the sequence on. Hidden states that rows were recomputed from stay here with the sequence, as if they had
-come by hops. Nothing here knows how pages travel, or when a move is worth while.
+- The destination is the only authority (`policy.migration.two_ended`): each page set is brought by one side.
+- All pages are taken before the first one arrives; a migration does not start without room for all of them.
+- The source only reads, and keeps serving the sequence.
+- Hidden states from which rows were recomputed stay in the activation cache here, as if hops had brought them.
+
+How pages travel, and when a migration pays off, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -41,6 +40,8 @@ from runtime.types import ModelSpec
 
 
 class IncomingMigrations:
+    """The migrations to one device: those under way, and committed ones until their sequence is opened."""
+
     def __init__(self, device: str, tables: SequencePageTables, config: AgentConfig, kept: ActivationCache) -> None:
         self._device = device
         self._tables = tables
@@ -51,28 +52,28 @@ class IncomingMigrations:
         self._rows: list[QueuedRow] = []
 
     def keys(self) -> set[str]:
-        """Tables that are no sequence's yet."""
+        """Return the page tables of migrations, which belong to no open sequence yet."""
         return {each.key for each in self._incoming.values()} | {
             key for some in self._adopted.values() for _, key in some
         }
 
     def seqs(self) -> set[str]:
-        """Sequences that are on their way here."""
+        """Return the sequences that migrate to this device."""
         return {each.order.seq for each in self._incoming.values()} | {seq for seq, _ in self._adopted}
 
     def take_rows(self) -> list[QueuedRow]:
-        """Rows that recompute, for the queue."""
+        """Return the rows that recompute, for the queue; each is returned once."""
         rows, self._rows = self._rows, []
         return rows
 
     def adopted(self, seq: str, epoch: int) -> list[tuple[tuple[int, int], str]]:
-        """Tables that were settled for a sequence, each with its layers; handed over."""
+        """Hand over the tables that were committed for a sequence, each with its attention layers."""
         return self._adopted.pop((seq, epoch), [])
 
     # -- the destination -----------------------------------------------------------------------------------------------
 
     def receive(self, order: StartMigration, spec: ModelSpec | None, now: int) -> list[AgentCommand]:
-        """Begin a move, or bring what has grown since."""
+        """Start a migration, or extend one by what the sequence has grown."""
         known = self._incoming.get(order.move)
         if known is not None:
             return self._grow(known, order, now)
@@ -87,7 +88,7 @@ class IncomingMigrations:
             return self._stuck(order.move, order.seq, "no room for its pages")
         request = order.request
         sequence = AgentSequence(request, order.epoch, (), ())
-        # Where nothing attends there are no pages, and nothing to bring.
+        # Without attention layers there are no pages to bring.
         tokens = order.upto if spec.kv_layers else 0
         ends = TwoEnded(
             tokens, spec.page_tokens, recompute=bool(order.tokens) or order.from_activations, copy=order.copy
@@ -99,7 +100,7 @@ class IncomingMigrations:
         return self._go_on(self._incoming[order.move], now)
 
     def arrived(self, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
-        """Pages, or inputs, from the source. Those that nobody awaits any more are dropped."""
+        """Handle pages or hidden states from the source; those that are not awaited any more are dropped."""
         move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
         if pages.before:
             return [] if move is None else self._fetched(move, pages, arrays, now)
@@ -113,7 +114,7 @@ class IncomingMigrations:
         return [WritePages(places, arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
     def written(self, event: PagesWritten, now: int) -> list[AgentCommand]:
-        """Pages are down, or did not verify."""
+        """Handle the engine's answer for written pages."""
         move, span = self._incoming.get(event.move), range(event.lo, event.hi)
         if move is None:
             return []
@@ -128,7 +129,7 @@ class IncomingMigrations:
         return self._go_on(move, now)
 
     def checked(self, event: ActivationsVerified, now: int) -> list[AgentCommand]:
-        """Inputs are what was sent, or not."""
+        """Handle the result of verifying hidden states."""
         move = self._incoming.get(event.move)
         if move is None or move.fetch is None:
             return []
@@ -140,12 +141,12 @@ class IncomingMigrations:
         return self._go_on(move, now)
 
     def finish_row(self, row: QueuedRow, now: int) -> list[AgentCommand]:
-        """A row that recomputes is through."""
+        """Handle a row that has recomputed its tokens."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
         stop, width = row.start + row.tokens, move.spec.page_tokens
-        # What lies between was copied, and is here: nothing is recomputed before what it attends to.
+        # Tokens before the row were copied and are here: a row runs only after everything it attends to.
         self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
         move.ends.recomputed(range(row.start // width * width, stop))
         move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
@@ -157,7 +158,7 @@ class IncomingMigrations:
         return self._go_on(move, now)
 
     def failed(self, row: QueuedRow, reason: str, now: int) -> list[AgentCommand]:
-        """The step of a row that recomputes failed: what the front had is fetched, if there is a source."""
+        """Handle a failed step of a row that recomputes: its pages are copied instead, if there is a source."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
@@ -172,7 +173,7 @@ class IncomingMigrations:
         return self._stuck(row.move, row.sequence.seq, reason)
 
     def settle(self, order: FinishMigration) -> list[AgentCommand]:
-        """The end of a move, whatever its phase. Committed, the table waits for the Open that comes next."""
+        """End a migration in any phase. A committed table waits for the OpenSequences that comes next."""
         move = self._incoming.get(order.move)
         if move is None:
             return []
@@ -185,7 +186,7 @@ class IncomingMigrations:
         return []
 
     def unreachable(self, device: str, now: int) -> list[AgentCommand]:
-        """A device is gone: recomputing takes over to the end what it was to give, where it can."""
+        """Handle the loss of a device: what it was the source of is recomputed to the end, where possible."""
         out: list[AgentCommand] = []
         for move in tuple(self._incoming.values()):
             if move.order.source == device:
@@ -194,7 +195,7 @@ class IncomingMigrations:
         return out
 
     def closed(self, seq: str, epoch: int) -> None:
-        """A sequence has ended: so have its moves, up to this epoch."""
+        """Discard the migrations of a sequence up to this epoch."""
         if not self._incoming and not self._adopted:
             return
         for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
@@ -222,7 +223,7 @@ class IncomingMigrations:
         return self._tables.grow(move.key, upto - self._tables.book.tokens_of(move.key))
 
     def _go_on(self, move: IncomingMigration, now: int) -> list[AgentCommand]:
-        """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
+        """Give both ends work; report to the scheduler when everything is here, or when nothing more can arrive."""
         if move.ends.is_complete:
             return self._report_progress(move)
         out: list[AgentCommand] = [*move.advance(self._rows, now)]
@@ -234,7 +235,7 @@ class IncomingMigrations:
     def _fetched(
         self, move: IncomingMigration, pages: PageData, arrays: Sequence[Array], now: int
     ) -> list[AgentCommand]:
-        """What the source had of the inputs that it was asked for."""
+        """Handle the source's answer to a request for hidden states."""
         fetch = move.fetch
         if fetch is None or not fetch.awaits(pages.lo, pages.hi):
             return []

@@ -1,9 +1,11 @@
-"""One move to this device: both its ends given what they can take, front by rows and back by Wants (BL-16).
+"""Drive one migration to this device: rows recompute from the front, page requests copy from the back (BL-16).
 
-Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row
-starts from token ids, or from hidden states that have come (`fetch`), which are asked for ahead of the row that runs,
-where the back would not be there sooner: they share the link with pages, and pages wait where the front would wait for
-them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What comes back is told by `moves`.
+`IncomingMigration.advance` returns the requests to send to the source and queues rows that recompute. A row starts from
+token ids, or from hidden states that were fetched (`fetch`).
+
+Hidden states are requested ahead of the running row, unless pages from the back would arrive sooner: both share the
+link, and pages wait if the front would otherwise have to wait. `policy.migration.two_ended` assigns page sets to the
+two sides, `policy.migration.pace` decides how many. Results are handled by `agent.migration.destination`.
 """
 
 from __future__ import annotations
@@ -21,15 +23,24 @@ from runtime.policy.migration.pace import MigrationPace, SharedPace
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 
-#: Spans that are asked for ahead of the row that runs, at most.
+#: Largest number of spans requested ahead of the running row.
 _MOST_AHEAD = 32
 
 
 @dataclass(slots=True)
 class IncomingMigration:
-    """`fetch`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the
-    engine is putting down.
-    `told`: up to where the scheduler knows that all is here.
+    """One migration to this device.
+
+    Fields:
+        key: Key of the page table that it fills.
+        ends: Which side brings which page set.
+        sequence: Stands for the sequence in rows that recompute.
+        fetch: Hidden states that the front starts from; None if it starts from token ids.
+        nbytes: Bytes of pages that have arrived.
+        writing: By token range: bytes of pages that the engine is writing.
+        told: Tokens covered by the latest MigrationReady; -1 before the first.
+        pace: Measured speed of both ends.
+        shared: The same where hidden states and pages share the link.
     """
 
     device: str
@@ -49,11 +60,14 @@ class IncomingMigration:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether nothing more can come, though not all is here. (A step that writes its pages comes back first.)"""
+        """Whether nothing more can arrive although pages are missing. While a step still writes pages it is False."""
         return self.ends.stuck and not self.ends.recomputing and not self.ends.copying
 
     def advance(self, rows: list[QueuedRow], now: int) -> list[Send]:
-        """Give both ends what they can take. `rows`: takes what is to run."""
+        """Give both ends the work they can take.
+
+        Returns requests to the source; appends rows that recompute to `rows`.
+        """
         out = self._front(rows, now) if self.fetch is None else self._fed_front(self.fetch, rows, now)
         ends = self.ends
         while (free := self._ahead(now) - ends.copying) > 0:
@@ -70,10 +84,11 @@ class IncomingMigration:
         return out
 
     def groups(self, tokens: int) -> int:
+        """Return the number of page sets that hold so many tokens."""
         return -(-tokens // self.spec.page_tokens)
 
     def unfed(self, lo: int, hi: int, reason: str) -> None:
-        """Inputs have not come, or are not what was sent."""
+        """Handle hidden states that did not arrive or did not verify."""
         if self.fetch is None:
             return
         span = self.fetch.mark_lost(lo, hi, reason)
@@ -83,7 +98,7 @@ class IncomingMigration:
             self.ends.inputs(())
 
     def cut_off(self) -> None:
-        """The source is gone."""
+        """Handle the loss of the source."""
         self.ends.stop_copy()
         if self.fetch is not None:
             for span in self.fetch.cut(f"{self.order.source} is gone"):
@@ -117,7 +132,7 @@ class IncomingMigration:
         return out
 
     def _looks_ahead(self, fetch: ActivationFetch, now: int) -> bool:
-        """Whether the front is to be given more than it has: so much that it need not wait while pages come."""
+        """Return whether to fetch more hidden states: enough that the front does not wait while pages arrive."""
         if self.ends.front_lacks:
             return True
         if (
@@ -131,7 +146,7 @@ class IncomingMigration:
         )
 
     def _portion(self, fetch: ActivationFetch) -> int:
-        """Tokens that the front is given next."""
+        """Return how many tokens the front is assigned next (from hidden states)."""
         if not self.order.copy:
             return self.config.recompute_chunk
         lo, hi = self.ends.gap
@@ -145,11 +160,11 @@ class IncomingMigration:
 
     @property
     def _most(self) -> int:
-        """Page groups that are under way at once."""
+        """Largest number of page sets in flight."""
         return self.config.max_inflight_fetches * self.config.fetch_window
 
     def _ahead(self, now: int) -> int:
-        """Page groups that the back may have under way."""
+        """Return how many page sets the back may have in flight."""
         most = self._most
         if self.ends.front_rests or (self.fetch is not None and self.fetch.is_exhausted):
             return most
@@ -161,13 +176,14 @@ class IncomingMigration:
         return self.shared.fetch(groups(hi - lo - fetch.behind), groups(fetch.behind), here, fetch.waiting, most)
 
     def _chunk(self) -> int:
-        """Tokens that the front is given next."""
+        """Return how many tokens the front is assigned next (from token ids)."""
         lo, hi = self.ends.gap
         return self.pace.chunk(hi - lo, self.config.recompute_chunk) if self.order.copy else self.config.recompute_chunk
 
     def _start(self, span: range) -> int:
-        """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been
-        there before.
+        """Return the first token of a row that recomputes a span.
+
+        In a page set that has grown since the front passed it, only the new tokens are recomputed.
         """
         return max(span.start, min(self.tables.book.tokens_of(self.key), span.stop - 1))
 

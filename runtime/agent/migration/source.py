@@ -1,8 +1,7 @@
-"""What a device gives of the sequences that run on it to where they move: pages, or hidden states that it kept. It only
-reads.
+"""Answer the page requests of a migration on its source device, with pages or with hidden states that were kept.
 
-Contract: one answer to each PageRequest, which says why where there is nothing to give. Whoever wants is not trusted to
-know what is here.
+The source only reads. Every PageRequest gets one answer, with an error if there is nothing to give. Requests are
+checked against what is here, because the destination may be out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from runtime.messages import PageData, PageRequest
 def answer(
     want: PageRequest, sequence: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache
 ) -> AgentCommand:
-    """Pages of a sequence that runs here, or what came into a stage of it."""
+    """Return the command that answers a page request: pages of the sequence, or hidden states that entered a stage."""
     hops = (
         ()
         if sequence is None or sequence.epoch != want.epoch

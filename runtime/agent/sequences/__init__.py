@@ -1,1 +1,1 @@
-"""Sequences that run on a device: their tables of pages, their paths."""
+"""The sequences on one device: their page tables and paths."""

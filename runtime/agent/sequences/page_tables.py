@@ -1,9 +1,12 @@
-"""Page tables of a device whose sequences come and go while steps run: what the engine knows of them, and what may not
-be freed yet.
+"""Manage the page tables of one device while steps run.
 
-Contract: a key names one table, once. `grow` takes pages; `tell` says which groups the engine has not heard of yet; a
-table that is released while a step writes it is freed by `settle`. The next plan tells the engine what has gone
-(`take_released`). Decides nothing.
+`SequencePageTables` wraps a `PageBook` and tracks two more things: which page sets of a table the engine has received
+(`told`), and which tables a running step writes, so that they cannot be freed yet.
+
+- A key names one table and is never used again.
+- `grow` takes pages from the pool; `announce_pages` returns the page sets that the engine has not received yet.
+- A table released while a step writes it is freed by `settle`, after the step.
+- `take_released` returns the tables that the next plan tells the engine to forget.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from runtime.types import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class TableSlice:
-    """Layers [first, last) of a table, counted from its own first one."""
+    """Layers [first, last) of a table, counted from the table's own first layer."""
 
     key: str
     first: int
@@ -25,10 +28,12 @@ class TableSlice:
 
 
 class SequencePageTables:
+    """The page tables of one device, by key, and what the engine has received of each."""
+
     def __init__(self, capacity: int) -> None:
         self.book = PageBook(capacity)
         self._specs: dict[str, ModelSpec] = {}
-        #: Of those that the engine knows: the tokens that the groups it has heard of can hold.
+        #: Per table that the engine has: tokens that fit into the page sets it has received.
         self.told: dict[str, int] = {}
         self._writing: set[str] = set()
         self._leaving: set[str] = set()
@@ -36,7 +41,7 @@ class SequencePageTables:
         self.released: list[str] = []
 
     def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
-        """A new, empty table for a stage of a sequence; its key."""
+        """Open an empty table for a stage of a sequence and return its key. `lo`: the stage's first component."""
         self._serial += 1
         key = f"{seq}#{self._serial}@{lo}"
         self.book.open(key, spec)
@@ -44,18 +49,21 @@ class SequencePageTables:
         return key
 
     def has(self, key: str) -> bool:
-        """Whether a table is there and not about to go."""
+        """Return whether a table exists and has not been released."""
         return key in self._specs and key not in self._leaving
 
     def spec(self, key: str) -> ModelSpec:
         return self._specs[key]
 
     def on(self, stage: str) -> bool:
-        """Whether any table is on a stage, by its id."""
+        """Return whether any table belongs to this stage, given by its id."""
         return any(spec.name == stage for spec in self._specs.values())
 
     def share(self, key: str, other: str, tokens: int) -> bool:
-        """As PageBook.share; false, and nothing has changed, where that cannot be."""
+        """Share the first `tokens` tokens of table `other` (`PageBook.share`).
+
+        Returns False, and changes nothing, if that is not possible.
+        """
         try:
             self.book.share(key, other, tokens)
         except (ValueError, KeyError):
@@ -63,8 +71,9 @@ class SequencePageTables:
         return True
 
     def copy(self, key: str, tokens: int) -> bool:
-        """Pages for so many tokens that are copied into a new table; false, and nothing has changed, where pages
-        are short.
+        """Take pages for `tokens` tokens that the engine copies into a new table.
+
+        Returns False, and changes nothing, if too few are free.
         """
         if not self.grow(key, tokens):
             return False
@@ -74,8 +83,13 @@ class SequencePageTables:
     def recut(
         self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[TableSlice]]], old: Sequence[str], tokens: int
     ) -> list[str]:
-        """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made
-        of; their keys.
+        """Turn tables of a sequence into tables of other stages (`PageBook.recut`) and return the new keys.
+
+        Args:
+            seq: The sequence.
+            new: Per new table: the stage's first component, its spec, and the slices of old tables that it consists of.
+            old: Keys of the tables that end here.
+            tokens: Tokens written in each new table.
         """
         made: dict[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]] = {}
         for lo, spec, pieces in new:
@@ -88,8 +102,9 @@ class SequencePageTables:
         return list(made)
 
     def grow(self, key: str, tokens: int) -> bool:
-        """Make room for `tokens` more tokens than are written; false, and nothing has changed, where pages are
-        short.
+        """Take pages for `tokens` more tokens than are written.
+
+        Returns False, and changes nothing, if too few are free.
         """
         try:
             self.book.extend(key, tokens)
@@ -98,33 +113,37 @@ class SequencePageTables:
         return True
 
     def reach(self, key: str, start: int, tokens: int) -> bool:
-        """As `grow`, for tokens from `start` on, which may lie behind what a step under way writes."""
+        """Take pages for `tokens` tokens from position `start` on, which may lie behind what a running step writes.
+
+        Returns False, and changes nothing, if too few are free.
+        """
         return self.grow(key, start + tokens - self.book.tokens_of(key) if key in self._writing else tokens)
 
     def fits(self, key: str, tokens: int) -> bool:
-        """Whether `grow` would find its pages."""
+        """Return whether enough pages are free for `grow` to succeed."""
         spec, book = self._specs[key], self.book
         more = groups_for(spec, book.tokens_of(key) + tokens) - book.holds(key)
         return more * spec.kv_layers <= book.free
 
     def write(self, keys: Iterable[str]) -> None:
-        """A step is about to write them."""
+        """Mark tables as written by a step that is about to start."""
         self._writing.update(keys)
 
     def writes(self, key: str) -> bool:
-        """Whether a step that is under way writes it."""
+        """Return whether a running step writes the table."""
         return key in self._writing
 
     def introduce(self, key: str) -> bool:
-        """Whether the engine is to hear of it now, for the first time."""
+        """Record that the engine learns of a table with the next plan; return False if it has it already."""
         if key in self.told:
             return False
         self.told[key] = 0
         return True
 
     def announce_pages(self, key: str, tokens: int) -> tuple[Group, ...]:
-        """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its
-        way here.
+        """Return the page sets that the first `tokens` tokens need and that the engine has not received yet.
+
+        Never returns page sets beyond those: a migration may be writing them.
         """
         told = self.told[key]
         if tokens <= told:
@@ -135,7 +154,10 @@ class SequencePageTables:
         return self.book.groups_of(key, told // width, need)
 
     def pages(self, key: str, lo: int, hi: int, layers: slice = slice(None)) -> tuple[int, ...]:
-        """Pages of tokens [lo, hi), whole groups, in the order of tokens and then layers; of some of its layers."""
+        """Return the page ids of tokens [lo, hi), in whole page sets, ordered by token and then by layer.
+
+        `layers`: only these, counted from the table's first layer.
+        """
         width = self._specs[key].page_tokens
         return tuple(page for group in self.book.groups_of(key, lo // width, -(-hi // width)) for page in group[layers])
 
@@ -143,19 +165,19 @@ class SequencePageTables:
         self.book.fill(key, tokens)
 
     def rewind(self, key: str, tokens: int) -> None:
-        """What lies behind so many tokens is about to be written again."""
+        """Mark what lies behind the first `tokens` tokens as unwritten: it is about to be written again."""
         if self.book.tokens_of(key) > tokens:
             self.book.rewind(key, tokens)
 
     def release(self, key: str) -> None:
-        """Forget a table: now, or when the step that writes it is over."""
+        """Free a table now, or after the step that writes it."""
         if key in self._writing:
             self._leaving.add(key)
         else:
             self._free(key)
 
     def settle(self, keys: Iterable[str]) -> None:
-        """The step that wrote these is over."""
+        """Record that the step that wrote these tables is over, and free those released meanwhile."""
         self._writing.difference_update(keys)
         if not self._leaving:
             return
@@ -165,18 +187,23 @@ class SequencePageTables:
         self._leaving.difference_update(over)
 
     def queue_releases(self, keys: Sequence[str], released: Sequence[str]) -> None:
-        """After a failed step: the engine is to forget these, and once more what it had been told to forget."""
+        """Release the tables of a failed step (`keys`) with the next plan, and once more those that its
+        plan released.
+        """
         self.released.extend((*released, *keys))
         for key in keys:
             self.told.pop(key, None)
 
     def take_released(self) -> tuple[str, ...]:
-        """What the engine is to forget; each is told once."""
+        """Return the tables that the engine has to forget; each is returned once."""
         gone, self.released = tuple(self.released), []
         return gone
 
     def check(self, held: set[str]) -> None:
-        """Verify that exactly these tables and those that are leaving exist. Raises PageBookDamaged or RuntimeError."""
+        """Verify that exactly the tables `held` and those being released exist.
+
+        Raises PageBookDamaged or RuntimeError.
+        """
         self.book.check()
         if set(self._specs) != held | self._leaving:
             raise RuntimeError(f"tables of nobody: {sorted(set(self._specs) ^ (held | self._leaving))[:5]}")

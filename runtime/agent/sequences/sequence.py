@@ -1,8 +1,8 @@
-"""Represent the sequences on one device, and their rows that wait there.
+"""Define the sequences on one device and the rows that wait or run there.
 
-Contract: an `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes
-here, under a key that no other table ever has, so that a step may still write what was closed already. A `QueuedRow` is
-one hop's work. Nothing here decides or counts pages.
+An `AgentSequence` is a sequence under one epoch and path. It has one page table per stage that it passes on this
+device. Keys of tables are never reused, so a step may still write a table that was closed meanwhile. A `QueuedRow` is
+the work of one hop: one sequence's tokens in one step.
 """
 
 from __future__ import annotations
@@ -18,15 +18,23 @@ from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 @dataclass(slots=True)
 class AgentSequence:
-    """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it
-    was opened. `here`: it has neither been closed nor opened anew. `offers`: hops behind this device that are offered,
-    and to whom (BL-23). `scores`: of its prompt, from parts of a row that has not run whole yet.
+    """A sequence on one device, under one epoch.
 
-    `ahead`: which of its hops is predicted; `shadow`: the table of what predicts it, if that is here; `prediction`: its
-    latest, as turn and
-    hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where
-    another had been.
-    A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
+    Fields:
+        output: Tokens that it had produced when it was opened here.
+        keys: Key of its page table, by the first component of the stage.
+        ahead: The hop of its path that is predicted.
+        shadow: Key of the stand-in's page table, if the stand-in is on this device.
+        prediction: The latest prediction: (attempt, hidden states).
+        latest: By hop: (attempt, start) of the latest row that arrived.
+        again: By hop: (attempt, start) of the latest row that began at or before the start of an earlier one.
+        stages: Id of the stage, by its first component.
+        offers: By hop behind this device: the devices that it is offered to (BL-23).
+        here: False once the sequence is closed, or opened again under a newer epoch.
+        scores: Log-probabilities of its prompt, from the parts that ran of a divided row.
+
+    `latest` and `again` are kept by hop, because a path may pass a device more than once: the real row at one hop must
+    not supersede its own prediction at a later hop.
     """
 
     request: SequenceRequest
@@ -49,7 +57,10 @@ class AgentSequence:
         self.seq = self.request.seq
 
     def comes(self, hop: int, attempt: int, start: int) -> None:
-        """A row has come. One that begins where, or before where, another began at this hop supersedes that."""
+        """Record a row that arrived.
+
+        If it begins at or before the start of the latest row at this hop, it supersedes that row.
+        """
         known = self.latest.get(hop)
         if known is None or attempt > known[0]:
             if known is not None and start <= known[1]:
@@ -57,16 +68,20 @@ class AgentSequence:
             self.latest[hop] = attempt, start
 
     def superseded(self, hop: int, attempt: int, start: int) -> bool:
-        """Whether a row is not to be run any more: a later one begins at or before it."""
+        """Return whether a row must not run any more, because a later one begins at or before its start."""
         again = self.again.get(hop)
         return again is not None and attempt < again[0] and start >= again[1]
 
 
 @dataclass(slots=True)
 class Credit:
-    """Tokens that a sequence decodes here before its device reports: until it has produced `until` of them, or one
-    of `ends` once it has
-    `least`. `told`: those that it got. `over`: no more rows of it count.
+    """Tokens that a sequence may decode on its device before the device reports to the scheduler.
+
+    Fields:
+        until: Number of produced tokens at which the credit is used up.
+        ends: Token ids that end it once `least` tokens are produced.
+        told: Tokens sampled on this credit so far.
+        over: True once it is used up or cancelled; later rows of it are dropped.
     """
 
     until: int
@@ -76,23 +91,34 @@ class Credit:
     over: bool = False
 
     def add_token(self, sampled: Sampled, made: int) -> bool:
-        """A token, with which `made` are produced. Whether more are to come."""
+        """Record a token, the `made`-th one produced; return whether more tokens may follow on this credit."""
         self.told.append(sampled)
         self.over = made >= self.until or (made >= self.least and sampled.token in self.ends)
         return not self.over
 
 
 class QueuedRow(msgspec.Struct, eq=False, gc=False):
-    """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it
-    are here already.
+    """A row that waits for a step or runs in one: `tokens` tokens of a sequence from position `start` on.
 
-    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states.
-    `steps`: tokens to decode.
-    `move`: which migration recomputes by it, 0 for the rows of sequences. `attempt`, `ahead`: as in messages.
-    `shadow`: it runs the
-    surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it. `credit`:
-    what it is decoded on;
-    `awaits`: the step that samples its token, where that is not known yet, else 0.
+    Fields:
+        hop: Index in the sequence's path.
+        name: Key of its page table.
+        stage: Id of its stage.
+        ids: Token ids, if the stage begins with the embedding; else None.
+        array: Hidden states, if the stage does not begin with the embedding; else None.
+        sample: Whether a token is sampled behind the last position.
+        generated: Tokens produced so far.
+        steps: Tokens to decode in this step (more than 1 only with simulated engines).
+        since: When it began to wait, in ns.
+        holds: Whether K and V of its sequence are on this device already.
+        move: The migration that recomputes pages with this row; 0 for a row of a sequence.
+        attempt: Number of a speculated row, as in `RunRows.attempts`; 0 without speculation.
+        ahead: Whether its predicted hop may run ahead, as in `RunRows.speculate`.
+        shadow: True if it runs the stand-in.
+        before: Tokens of the same order that ran in earlier parts of this row.
+        part: True if the rest of its tokens waits behind it.
+        credit: The credit that it is decoded on.
+        awaits: Number of the step that samples its token, while that is not known yet; else 0.
     """
 
     sequence: AgentSequence
@@ -120,8 +146,9 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     @property
     def divisible(self) -> bool:
-        """Whether some of its tokens may run before the others: nobody but the scheduler hears of them, and only when
-        all have run.
+        """Whether a part of its tokens may run in an earlier step.
+
+        Only rows with a single hop: the scheduler alone receives their result, and only after the last part.
         """
         return (
             self.ids is not None
@@ -133,19 +160,19 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
 
     @property
     def work(self) -> int:
-        """Tokens whose K and V are written by it."""
+        """Number of tokens for which it writes K and V."""
         return self.tokens + self.steps - 1
 
 
 def credit_of(request: SequenceRequest, spec: ModelSpec, until: int) -> Credit:
-    """What a sequence may decode until it has so many tokens."""
+    """Return the credit of a sequence that may decode until it has produced `until` tokens."""
     sampling = request.sampling
     ends = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids))
     return Credit(until, ends, sampling.min_tokens)
 
 
 def following(row: QueuedRow, step: int, now: int) -> QueuedRow:
-    """The next row of a credit; `step` samples its token."""
+    """Return the next row on the same credit; step number `step` samples its token (0: the caller fills it in)."""
     return QueuedRow(
         row.sequence,
         row.epoch,
@@ -167,8 +194,9 @@ def following(row: QueuedRow, step: int, now: int) -> QueuedRow:
 
 
 def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
-    """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits
-    anew.
+    """Cut the first `count` tokens off a divisible row and return them as a row of their own.
+
+    `row` keeps the remaining tokens and waits again from `now`.
     """
     ids = row.ids or ()
     part = replace(row, tokens=count, ids=ids[:count], sample=False, part=True)
@@ -180,7 +208,7 @@ def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
 
 
 def joined(part: QueuedRow, rest: QueuedRow) -> QueuedRow:
-    """`first_part` undone: the row that waits, with a part before it that did not run."""
+    """Undo `first_part` for a part that did not run; return the whole row."""
     rest.start, rest.tokens, rest.before = part.start, part.tokens + rest.tokens, part.before
     rest.ids, rest.holds = (*(part.ids or ()), *(rest.ids or ())), part.holds
     return rest

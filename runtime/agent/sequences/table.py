@@ -1,8 +1,9 @@
-"""Open and close the sequences of one device: with empty tables, with a shared prefix, or with what they have here.
+"""Open and close the sequences of one device.
 
-Contract: a sequence is here under one epoch at a time; messages of older ones are dropped. `open` returns whether
-everything that its path needs here is here; else nothing of it stays. Its tables, and its cached activations, go with
-it. Queues and steps are not known here.
+A sequence opens with empty page tables, with a shared prefix, or with the layers that it already has here. It is here
+under one epoch at a time; messages of older epochs are dropped. `SequenceTable.open` either sets up everything that its
+path needs on this device or leaves nothing behind. Closing a sequence releases its page tables and its cached
+activations. Queues and steps are not handled here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from runtime.types import Copied, ModelSpec, Opened
 
 
 class SequenceTable:
-    """`left`: called with the table of each sequence that goes. `copies`: the engine keeps K and V by sequence, so
-    that what is shared is
-    copied. `copied`: what the engine has to copy with its next plan, in order."""
+    """The open sequences of one device, by name.
+
+    Args:
+        left: Called with the key of each page table of a sequence that leaves.
+        copies: Whether the engine keeps K and V by sequence, so that a shared prefix is copied instead of shared.
+
+    Attribute `copied` lists what the engine must copy with its next plan, in order.
+    """
 
     def __init__(
         self,
@@ -49,8 +55,10 @@ class SequenceTable:
         self.sequences: dict[str, AgentSequence] = {}
 
     def open(self, order: OpenSequences, at: int) -> bool | None:
-        """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs
-        is missing.
+        """Open sequence number `at` of an order.
+
+        Returns None if the sequence is here under this epoch or a newer one; False if a stage, or K and V that it
+        needs, is missing; True if it is open.
         """
         request, epoch = order.requests[at], order.epochs[at]
         known = self.sequences.get(request.seq)
@@ -82,22 +90,23 @@ class SequenceTable:
         return seated
 
     def close(self, seq: str, epoch: int) -> None:
-        """The end of a sequence, and of what moves of it, unless a newer epoch of it is here."""
+        """Close a sequence and its incoming migrations, unless a newer epoch of it is here."""
         sequence = self.sequences.get(seq)
         if sequence is not None and sequence.epoch <= epoch:
             self._remove_sequence(sequence)
         self._moves.closed(seq, epoch)
 
     def keys(self) -> set[str]:
-        """Tables of all sequences, with those of their stand-ins."""
+        """Return the page tables of all sequences, those of stand-ins included."""
         held = {key for sequence in self.sequences.values() for key in sequence.keys.values()}
         return held | {sequence.shadow for sequence in self.sequences.values() if sequence.shadow is not None}
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _seat(self, sequence: AgentSequence, shared: tuple[str, int] | None) -> bool:
-        """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share,
-        is missing.
+        """Open empty tables for a sequence, or tables that begin with another sequence's first tokens.
+
+        Returns False if a stage, or the shared prefix, is missing. `shared`: (other sequence, tokens), or None.
         """
         other = self.sequences.get(shared[0]) if shared is not None else None
         for hop in self._here(sequence):
@@ -113,8 +122,10 @@ class SequenceTable:
         return True
 
     def _begin_as(self, sequence: AgentSequence, other: AgentSequence, lo: int, tokens: int) -> bool:
-        """A table's first tokens are another's: in the same pages, or copied. What runs no row of its own is in
-        nobody's way there.
+        """Begin a table with another sequence's first `tokens` tokens; return False if that is not possible.
+
+        The pages are shared. If the engine keeps K and V by sequence, a copy is queued for it instead, and takes pages
+        of its own, unless the sequence has no prompt and so runs no rows.
         """
         key, source = sequence.keys[lo], other.keys[lo]
         if not self._copies:
@@ -128,16 +139,15 @@ class SequenceTable:
         return True
 
     def take_copied(self) -> tuple[Copied, ...]:
-        """Each is told once."""
+        """Return what the engine must copy; each entry is returned once."""
         copied, self.copied = tuple(self.copied), []
         return copied
 
     def _reseat(self, sequence: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
-        """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new
-        hops.
+        """Open a sequence that continues here: recut its tables, and those that migrations brought, for the new path.
 
-        False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device
-        before it died.
+        Returns False, and releases all of them, if a layer is missing, if a table holds fewer than `computed` tokens,
+        or if a step is still writing one (a row that was lost, from before a device died).
         """
         had = (
             []
@@ -145,7 +155,7 @@ class SequenceTable:
             else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
         )
         for _, key in had:
-            self._left(key)  # what comes next comes under another
+            self._left(key)  # later rows have another key
         had += self._moves.adopted(sequence.seq, sequence.epoch)
         new = self._cut(sequence, had, computed)
         if new is None:
@@ -163,8 +173,9 @@ class SequenceTable:
     def _cut(
         self, sequence: AgentSequence, had: Sequence[tuple[tuple[int, int], str]], computed: int
     ) -> list[tuple[int, ModelSpec, list[TableSlice]]] | None:
-        """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where
-        that cannot be.
+        """Return, per hop on this device, the first component, the spec, and the table slices of its new table.
+
+        Returns None if a stage or layer is missing, tokens are missing, or a step writes one of the tables.
         """
         if any(self._tables.writes(key) for _, key in had):
             return None
@@ -200,7 +211,10 @@ class SequenceTable:
 
 
 def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[TableSlice] | None:
-    """The layers of a hop out of tables by their layers, in order; None where some are missing."""
+    """Return the slices of tables that make up the layers of a hop; None if a layer is missing.
+
+    `had`: tables with their layers.
+    """
     pieces: list[TableSlice] = []
     at = hop.layers[0]
     for (first, last), key in sorted(had):

@@ -1,1 +1,1 @@
-"""Hops that a stand-in predicts (BL-25)."""
+"""Speculation on one device: hops that a stand-in predicts (BL-25)."""

@@ -1,29 +1,34 @@
-"""Hops that are predicted: a cheaper stand-in of a hop runs before it, and what it gives goes on as if it were the
-hop's own (BL-25).
+"""Predict a hop with a cheaper stand-in and compare the prediction with the hop's own output (BL-25).
 
-    D is the device of the predicted hop; behind it the path goes on to others, and ends at the scheduler.
+D is the device of the predicted hop. The stand-in's output goes on at once, as if it were the hop's own:
 
-    D     row p comes ── stand-in runs ──Pass, tentative──> behind D … Done, tentative ──> scheduler
-             └─ then the hop itself runs ── compared ──SpeculationResult──────────────────────────> scheduler
-                       stands: nothing more    else: ──Pass──> behind D again … Done ───> scheduler
+    D   row p arrives ── stand-in runs ──ForwardRows, tentative──> later hops … RowsDone, tentative ──> scheduler
+          └─ then the hop itself runs ── compared ──SpeculationResult────────────────────────────────> scheduler
+                same: nothing more      differs: ──ForwardRows──> later hops again … RowsDone ───────> scheduler
 
-Messages: `attempts` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for
-anybody but the scheduler, which takes a row for done when its Done is there, or when a tentative one and a
-SpeculationResult that it stands are. On a path one hop is predicted, never the last one; so no two that follow each
-other are, and nothing is predicted from predictions. Roll-back: behind D a real row writes the same positions of the
-same pages over again; tentative ones are always behind all that the scheduler counts as computed, and only what it
-counts is shared, lent or moved (UN-13). D predicts row p + 1 only when row p itself is through, so that behind D rows
-come in order: p tentative, p real (unless it stood), p + 1 tentative … The stand-in attends, so it has a table of its
-own here, which every row of the sequence fills, predicted or not.
-Exact: a prediction stands if it has the same bits. The token that came of another is only a guess: by it the scheduler
-sends row p + 1 on its way (`scheduler.speculation.in_flight`), so that the hops before D and D itself need not wait for
-those behind. If the token proves to be another, row p + 1 is sent again under a new turn, and supersedes what began at
-its start wherever it comes. Close, death and preemption end an
-epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
+Messages: `attempts` number the rows of a sequence; even numbers are real rows, the odd number before each is its
+prediction. Only the scheduler waits: it counts a row as done when its RowsDone has arrived, or when a tentative
+RowsDone and a SpeculationResult that confirms it have. One hop of a path is predicted, never the last one, so
+predictions are never based on predictions.
 
-Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two
-arrays are says the engine. Shadow rows run in steps of their own: on a stream of their own (`agent.Lane`), or on the
-only one before the others.
+Roll-back: behind D a real row writes the same positions of the same pages again. Tentative rows always lie behind what
+the scheduler counts as computed, and only that is shared or migrated (UN-13).
+
+Order: D predicts row p + 1 only after row p itself has run, so later hops receive p tentative, p real (unless the
+prediction stands), p + 1 tentative, and so on. The stand-in attends, so it has its own page table here, which every row
+of the sequence fills, predicted or not.
+
+Exact mode: a prediction stands if its bits are the same. The token sampled from a tentative row is only a guess: the
+scheduler sends row p + 1 with it (`scheduler.speculation.in_flight`), so that the hops up to D need not wait for those
+behind. If the token turns out to differ, row p + 1 is sent again under a new attempt, and supersedes on every hop what
+began at its start.
+
+Close, death and preemption end an epoch as usual; tentative rows leave nothing to clean up. A migrated sequence
+continues without speculation.
+
+This module handles rows, tables and attempts of one device. The scheduler chooses which sequences are predicted; the
+engine compares arrays. Shadow rows (those of the stand-in) run in steps of their own: in a second lane if there is one,
+else in the only lane before the other rows.
 """
 
 from __future__ import annotations
@@ -45,12 +50,14 @@ Alike = Callable[[Array, Array], Likeness]
 
 
 def same_bits(a: Array, b: Array) -> Likeness:
-    """Alike where nobody can say how much: 1 for the same bits, else 0."""
+    """Compare two arrays without an engine's measure: cosine 1 for the same bits, else 0."""
     same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
     return Likeness(same, 1.0 if same else 0.0)
 
 
 class SpeculativeHop:
+    """The predicted hops on one device: page tables of stand-ins and the queue of shadow rows."""
+
     def __init__(self, device: str, tables: SequencePageTables) -> None:
         self._device = device
         self._tables = tables
@@ -59,9 +66,7 @@ class SpeculativeHop:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def opened(self, sequence: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
-        """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing
-        nothing is.
-        """
+        """Open the stand-in's table if a hop of the sequence here is predicted and the stand-in's stage is loaded."""
         if sequence.ahead is None or sequence.path[sequence.ahead.hop].device != self._device:
             return
         spec = stages.get(sequence.ahead.stage.id)
@@ -69,7 +74,7 @@ class SpeculativeHop:
             sequence.shadow = self._tables.open(sequence.seq, sequence.ahead.stage.lo, spec)
 
     def closed(self, sequence: AgentSequence) -> None:
-        """Nothing of it is predicted any more."""
+        """Stop predicting for a sequence and release its stand-in's table."""
         if sequence.shadow is not None:
             self._tables.release(sequence.shadow)
             sequence.shadow = None
@@ -78,13 +83,13 @@ class SpeculativeHop:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def comes(self, row: QueuedRow) -> None:
-        """A row is in its queue: if its hop is predicted, the stand-in runs it, too."""
+        """Queue a shadow row for a row that has arrived, if its hop is predicted."""
         ahead = row.sequence.ahead
         if row.sequence.shadow is not None and ahead is not None and ahead.hop == row.hop:
             self.queue.append(replace(row, name=row.sequence.shadow, stage=ahead.stage.id, sample=False, shadow=True))
 
     def due(self, waiting: Sequence[QueuedRow], valid: Callable[[QueuedRow], bool]) -> list[QueuedRow]:
-        """Shadow rows that may run now: none while an earlier row of its sequence has not run itself."""
+        """Return the shadow rows that may run now: those of sequences without an earlier row waiting or running."""
         self.queue = [each for each in self.queue if each.sequence.shadow == each.name and valid(each)]
         if not self.queue:
             return []
@@ -100,13 +105,14 @@ class SpeculativeHop:
         return [each for each in self.queue if first.get(id(each.sequence), each.attempt) >= each.attempt]
 
     def mark_running(self, rows: Sequence[QueuedRow]) -> None:
-        """They are in a step."""
+        """Remove shadow rows from the queue: they run in a step."""
         gone = set(map(id, rows))
         self.queue = [each for each in self.queue if id(each) not in gone]
 
     def predicted(self, row: QueuedRow, output: Array, waiting: Sequence[QueuedRow]) -> QueuedRow | None:
-        """A shadow row is through: the tentative row that goes on, if it may, and if the real one has not been
-        faster.
+        """Record the output of a shadow row and return the tentative row to forward.
+
+        Returns None if the row must not run ahead, or if the real row has already run.
         """
         sequence = row.sequence
         late = all(each.sequence is not sequence or each.attempt != row.attempt for each in waiting)
@@ -117,14 +123,14 @@ class SpeculativeHop:
         return replace(real, attempt=row.attempt - 1)
 
     def failed(self, rows: Sequence[QueuedRow]) -> None:
-        """The step of shadow rows failed: these sequences go on without."""
+        """Stop predicting for the sequences of a failed step of shadow rows."""
         for row in rows:
             if row.sequence.shadow == row.name:
                 self.closed(row.sequence)
 
 
 class SpeculationResults:
-    """Verdicts of one step, gathered."""
+    """Compare real outputs with their predictions and collect the results of one step for the scheduler."""
 
     def __init__(self, device: str, alike: Alike) -> None:
         self._device = device
@@ -132,9 +138,7 @@ class SpeculationResults:
         self._rows: list[tuple[str, int, int, bool, float]] = []
 
     def judge(self, row: QueuedRow, output: Array) -> bool:
-        """Whether what was predicted of a row that has now run stands, and nothing more need go on. It may not have
-        been predicted.
-        """
+        """Return whether the row was predicted and its prediction stands; then its own output is not forwarded."""
         sequence = row.sequence
         if (
             sequence.prediction is None

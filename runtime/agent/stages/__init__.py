@@ -1,1 +1,1 @@
-"""Stages of a device: which are loaded, and when an engine may drop one."""
+"""Stages of a device: which are loaded, and when the engine may unload one."""

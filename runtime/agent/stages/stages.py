@@ -1,9 +1,8 @@
-"""Stages of one device: which are loaded, of which blocks they consist, how many rows a block takes at once, and which
-are to go.
+"""Track the stages of one device: which are loaded, their blocks, the row limits of blocks, and pending unloads.
 
-Contract: `handle` takes what the scheduler orders and what the engine answers, and returns commands. A stage is let go
-when the engine has forgotten all tables on it (`agent.stages.unloading`), and taken back if it is wanted again before
-that. Decides nothing.
+`StageTable.handle` takes orders of the scheduler and answers of the engine, and returns commands. A stage is dropped
+once the engine has forgotten all page tables on it (`agent.stages.unloading`); loading it again before that cancels the
+unload.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from runtime.types import ModelSpec
 
 
 class StageTable:
-    """`max_rows`: of a step, and of each block that has no limit of its own."""
+    """The loaded stages of one device.
+
+    `max_rows`: row limit of a step, and of each block without a limit of its own.
+    """
 
     def __init__(self, device: str, tables: SequencePageTables, max_rows: int) -> None:
         self._device, self._tables = device, tables
@@ -30,21 +32,21 @@ class StageTable:
 
     @property
     def blocks(self) -> Blocks:
-        """Blocks of each stage and limits of blocks, for the policy that fills a step."""
+        """Blocks of each stage and row limits of blocks, for the batching policy."""
         return Blocks(self._blocks, self._limits)
 
     @property
     def limited(self) -> bool:
-        """Whether a block takes fewer rows than a step does."""
+        """Whether a block takes fewer rows than a step."""
         return any(limit < self._max_rows for limit in self._limits.values())
 
     @property
     def parts(self) -> bool:
-        """Whether stages wait for the device to be at rest, to go."""
+        """Whether a stage is ready to be dropped as soon as no step runs."""
         return self._parting.waits
 
     def queue_of(self, stage: str) -> str:
-        """The block before which rows of a stage wait."""
+        """Return the block that rows of a stage wait for: its first one."""
         return self._blocks.get(stage, (stage,))[0]
 
     def handle(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
@@ -70,11 +72,13 @@ class StageTable:
                 return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
 
     def parted(self) -> list[DropStage]:
-        """Stages that go now. To be asked between steps only: an engine lets go of nothing while it runs one."""
+        """Return commands to drop stages that can go now. Call between steps only: an engine drops nothing
+        during one.
+        """
         return self._parting.due()
 
     def _too_small(self, spec: ModelSpec) -> str | None:
-        """Why the device's pages do not do for a stage at all; None where they do."""
+        """Return why the device has too few pages for a single token of a stage; None if it has enough."""
         need, have = pages_for(spec, spec.virtual_tokens + 1), self._tables.book.capacity
         if need <= have:
             return None

@@ -1,8 +1,6 @@
-"""Stages that are to go: an engine drops one when it has forgotten all tables on it, which it is told with its next
-plan.
+"""Delay unloads of stages until the engine has forgotten all page tables on them.
 
-Contract: `drop` names stages; `due` gives those that can go now, each once; `keep` takes back what is wanted again.
-Decides nothing else.
+The engine learns with its next plan which tables are released; only then may the stage be dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +13,11 @@ from runtime.control.agent_io import DropStage
 
 
 class UnloadingStages:
+    """Stages with a pending unload.
+
+    `due` returns each once, when it can be dropped; `cancel_unload` takes stages back.
+    """
+
     def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
         self._stages: list[Stage] = []
@@ -23,17 +26,17 @@ class UnloadingStages:
         self._stages.extend(stages)
 
     def cancel_unload(self, stages: Iterable[Stage]) -> None:
-        """They are wanted again before they went."""
+        """Keep stages that are loaded again before they were dropped."""
         wanted = set(stages)
         self._stages = [stage for stage in self._stages if stage not in wanted]
 
     @property
     def waits(self) -> bool:
-        """Whether a stage that nobody is on waits for the next moment between steps."""
+        """Whether a pending stage has no page tables any more."""
         return any(not self._tables.on(stage.id) for stage in self._stages)
 
     def due(self) -> list[DropStage]:
-        """Between steps only: what nobody is on any more, as far as the engine knows."""
+        """Return commands to drop stages without page tables, also on the engine's side. Call between steps only."""
         if not self._stages or self._tables.released:
             return []
         able = [stage for stage in self._stages if not self._tables.on(stage.id)]

@@ -41,18 +41,23 @@ class StepMessages:
         """Some tokens of a row have run; what they scored is told with the last ones."""
         row.sequence.scores += [each for each in scores if each.seq == row.name]
 
-    def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs]) -> list[Send]:
-        """`sampled`, `scores`: under the names of tables, as the engine knows them."""
-        out = [Send(device, pass_of(rows), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
+    def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs], batch: int = 0) -> list[Send]:
+        """Return the messages of the step: one for each device, one for the scheduler.
+
+        Args:
+            sampled, scores: Under the names of tables, as the engine has them.
+            batch: The number of the step's persistent batch.
+        """
+        out = [Send(device, pass_of(rows, batch), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
         if self._ended:
             prompts: dict[str, list[PromptLogprobs]] = {}
             for part in (*self._scores, *scores):
                 prompts.setdefault(part.seq, []).append(part)
-            out.append(Send(SCHEDULER, done_of(self._device, self._ended, sampled, prompts)))
+            out.append(Send(SCHEDULER, done_of(self._device, self._ended, sampled, prompts, batch)))
         return out
 
 
-def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
+def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int = 0) -> Send | None:
     """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies
     in one piece.
     """
@@ -63,7 +68,7 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | No
     ):
         return None
     device = next_device(rows)
-    return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
+    return None if device is None else Send(device, pass_of(rows, batch), (outputs.whole,))
 
 
 def next_device(rows: Sequence[QueuedRow]) -> str | None:
@@ -79,7 +84,7 @@ def next_device(rows: Sequence[QueuedRow]) -> str | None:
     return device
 
 
-def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
+def pass_of(rows: Sequence[QueuedRow], batch: int = 0) -> ForwardRows:
     """These rows at the next hop of each."""
     columns = [
         (each.sequence.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
@@ -97,6 +102,7 @@ def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
         generated,
         attempts,
         tuple(each.ahead for each in rows) if attempts else (),
+        batch,
     )
 
 
@@ -105,6 +111,7 @@ def done_of(
     rows: Sequence[QueuedRow],
     sampled: Mapping[str, Sampled],
     prompts: Mapping[str, Sequence[PromptLogprobs]],
+    batch: int = 0,
 ) -> RowsDone:
     """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
     scores: tuple[PromptLogprobs, ...] = ()
@@ -113,10 +120,18 @@ def done_of(
             replace(part, seq=each.sequence.seq) for each in rows if each.name in prompts for part in prompts[each.name]
         )
     columns = [
-        (each.sequence.seq, each.epoch, _count(each), _own(sampled.get(each.name), each.sequence.seq)) for each in rows
+        (
+            each.sequence.seq,
+            each.epoch,
+            _count(each),
+            None if (one := sampled.get(each.name)) is None else own_token(one, each.sequence.seq),
+        )
+        for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
-    return RowsDone(device, seqs, epochs, counts, own, scores, attempts=_attempts(rows), earlier=_earlier(rows))
+    return RowsDone(
+        device, seqs, epochs, counts, own, scores, attempts=_attempts(rows), earlier=_earlier(rows), batch=batch
+    )
 
 
 def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:
@@ -141,9 +156,9 @@ def _earlier(rows: Sequence[QueuedRow]) -> tuple[tuple[Sampled, ...], ...]:
     )
 
 
-def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
-    """A token under its sequence's name."""
-    return None if sampled is None else Sampled(seq, sampled.token, sampled.logprob, sampled.top)
+def own_token(sampled: Sampled, seq: str) -> Sampled:
+    """Return a token under the name of its sequence; the engine has it under that of a table."""
+    return Sampled(seq, sampled.token, sampled.logprob, sampled.top)
 
 
 def _attempts(rows: Sequence[QueuedRow]) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import QueuedRow, first_part, joined
 from runtime.agent.speculation.hop import SpeculativeHop
 from runtime.agent.stages.stages import StageTable
-from runtime.agent.steps.expected_returns import ExpectedReturns
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.policy.batching.batch_wait import until
 from runtime.policy.batching.step import HopDecision, HopLimits, decide
@@ -45,27 +44,25 @@ class RowQueue:
         tables: SequencePageTables,
         shelf: StageTable,
         ahead: SpeculativeHop,
-        returns: ExpectedReturns,
-        due: RoundTrips,
+        round_trips: RoundTrips,
         limits: HopLimits,
     ) -> None:
         self._tables = tables
         self._shelf = shelf
         self._ahead = ahead
-        self._returns = returns
-        self._due = due
+        self._round_trips = round_trips
         self._limits = limits
         self.rows: list[QueuedRow] = []
         self.lingers: int | None = None
 
     def add_rows(self, rows: list[QueuedRow], attempts: bool, now: int) -> None:
         """Rows of sequences join; the list is the queue's from now on. `attempts`: some of them have one."""
-        if attempts or self._returns.listens:
+        if attempts or self._round_trips.records_returns:
             for row in rows:
                 self._comes(row, now)
         else:
-            for row in rows if self._due else ():
-                self._due.comes(row.name, now)
+            for row in rows if self._round_trips.due else ():
+                self._round_trips.comes(row.name, now)
             self.rows = [*self.rows, *rows] if self.rows else rows
 
     def put_back(self, rows: Sequence[QueuedRow]) -> None:
@@ -79,9 +76,10 @@ class RowQueue:
     def waits(self, now: int) -> bool:
         """Whether the next step waits for rows that are due; then `lingers` says how long."""
         self.lingers = None
-        if self._due and self.rows:
-            due, deadline = self._due, self._due.deadline(now)
-            self.lingers = until(len(self.rows), len(due), deadline, due.step, due.limit, now)
+        trips = self._round_trips
+        if trips.due and self.rows:
+            deadline = trips.deadline(now)
+            self.lingers = until(len(self.rows), trips.due, deadline, trips.step, trips.wait_limit, now)
         return self.lingers is not None
 
     def take_all(self) -> list[QueuedRow]:
@@ -102,7 +100,7 @@ class RowQueue:
         # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
         waiting = [
             each for each in self.rows
-            if (each.sequence.here if not each.move and not each.attempt and each.credit is None else self._stands(each))
+            if (each.sequence.here if not (each.move or each.attempt) and each.credit is None else self._stands(each))
         ]  # fmt: skip
         if running and lane == "all":  # a step is under way: what has to be at rest for its turn waits until it is over
             chosen = self._pick([each for each in waiting if not each.move and not each.attempt], now)
@@ -143,8 +141,7 @@ class RowQueue:
 
     def _comes(self, row: QueuedRow, now: int) -> None:
         """If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
-        self._returns.comes(row.name, now)
-        self._due.comes(row.name, now)
+        self._round_trips.comes(row.name, now)
         self.rows.append(row)
         if row.attempt:
             row.sequence.comes(row.hop, row.attempt, row.start)
@@ -154,7 +151,7 @@ class RowQueue:
         """Those of these rows that run now, with pages for what they write."""
         if not waiting:
             return []
-        decision = decide(waiting, self._returns.expected(), self._shelf.blocks, self._limits, now)
+        decision = decide(waiting, self._round_trips.expected(), self._shelf.blocks, self._limits, now)
         if decision.parts:
             chosen = self._divide(waiting, decision, now)
         else:

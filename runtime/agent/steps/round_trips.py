@@ -1,76 +1,104 @@
-"""Rows that left a device for the scheduler alone and are due back: how many, by when, and how long such a round lately
-takes.
+"""Track rows that left a device and come back: how long a round takes, and which rows are due when.
 
-Contract: a round is learnt from rows that came back; one that takes longer than `limit` counts as that, and is not
-waited for. Until one has come back nobody is expected. `limit` 0 switches it off, and nothing is written down. Decides
-nothing (`policy.batching.batch_wait` does); it knows no messages.
+Two kinds of rounds are measured, each only where it is used:
+
+- `slots` (BL-22): where a block has a limit of its own, every sequence that leaves keeps a slot for its return. How
+  long until then is a countdown from the mean round.
+- `wait_limit`: rows whose path ends and begins here come back as soon as the scheduler has seen their token. A step may
+  wait a moment for them (`policy.batching.batch_wait`). A round longer than the limit counts as the limit, and the row
+  is not waited for. With limit 0 nothing is recorded.
+
+Until one row has come back there is no mean, and no row counts as due. This module decides nothing and knows no
+messages.
 """
 
 from __future__ import annotations
 
-from runtime.agent.sequences.sequence import QueuedRow
+from collections.abc import Sequence
 
-#: Weight of the latest round trip, and of the latest step, in their means.
+from runtime.agent.sequences.sequence import QueuedRow
+from runtime.policy.batching.step import Return, countdown
+
+#: Weight of the latest value in a running mean.
 _WEIGHT = 0.2
 
 
 class RoundTrips:
-    """`limit`: nanoseconds; `slack`: how much longer than usually a round may take, as a share of it."""
+    """Record rows that leave and return.
 
-    def __init__(self, limit: int, slack: float) -> None:
-        self.limit = limit
-        self._slack = slack
-        self._left: dict[str, int] = {}
-        self._round = 0.0
-        self._began = 0
-        #: How long a step takes here lately.
+    Args:
+        wait_limit: Longest round that a step waits for, in nanoseconds; 0 for none.
+        slack: How much longer than the mean a round may take, as a share of it.
+    """
+
+    def __init__(self, wait_limit: int, slack: float) -> None:
+        self.wait_limit = wait_limit
+        #: Whether slots are kept: some block here has a limit of its own.
+        self.slots = False
+        #: Mean duration of a step here, in nanoseconds.
         self.step = 0.0
+        self._slack = slack
+        self._returns: dict[str, tuple[int, Return]] = {}
+        self._return_mean = 0.0
+        self._due: dict[str, int] = {}
+        self._due_mean = 0.0
+        self._began = 0
 
-    def __len__(self) -> int:
-        return len(self._left)
+    @property
+    def due(self) -> int:
+        """Rows that are due back from the scheduler."""
+        return len(self._due)
+
+    @property
+    def records_returns(self) -> bool:
+        """Whether `comes` has to be called for every row, for the slots."""
+        return self.slots or bool(self._returns)
 
     def leaves(self, row: QueuedRow, device: str, now: int) -> None:
-        """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and
-        begins again.
-        """
+        """Record that a row has run on `device`, and goes on to another one or to the scheduler."""
+        if self.slots and not row.shadow:
+            self._returns[row.name] = now, Return(row.stage, countdown(now, int(self._return_mean), self._slack))
         path = row.sequence.path
-        if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.attempt:
-            name = row.sequence.keys.get(
-                path[0].lo, row.name
-            )  # its next row comes in at the first hop, which may be another than the last
-            self._left.pop(name, None)
-            self._left[name] = now
+        if self.wait_limit and row.hop + 1 == len(path) and path[0].device == device and not row.attempt:
+            # The next row enters at the first hop, whose table may be another than the last hop's.
+            name = row.sequence.keys.get(path[0].lo, row.name)
+            self._due.pop(name, None)
+            self._due[name] = now
 
     def comes(self, name: str, now: int) -> None:
-        """`name`: of the table that a row enters at."""
-        if self._left:
-            left = self._left.pop(name, None)
-            if left is not None:
-                self._learn(min(now - left, self.limit))
+        """Record that a row has come. `name`: of the table that it enters at."""
+        if self._returns and (left := self._returns.pop(name, None)) is not None:
+            self._return_mean = _mean(self._return_mean, now - left[0])
+        if self._due and (since := self._due.pop(name, None)) is not None:
+            self._due_mean = _mean(self._due_mean, min(now - since, self.wait_limit))
 
-    def remove_device(self, name: str) -> None:
-        self._left.pop(name, None)
+    def remove_table(self, name: str) -> None:
+        """Stop to expect rows of a table whose sequence has left the device."""
+        self._returns.pop(name, None)
+        self._due.pop(name, None)
 
-    def begins(self, now: int) -> None:
-        """A step."""
+    def expected(self) -> Sequence[Return]:
+        """Return the sequences that are on their way back, for which slots are kept."""
+        return [each for _, each in self._returns.values()]
+
+    def begin_step(self, now: int) -> None:
         self._began = now
 
     def end_step(self, now: int) -> None:
-        """It is over."""
-        took = now - self._began
-        self.step = float(took) if not self.step else (1 - _WEIGHT) * self.step + _WEIGHT * took
+        self.step = _mean(self.step, now - self._began)
 
     def deadline(self, now: int) -> int:
-        """By when the last of them is expected; those that have not come within the limit are not any more."""
+        """Return when the last of the rows that are due is expected, 0 if none is. Rows over the limit are dropped."""
         latest = 0
-        while self._left:
-            first, left = next(iter(self._left.items()))
-            if now - left < self.limit:
-                latest = next(reversed(self._left.values()))
+        while self._due:
+            first, left = next(iter(self._due.items()))
+            if now - left < self.wait_limit:
+                latest = next(reversed(self._due.values()))
                 break
-            del self._left[first]
-            self._learn(self.limit)
-        return latest + int(self._round * (1 + self._slack)) if latest and self._round else 0
+            del self._due[first]
+            self._due_mean = _mean(self._due_mean, self.wait_limit)
+        return latest + int(self._due_mean * (1 + self._slack)) if latest and self._due_mean else 0
 
-    def _learn(self, took: int) -> None:
-        self._round = float(took) if not self._round else (1 - _WEIGHT) * self._round + _WEIGHT * took
+
+def _mean(mean: float, value: int) -> float:
+    return (1 - _WEIGHT) * mean + _WEIGHT * value if mean else float(value)

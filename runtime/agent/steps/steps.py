@@ -16,8 +16,7 @@ from runtime.agent.sequences.sequence import QueuedRow, following
 from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import SpeculativeHop
 from runtime.agent.stages.stages import StageTable
-from runtime.agent.steps.expected_returns import ExpectedReturns
-from runtime.agent.steps.prefetch import StepPrefetcher
+from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.queue import Lane, RowQueue
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.chains import stacked
@@ -35,20 +34,18 @@ class StepPlanner:
         sequence_table: SequenceTable,
         shelf: StageTable,
         queue: RowQueue,
-        prefetcher: StepPrefetcher,
+        batches: DecodeBatches,
         ahead: SpeculativeHop,
-        returns: ExpectedReturns,
-        due: RoundTrips,
+        round_trips: RoundTrips,
         looks_ahead: bool = False,
     ) -> None:
         self._tables = tables
         self._sequence_table = sequence_table
         self._shelf = shelf
         self._queue = queue
-        self._prefetcher = prefetcher
+        self._batches = batches
         self._ahead = ahead
-        self._returns = returns
-        self._due = due
+        self._round_trips = round_trips
         self._looks_ahead = looks_ahead
         self.number = 0
         self.under_way: dict[Lane, list[tuple[StepPlan, list[QueuedRow]]]] = {}
@@ -98,23 +95,29 @@ class StepPlanner:
         rows = tuple([self._row(each, opened) for each in chosen])
         brought = [each for each in chosen if each.array is not None]
         inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
-        plan = self._begin(now, lane, rows, tuple(opened), chosen)
+        plan = self._begin(now, lane, rows, tuple(opened), chosen, self._batches.number_of(chosen))
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _begin(
-        self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]
+        self,
+        now: int,
+        lane: Lane,
+        rows: tuple[Row, ...],
+        opened: tuple[Opened, ...],
+        chosen: list[QueuedRow],
+        batch: int,
     ) -> StepPlan:
         self.number += 1
         copied = self._sequence_table.take_copied() if self._sequence_table.copied else ()
-        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied)
+        plan = StepPlan(self.number, rows, opened, self._tables.take_released(), copied, batch)
         self.under_way.setdefault(lane, []).append((plan, chosen))
         if self._looks_ahead:
             on = [each for each in chosen if each.credit is not None and each.generated + 1 < each.credit.until]
             self._queue.ahead([following(each, self.number, now) for each in on])
         if lane != "ahead":
-            self._due.begins(now)
+            self._round_trips.begin_step(now)
         return plan
 
     def _may_look_ahead(self) -> bool:
@@ -125,14 +128,14 @@ class StepPlanner:
         )
 
     def _expected(self, now: int) -> StageStep | None:
-        """The next step, if it was made ahead and nothing else is to be run."""
-        if self._ahead.queue or self._returns.listens:
+        """Return the next step of a batch that is known, if nothing but its rows is to be run."""
+        if self._ahead.queue or self._round_trips.records_returns:
             return None
-        taken = self._prefetcher.takes(self._queue.rows)
-        if taken is None:
+        known = self._batches.begin(self._queue.rows)
+        if known is None:
             return None
-        rows, inputs = taken
-        return StageStep(self._begin(now, "all", rows, (), self._queue.take_all()), inputs, {})
+        batch, rows, inputs = known
+        return StageStep(self._begin(now, "all", rows, (), self._queue.take_all(), batch), inputs, {})
 
     def _row(self, each: QueuedRow, opened: list[Opened]) -> Row:
         name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables

@@ -1,1 +1,1 @@
-"""The main loop of an agent: messages in, steps and commands carried out, messages out."""
+"""The main loop of an agent: receive messages, carry out steps and commands, send messages."""

@@ -1,8 +1,8 @@
-"""What an agent has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden
-states that were kept. On the engine's thread.
+"""Carry out an agent's commands other than steps, on the engine's thread.
 
-Contract: `do` carries out one command and returns what the agent is to be told of it. A stage that cannot be loaded and
-bytes that do not verify are told, not raised; only an EngineLost, and a defect, comes through.
+Those are: send messages, load and drop stages, read and write pages, send and verify kept hidden states.
+`CommandExecutor.do` carries out one command and returns the resulting event for the agent. A stage that cannot be
+loaded and bytes that do not verify are reported in the event; only EngineLost and defects are raised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class CommandExecutor:
-    """See the top of the file. `checksums`: of what goes over this link."""
+    """Carries out the commands of one agent. `checksums`: of arrays that go over this link."""
 
     def __init__(self, engine: StageEngine, messenger: Link, checksums: ArrayChecksums | None = None) -> None:
         self._engine, self._messenger, self._checksums = engine, messenger, checksums or ArrayChecksums()
@@ -81,7 +81,7 @@ class CommandExecutor:
         self._messenger.send(to, msgspec.structs.replace(message, digest=digest), (array,))
 
     def _write_pages(self, command: WritePages) -> str:
-        """Why pages could not be written; empty if they were."""
+        """Write pages; return why that failed, or an empty string."""
         if not self._checksums.verified(command.data, command.digest):
             return "the pages do not verify: their digest is another"
         try:

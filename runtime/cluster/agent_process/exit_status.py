@@ -1,4 +1,4 @@
-"""How agents end: in a thread, a process, an actor."""
+"""How agents end, in a thread, a process or an actor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class AgentExit(IntEnum):
-    """Codes that agents' processes end with."""
+    """Exit codes of agent processes."""
 
     STOPPED = 0
     DEFECT = 1

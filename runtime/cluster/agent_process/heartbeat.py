@@ -1,4 +1,4 @@
-"""An agent's heart: tells the scheduler that its process lives, while its loop may be in a step."""
+"""Send an agent's heartbeats while its loop may be in a step."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from runtime.transport.messenger import Messenger
 
 
 def beat(messenger: Messenger, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
-    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to
-    end.
+    """Send a Heartbeat with the loop's stalled time every `seconds`, until `wait(seconds)` returns True.
 
-    For a thread of its own, with a post of its own.
+    Runs on a thread of its own with a messenger of its own.
     """
     while not wait(seconds):
         messenger.send(SCHEDULER, Heartbeat(stalled_ns() // 1_000_000))

@@ -1,16 +1,13 @@
-"""Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a
-thread each (BL-25).
+"""Run an agent's steps: on the loop's thread one after the other, or in two lanes with a thread each (BL-25).
 
-    OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the
-                loop's thread
-                where the engine looks ahead: plan 1, launch 1 | plan 2, launch 2, take 1 | plan 3, launch 3, take 2
-                    | …
-    TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it,
-                and wakes the loop
+    OneLane     turn: next_step("all") -> run -> send what another device waits for -> finish_step; on the loop's thread
+                If the engine looks ahead: plan 1, launch 1 | plan 2, launch 2, take 1 | plan 3, launch 3, take 2 | …
+    TwoLanes    turn: finished steps -> finish_step(lane); idle lanes -> next_step(lane) -> their threads run it and
+                wake the loop
 
-Contract: `turn` is called by the loop's thread, and the agent by nobody else: what lanes share is the engine, which
-is made for that (`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a
-row of a lane, or an EngineLost, `turn` raises EngineLost.
+`turn` is called by the loop's thread, and only that thread calls the agent. The lanes share the engine, which is made
+for that (`StageEngine.second_lane`). A failed step loses its rows only; after `MAX_FAILURES` failed steps of a lane in
+a row, or an EngineLost, `turn` raises EngineLost.
 """
 
 from __future__ import annotations
@@ -32,12 +29,12 @@ from runtime.types import EngineLost, StepPlan
 
 _log = logging.getLogger(__name__)
 
-#: How long an end waits for a step under way, in seconds: by then whoever watches beats has given the process up.
+#: Longest time that `close` waits for a running step, in seconds.
 _PATIENCE = 30.0
 
 
 class StepMachine(Protocol):
-    """What lanes need of `runtime.agent.agent.Agent`."""
+    """The part of `runtime.agent.agent.Agent` that lanes use."""
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
 
@@ -49,21 +46,26 @@ class StepMachine(Protocol):
 
 
 class Lanes(Protocol):
+    """One or two lanes of steps."""
+
     def turn(self) -> list[AgentCommand] | None:
-        """Do what there is to do now: commands that came of it, None if there was nothing. Raises EngineLost."""
+        """Do what can be done now; return the resulting commands, or None if there was nothing to do.
+
+        Raises EngineLost.
+        """
         ...
 
     def since(self) -> int | None:
-        """When the oldest step that runs elsewhere began; None while none does. From any thread."""
+        """Return when the oldest step on another thread began; None if there is none. From any thread."""
         ...
 
     def close(self) -> None:
-        """Behind the steps under way."""
+        """End the lanes after their running steps."""
         ...
 
 
 class _Outcomes:
-    """What became of the steps of one lane, told to the agent."""
+    """Passes the results of one lane's steps to the agent, and counts failures in a row."""
 
     def __init__(self, agent: StepMachine, clock: Callable[[], int], lane: Lane) -> None:
         self._agent, self._clock, self._lane = agent, clock, lane
@@ -75,7 +77,10 @@ class _Outcomes:
         return commands
 
     def failed(self, error: Exception) -> list[AgentCommand]:
-        """If the step had been taken already the defect is the agent's: it raises, and that is the end."""
+        """Report the oldest step as failed to the agent.
+
+        If that step was finished already, the agent raises: a defect, which ends the loop.
+        """
         commands = self._agent.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
         if self._failures >= MAX_FAILURES:
@@ -84,7 +89,7 @@ class _Outcomes:
 
 
 class OneLane:
-    """See the top of the file."""
+    """All steps on the loop's thread, launched ahead if the engine can."""
 
     def __init__(
         self, runner: StepRunner, agent: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]
@@ -112,12 +117,12 @@ class OneLane:
         return None
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to end."""
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _turn_ahead(self, launch: Callable[[StepPlan, Mapping[str, Array]], LaunchedStep]) -> list[AgentCommand] | None:
-        """Launch a step if there is one, and take the oldest that was, unless the device would be without one."""
+        """Launch a step if there is one, then take the oldest result unless it is that step's."""
         step = self._agent.next_step(self._clock())
         if step is None and not self._launched:
             return None
@@ -128,14 +133,14 @@ class OneLane:
                     return []
         except EngineLost:
             raise
-        except Exception as error:  # as soon as those before it are over it has failed
+        except Exception as error:  # it fails after the steps launched before it are done
             _log.exception("a step could not be launched")
             before = self._collect_result() if self._launched else []
             return [*before, *self._outcomes.failed(error)]
         return self._collect_result()
 
     def _collect_result(self) -> list[AgentCommand]:
-        """What came of the oldest. Those behind one that failed have failed with it."""
+        """Handle the result of the oldest step. If it failed, the steps launched behind it have failed with it."""
         try:
             return self._handle_result(self._launched.popleft().result())
         except EngineLost:
@@ -156,14 +161,14 @@ class OneLane:
 
 
 def _ended(step: LaunchedStep) -> None:
-    """Wait until the device is through with a step of which nothing counts."""
+    """Wait until the device has finished a step without using its result."""
     with contextlib.suppress(Exception):
         step.result()
 
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """A step that has come back."""
+    """A finished step of a lane's thread."""
 
     lane: Lane
     step: int
@@ -171,7 +176,7 @@ class _Over:
 
 
 class _Thread:
-    """One lane's thread. `since`: when its step began, None while it has none."""
+    """One lane's thread. `since`: when its running step began; None while it has none."""
 
     def __init__(self, lane: Lane, runner: StepRunner, over: Callable[[_Over], None]) -> None:
         self._lane: Lane = lane
@@ -201,11 +206,11 @@ class _Thread:
 
 
 class TwoLanes:
-    """See the top of the file.
+    """Two lanes with a thread each, one for real rows and one for stand-ins.
 
     Args:
-        runners: by lane.
-        wake: ends the loop's wait for messages; called from the lanes' threads.
+        runners: By lane.
+        wake: Ends the loop's wait for messages; called from the lanes' threads.
     """
 
     def __init__(
@@ -217,7 +222,7 @@ class TwoLanes:
         self._threads = {lane: _Thread(lane, runner, self._queue_result) for lane, runner in runners.items()}
 
     def turn(self) -> list[AgentCommand] | None:
-        """What has come back comes first: its commands are to be carried out before any lane goes on."""
+        """Handle finished steps first: their commands must be carried out before any lane starts another step."""
         back: list[_Over] = []
         while not self._back.empty():
             back.append(self._back.get())
@@ -255,7 +260,7 @@ class TwoLanes:
             return self._outcomes[over.lane].failed(over.outcome)
         try:
             return self._outcomes[over.lane].finished(over.outcome)
-        except Exception as error:  # what the engine gave does not answer the plan
+        except Exception as error:  # the engine's result does not match the plan
             _log.exception("step %d failed", over.step)
             return self._outcomes[over.lane].failed(error)
 
@@ -268,7 +273,7 @@ def lanes_for(
     wake: Callable[[], None],
     send: Callable[[Send], object],
 ) -> Lanes:
-    """`beside`: a lane of their own for stand-ins, where there is to be one."""
+    """Return one lane, or two if `beside` is given: a runner for stand-ins."""
     if beside is None:
         return OneLane(engine, agent, clock, send)
     return TwoLanes({"real": engine, "ahead": beside}, agent, clock, wake)

@@ -1,14 +1,16 @@
-"""One agent's loop: messages in, the agent decides, commands and steps are carried out, messages out. In a process, a
-thread, an actor.
+"""Run one agent's loop: receive messages, pass them to the agent, carry out its commands and steps.
 
-Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read,
-written and run there, but for steps of lanes that have threads of their own (`lanes`). What a step gives is sent before
-its lane's next one begins. A failing step is its rows' affair; an EngineLost ends the agent, as it does when the
-scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
-Every wait has a limit: an agent that nobody answers ends.
+The loop runs in a process, a thread or a Ray actor. Everything except `stop` and `stalled_ns` happens on the thread
+that calls `run`: the engine is loaded, read, written and run there, except for steps of lanes with threads of their own
+(`agent_process.lanes`).
 
-Control messages are taken of the scheduler only; agents may pass rows and pages. What a agent asks for beside steps is
-`hands`'. It knows no processes, no models and no tensors: engine, agent and post are passed in.
+- A step's results are sent before its lane starts the next step.
+- A failed step loses its rows only. EngineLost ends the agent, as does being rejected by the scheduler or a peer. `run`
+  returns the reason and never raises.
+- Every wait has a limit: an agent that gets no answer from the scheduler ends.
+- Control messages are accepted from the scheduler only; agents may send rows, pages, offers and bids.
+
+Commands other than steps are carried out by `agent_process.commands`. Engine, agent and messenger are passed in.
 """
 
 from __future__ import annotations
@@ -59,21 +61,25 @@ from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
 
-#: What agents may say to each other.
+#: Messages that agents may send to each other.
 _OF_AGENTS = (ForwardRows, PageRequest, PageData, Offer, Bid, Retract)
-#: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
+#: Longest wait for messages while rows wait for something else (mostly pages), in seconds.
 _PAUSE = 0.005
-#: Below this a wait would be none, and the loop would take the processor from whoever is to answer.
+#: Shortest wait, in seconds: below it the loop would spin and take the processor from the scheduler.
 _SHORTEST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
+    """Settings of an agent's loop.
 
-    `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
-    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25). `direct`: its
-    tensors go directly where they can; None: by the host's memory (BL-33).
+    Fields:
+        weights: Bytes of weights that the device may hold; 0: no limit.
+        report_seconds: Period of AgentStats.
+        hello_seconds: Time that the scheduler may take to answer AgentHello.
+        server: The machine; devices of one machine are near each other (BL-26). Empty: the host's name.
+        own_lane: Whether stand-ins run on a thread or stream of their own (BL-25).
+        direct: How tensors go directly from device to device; None: through host memory (BL-33).
     """
 
     weights: int = 0
@@ -85,7 +91,7 @@ class AgentSettings:
 
 
 class AgentMachine(Protocol):
-    """What the loop needs of `runtime.agent.agent.Agent`."""
+    """The part of `runtime.agent.agent.Agent` that the loop uses."""
 
     @property
     def device(self) -> str: ...
@@ -117,7 +123,7 @@ class AgentMachine(Protocol):
 
 
 class _Severed(Exception):
-    """The scheduler or a peer will not have this agent."""
+    """The scheduler or a peer rejects this agent."""
 
 
 class _Unanswered(Exception):
@@ -125,10 +131,12 @@ class _Unanswered(Exception):
 
 
 class AgentLoop:
-    """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it.
+    """The loop of one agent.
 
-    `version`: of this program; agents of another than the scheduler's are refused. `directed`: over the same post,
-    where tensors may go directly.
+    Args:
+        messenger: Has the scheduler's address already; closed by the caller.
+        version: Of this program; an agent of another version than the scheduler's is refused.
+        directed: The link over the same messenger, if tensors may go directly.
     """
 
     def __init__(
@@ -158,17 +166,17 @@ class AgentLoop:
         self._busy_since: int | None = None
 
     def stop(self) -> None:
-        """End after the step under way. From any thread, and from signal handlers."""
+        """End after the running step. From any thread, and from signal handlers."""
         self._stopping = True
         self._messenger.wake()
 
     def stalled_ns(self) -> int:
-        """How long the loop, or a lane's thread, has been at one thing; 0 while all wait."""
+        """Return how long the loop or a lane's thread has been busy with one thing, in ns; 0 while all wait."""
         since = min((each for each in (self._busy_since, self._lanes.since()) if each is not None), default=None)
         return 0 if since is None else self._clock() - since
 
     def run(self) -> AgentEnded:
-        """Work until told to stop, or something ends it."""
+        """Run until stopped or until something ends the agent; return how it ended."""
         try:
             while (ended := self.turn()) is None:
                 pass
@@ -177,8 +185,10 @@ class AgentLoop:
             self._lanes.close()
 
     def turn(self, limit: float = math.inf) -> AgentEnded | None:
-        """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit`
-        seconds. How it ended, if it did."""
+        """Handle messages and run a step if there is one; else wait for messages, up to `limit` seconds.
+
+        Returns how the agent ended, or None while it runs.
+        """
         try:
             if self._stopping:
                 return AgentEnded(AgentExit.STOPPED, "it was told to stop")
@@ -252,7 +262,7 @@ class AgentLoop:
                 self._handle_envelope(item)
 
     def _look(self) -> None:
-        """What is due by time."""
+        """Carry out what is due by time."""
         now = self._clock()
         if self._welcome and now >= self._next_report:
             self._next_report = now + int(self._settings.report_seconds * 1e9)
@@ -264,7 +274,7 @@ class AgentLoop:
         return report if self._directed is None else replace(report, links=self._directed.links())
 
     def _step(self) -> bool:
-        """A turn of the lanes: run a step, or begin and take some; whether there was anything to do."""
+        """Run a turn of the lanes; return whether there was anything to do."""
         self._busy_since = self._clock()
         commands = self._lanes.turn()
         if commands is None:
@@ -317,13 +327,13 @@ class AgentLoop:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, commands: Iterable[AgentCommand]) -> None:
-        """In order; what a command's outcome makes the agent say comes right behind it."""
+        """Carry out commands in order; commands that result from one come right behind it."""
         todo = deque(commands)
         while todo:
             command = todo.popleft()
             if (
                 isinstance(command, Send) and command.to == self._agent.device
-            ):  # behind a move neighbouring hops may be on one device
+            ):  # after a migration, neighbouring hops may be on one device
                 todo.extendleft(reversed(self._agent.handle(command.message, command.arrays, self._clock())))
                 continue
             self._busy_since = self._clock()

@@ -1,15 +1,13 @@
-"""The main program of an agent's process, but for the table of engines, which whoever starts it passes in
-(`cli.serving.agent_engines`).
+"""Run an agent in a process of its own. The caller passes in the table of engines (`cli.serving.agent_engines`).
 
-    standard input     line 1: what engine it will be (`Preparation`); all is imported then.    line 2: who it is
-                       (`Identity`); it joins.
-                       Nothing else comes; when it ends, the parent has gone, and so does this process, whatever it
-                       is doing.
-    standard output    {"warm": true} behind line 1; {"code": …, "reason": …} at the end. What prints goes to standard
-                       error.
+    standard input     line 1: `Preparation`, the engine's kind and settings; everything it needs is imported then.
+                       line 2: `Identity`, the device; the agent joins the cluster.
+                       Nothing follows. When standard input ends, the parent is gone, and this process exits at once.
+    standard output    {"warm": true} after line 1; {"code": …, "reason": …} at the end. Prints go to standard error.
 
-So a process can stand by, warm, until it is told who it is. Secrets come over the pipe: never in arguments,
-environments or files. SIGTERM ends it after the step under way; the exit code is `ended.Exit`.
+So a process can stand by with everything imported until it gets a device. Secrets come over the pipe only, never in
+arguments, environments or files. SIGTERM ends the process after the running step; exit codes are
+`exit_status.AgentExit`.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ from zoo.errors import NotServable
 
 _log = logging.getLogger(__name__)
 
-#: Makes an engine, once all it needs is imported. Raises zoo.errors.ZooError, EngineLost.
+#: Makes an engine after its imports. Raises zoo.errors.ZooError, EngineLost.
 MakeEngine = Callable[[], StageEngine]
-#: Kinds of engines: imports what a kind needs, and gives back what makes one from these settings.
+#: By kind of engine: imports what it needs and returns what makes an engine from these settings.
 Engines = Mapping[str, Callable[[Mapping[str, Any]], MakeEngine]]
 
 _MAX_LINE = 64 << 20
@@ -53,15 +51,24 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Preparation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Line 1. `engine`: a kind of the table; `settings`: its own."""
+    """Line 1 of standard input.
+
+    Fields:
+        engine: A kind of engine, a key of the table.
+        settings: The kind's own settings.
+    """
 
     engine: str
     settings: dict[str, Any] = {}
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Line 2. `scheduler`: its address; `bind`: where other agents reach this one. `keys`: (public, secret), for
-    tcp.
+    """Line 2 of standard input.
+
+    Fields:
+        scheduler: The scheduler's address.
+        bind: Where other agents reach this one.
+        keys: (public, secret), for tcp.
     """
 
     device: str
@@ -83,7 +90,7 @@ class Word(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(engines: Engines) -> int:
-    """Be an agent; returns the exit code."""
+    """Run an agent, with standard input and output as above; return the exit code."""
     words, lines = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)
     _die_with_parent()
@@ -116,8 +123,11 @@ def be(
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     begun: Callable[[AgentLoop], None] = lambda loop: None,
 ) -> AgentEnded:
-    """An agent on this thread, until it ends. `context`: where the scheduler is in this process. `begun`: is given what
-    can be stopped.
+    """Run an agent on this thread until it ends.
+
+    Args:
+        context: Shared with the scheduler if it is in this process.
+        begun: Receives the loop before it runs, so that it can be stopped.
     """
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
@@ -159,7 +169,10 @@ def be(
 
 
 def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> TensorTransport | None:
-    """What tensors go directly by, if they do. Raises NotServable where tensors are to go directly, and cannot."""
+    """Return the transport for tensors between devices; None if they go through host memory.
+
+    Raises NotServable if they are to go directly and cannot.
+    """
     if config is None:
         return None
     if not isinstance(engine, Connectable):
@@ -172,29 +185,28 @@ def _obey_signals(loop: AgentLoop) -> None:
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to all of a terminal's processes: the parent drains and then ends us
+    )  # Ctrl-C reaches all processes of a terminal: the parent drains and then ends this one
 
 
 def _say(words: BinaryIO, word: Word) -> None:
     try:
         words.write(msgspec.json.encode(word) + b"\n")
         words.flush()
-    except OSError:  # nobody listens any more
+    except OSError:  # the parent is gone
         pass
 
 
 def _watch(line: int) -> None:
-    """Until the parent has gone, however it went: then nobody needs this process, and what it holds is others'
-    memory.
-    """
-    while os.read(line, 4096):  # not through the buffer, whose lock would be held while the interpreter ends
+    """Exit as soon as the parent is gone, to free the memory that this process holds."""
+    while os.read(line, 4096):  # not through the buffer: its lock would be held while the interpreter ends
         pass
     os._exit(int(AgentExit.ORPHANED))
 
 
 def _die_with_parent() -> None:
-    """Where there is Linux, also while this interpreter is stuck: the kernel sends SIGKILL when the thread that started
-    us ends.
+    """Have the kernel send SIGKILL when the thread that started this process ends (Linux only).
+
+    Works also while the interpreter is stuck.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""The agents of a cluster as its driver sees them: inline or remote, and their lives."""
+"""The agents of a cluster from the driver's side: inline or remote, and their lifecycles."""

@@ -1,10 +1,10 @@
 """Run the only agent on the scheduler's thread, without processes, threads or serialized messages.
 
-    send -> InlineLink -> AgentLoop.turn: Agent.handle, a step of the engine -> InlineLink -> the scheduler
+    send -> InlineLink -> AgentLoop.turn: Agent.handle, a step of the engine -> InlineLink -> scheduler
 
-Contract: it is an `AgentPool`, as `RemoteAgents` is. Loading and steps happen in `receive`, where no lock is held. An
-engine that is lost, or cannot be made, is not made again: another one would hardly fare better in the same process
-(`AgentLifecycles`: failed).
+`InlineAgent` is an `AgentPool`, like `RemoteAgents`. Stages load and steps run in `receive`, where no lock is held. An
+engine that is lost or cannot be made is not made again: another one in the same process would most likely fail too
+(phase `failed` of `AgentLifecycles`).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from runtime.types import SegmentRun, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
 
-#: What a stage's name has behind its model's: the version, and which components.
+#: The suffix of a stage id behind the model's name: version and components.
 _STAGE = re.compile(r"(#[0-9a-f]{16})?\[[0-9]+:[0-9]+\]$")
 
 
 class InlineAgent:
-    """See the top of the file. One thread, but for `wake`.
+    """The only agent of a cluster, on the scheduler's thread. All methods except `wake` are called on that thread.
 
     Args:
-        make: the engine; called on the thread that will run it.
-        device: its name in paths.
-        trace: where segments that ran go; the scheduler tells all else.
+        make: Makes the engine; called on the thread that will run it.
+        device: Its name in paths.
+        trace: Receives the segments that ran; the scheduler traces everything else.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InlineAgent:
         clock: Callable[[], int] = time.monotonic_ns,
         trace: TraceSink | None = None,
     ) -> None:
-        """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
+        """`batch_wait_us` is set to 0: rows due back from the scheduler always arrive before the next step."""
         self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
         self._agent = replace(agent or AgentConfig(), batch_wait_us=0)
         self._counters, self._trace_events = Counters(), TraceEvents(trace, device)
@@ -69,18 +69,19 @@ class InlineAgent:
         self._again = False
 
     def wake(self) -> None:
-        """End a `receive` that waits."""
+        """End a `receive` that waits. From any thread."""
         self._link.wake()
 
     def receive(self, timeout: float) -> list[Told]:
-        """A turn of the agent's loop: what it has to say. Waits up to `timeout` seconds where there is nothing to be
-        done.
+        """Run one turn of the agent's loop and return its messages.
+
+        Waits up to `timeout` seconds if there is nothing to do.
         """
         if self._again:
             return self._end("it was restarted", planned=True)
         for _, incarnation in self.lifecycles.due(self._clock()):
             return self._begin(incarnation)
-        if self._loop is None:  # it has failed, and the conductor is about to see that
+        if self._loop is None:  # the agent has failed; `SchedulerLoop` is about to notice
             time.sleep(min(timeout, 0.001))
             return []
         ended = self._loop.turn(timeout)
@@ -88,7 +89,7 @@ class InlineAgent:
         return told if ended is None else [*told, *self._end(ended.reason)]
 
     def look(self) -> list[Told]:
-        """Nothing is due by time: an agent on this thread can neither hang unseen nor be silent."""
+        """Return nothing: an agent on this thread can neither hang unnoticed nor miss heartbeats."""
         return []
 
     def send(self, device: str, message: Message) -> None:
@@ -96,7 +97,7 @@ class InlineAgent:
             self._link.deliver(message)
 
     def restart(self, device: str) -> None:
-        """Have another engine made in the place of this one, behind the step under way."""
+        """Replace the engine by a new one after the running step."""
         self._again = True
 
     def work(self) -> AgentWork:
@@ -104,7 +105,7 @@ class InlineAgent:
         return AgentWork(counters.steps, counters.busy, counters.segments, counters.idle_tokens)
 
     def close(self, patience: float) -> None:
-        """Let the engine go."""
+        """Release the engine."""
         self._loop = None
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -155,5 +156,5 @@ class InlineAgent:
 
 
 def by_models(run: SegmentRun) -> SegmentRun:
-    """What a run tells users: models, as they know them, not stages."""
+    """Replace stage ids by model names, which users know."""
     return replace(run, models=tuple(dict.fromkeys(_STAGE.sub("", model) for model in run.models)))

@@ -1,13 +1,14 @@
-"""The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one
-begins. Pure bookkeeping.
+"""Track the lifecycles of a cluster's agents: phase, incarnation, deaths and the next start of each device.
 
     starting --ready--> up --died, overdue--> down --(backoff)--> starting …
-    too often lately, or refused: failed, for good
+    too many deaths lately, or refused: failed, for good
 
-Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier
-one did is known as such. The first death after a while is answered at once, the next ones later and later: each is
-a strike, and time that an agent was up makes up for them bit by bit, so that one that dies every few seconds is not
-started for ever. Starts and kills nothing itself.
+- Times are nanoseconds of the driver's clock.
+- An incarnation number is never used twice, so that late messages of an earlier one can be recognized.
+- Each death is a strike; time that an agent is up reduces strikes. The first death is followed by an immediate restart,
+  later ones by growing delays, so that an agent that dies every few seconds is not restarted for ever.
+
+Pure bookkeeping: it starts and kills nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ Phase = Literal["starting", "up", "down", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class LifeConfig:
-    """`starts`: strikes at which an agent is given up; `steady_seconds`: of being up make up for one.
+    """When agents are restarted, given up, or considered hung.
 
-    `backoff_seconds`: before the second try; it doubles up to `backoff_most`. `silent_seconds`: without a beat it
-    counts as hung;
-    `stalled_seconds`: so does one that is at one step, or one load, for so long. `ready_seconds`: what a start may
-    take.
+    Fields:
+        starts: Strikes at which an agent is given up.
+        steady_seconds: Time up that makes up for one strike.
+        backoff_seconds: Delay before the second restart; it doubles with each further one.
+        backoff_most: Largest delay.
+        silent_seconds: Time without a heartbeat after which an agent counts as hung.
+        stalled_seconds: Time in one step or one load after which it counts as hung.
+        ready_seconds: Time that a start may take.
     """
 
     starts: int = 6
@@ -52,8 +57,15 @@ class LifeConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death. `strikes`: deaths that count
-    still, of `most` at which it is given up; `backoff`: seconds that it stays down after the last one."""
+    """What `/health` reports of an agent.
+
+    Fields:
+        deaths: Number of deaths in all.
+        reason: Of the last death.
+        strikes: Deaths that still count.
+        most: Strikes at which it is given up.
+        backoff: Seconds that it stays down after the last death.
+    """
 
     device: str
     phase: Phase
@@ -67,7 +79,7 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class LateAgent:
-    """An agent that is to be killed, and why."""
+    """An agent that must be killed, and why."""
 
     device: str
     incarnation: int
@@ -91,7 +103,7 @@ class _Life:
 
 @dataclass(slots=True)
 class AgentLifecycles:
-    """See the top of the file. All devices are due for their first start at once."""
+    """The lifecycle of each device's agent. All devices are due for their first start at once."""
 
     devices: Iterable[str]
     config: LifeConfig = field(default_factory=LifeConfig)
@@ -100,10 +112,10 @@ class AgentLifecycles:
     def __post_init__(self) -> None:
         self._lifecycles = {device: _Life(device) for device in self.devices}
 
-    # -- what happened -----------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def ready(self, device: str, incarnation: int, now: int) -> bool:
-        """An agent says that it is there; false if it is not the one that is waited for."""
+        """Record that an agent is up; return False if this incarnation is not the one being started."""
         life = self._lifecycles.get(device)
         if life is None or life.incarnation != incarnation or life.phase != "starting":
             return False
@@ -111,12 +123,12 @@ class AgentLifecycles:
         return True
 
     def begun(self, device: str, incarnation: int) -> bool:
-        """Whether that life of a device has been started, and is not followed by another."""
+        """Return whether this incarnation was started and is still the latest."""
         life = self._lifecycles.get(device)
         return life is not None and life.incarnation == incarnation > 0
 
     def up(self, device: str, incarnation: int) -> bool:
-        """Whether what an agent says is to be listened to."""
+        """Return whether this incarnation is up, so that its messages count."""
         life = self._lifecycles.get(device)
         return life is not None and life.incarnation == incarnation and life.phase == "up"
 
@@ -127,8 +139,9 @@ class AgentLifecycles:
     def died(
         self, device: str, incarnation: int, reason: str, now: int, *, final: bool = False, planned: bool = False
     ) -> bool:
-        """An agent is gone, or as good as gone; false if that was known. `final`: another would end as this one did.
-        `planned`: it was told to go, which says nothing against the next.
+        """Record the end of an agent; return False if it was known.
+
+        `final`: another incarnation would end the same way. `planned`: it was ordered to end, which is no strike.
         """
         life = self._lifecycles.get(device)
         if life is None or life.incarnation != incarnation or life.phase not in ("starting", "up"):
@@ -146,10 +159,10 @@ class AgentLifecycles:
             life.phase, life.due = "down", now + life.backoff
         return True
 
-    # -- what is to be done ------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def due(self, now: int) -> list[tuple[str, int]]:
-        """Agents to start now, with their incarnations; they count as starting."""
+        """Return the (device, incarnation) pairs to start now, and mark them as starting."""
         out: list[tuple[str, int]] = []
         for life in self._lifecycles.values():
             if life.phase == "down" and life.due is not None and life.due <= now:
@@ -159,7 +172,7 @@ class AgentLifecycles:
         return out
 
     def overdue(self, now: int) -> list[LateAgent]:
-        """Agents that are hung, or do not come up."""
+        """Return the agents that hang or do not come up in time."""
         out: list[LateAgent] = []
         config = self.config
         for life in self._lifecycles.values():
@@ -181,7 +194,7 @@ class AgentLifecycles:
                 )
         return out
 
-    # -- looking in --------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def incarnation(self, device: str) -> int:
         return self._lifecycles[device].incarnation
@@ -190,7 +203,7 @@ class AgentLifecycles:
         return all(life.phase == "up" for life in self._lifecycles.values())
 
     def failed(self) -> list[str]:
-        """Devices without a future."""
+        """Return the devices that will not be started again."""
         return [life.device for life in self._lifecycles.values() if life.phase == "failed"]
 
     def facts(self) -> tuple[AgentFacts, ...]:
@@ -210,7 +223,7 @@ class AgentLifecycles:
         )
 
     def _backoff(self, strikes: int) -> int:
-        """Nanoseconds: none before the first try again."""
+        """Return the delay before the next start, in ns; 0 before the first restart."""
         if strikes < 2:
             return 0
         return int(min(self.config.backoff_most, self.config.backoff_seconds * 2.0 ** min(strikes - 2, 64)) * 1e9)

@@ -1,8 +1,5 @@
-"""A cluster's agents, as its scheduler's thread speaks with them: `company.Company` of any number, or `alone.Alone` of
-one, on this thread.
-
-Contract: one thread, but for `wake`. What `receive` and `look` give is what the scheduler is to be told, in order;
-where a device is gone a AgentDown is among it. `receive` may work and wait, `look` and `send` may not: a lock is held.
+"""Define the scheduler's interface to its agents: `RemoteAgents` for any number, `InlineAgent` for one on
+its thread.
 """
 
 from __future__ import annotations
@@ -15,14 +12,20 @@ from runtime.cluster.agents.lifecycle import AgentLifecycles
 from runtime.control.scheduler_io import AgentDown
 from runtime.messages import AgentStats, Message
 
-#: What the scheduler hears.
+#: An event for the scheduler.
 Told = Message | AgentDown
 
 
 @dataclass(frozen=True, slots=True)
 class AgentWork:
-    """What agents have done since the driver began, as far as they have told: steps, nanoseconds in them (`busy`),
-    segments that ran, and tokens computed for nobody."""
+    """Work that agents have reported since the driver started.
+
+    Fields:
+        steps: Steps run.
+        busy: Time in steps, in ns.
+        segments: Segments run.
+        idle: Tokens computed as padding.
+    """
 
     steps: int = 0
     busy: int = 0
@@ -31,8 +34,14 @@ class AgentWork:
 
 
 class AgentPool(Protocol):
-    """`reports`: the last of each agent that is up. `page_bytes`: of every agent's pages, 0 before the first is
-    there.
+    """The agents of a cluster, used by the scheduler's thread.
+
+    `receive` and `look` return events for the scheduler in order; for each device that is gone there is an AgentDown.
+    `receive` may work and wait; `look` and `send` may not, because a lock is held. All methods except `wake` and `work`
+    are called on the scheduler's thread.
+
+    `reports`: the latest AgentStats of each agent that is up. `page_bytes`: bytes of a page, 0 before the first agent
+    is up.
     """
 
     @property
@@ -49,25 +58,25 @@ class AgentPool(Protocol):
         ...
 
     def receive(self, timeout: float) -> list[Told]:
-        """What happened; waits for the first of it up to `timeout` seconds."""
+        """Return what happened; wait up to `timeout` seconds for the first event."""
         ...
 
     def look(self) -> list[Told]:
-        """What is due by time."""
+        """Carry out what is due by time; return the resulting events."""
         ...
 
     def send(self, device: str, message: Message) -> None:
-        """To an agent; one that is gone is nothing to do: the scheduler hears of it."""
+        """Send a message to an agent. One that is gone is ignored: the scheduler receives its AgentDown."""
         ...
 
     def restart(self, device: str) -> None:
-        """Have another agent take a device's place, behind the step under way."""
+        """Replace a device's agent after its running step."""
         ...
 
     def work(self) -> AgentWork:
-        """Of all agents that there were. From any thread that holds the lock."""
+        """Return the work of all agents so far. From any thread that holds the lock."""
         ...
 
     def close(self, patience: float) -> None:
-        """End all agents, those that take longer than so many seconds by force, and let everything go."""
+        """End all agents, by force after `patience` seconds, and release everything."""
         ...

@@ -1,11 +1,11 @@
-"""All agents of a cluster as its driver sees them: who is up, who is started, killed, refused; messages of theirs that
-may be believed.
+"""Start, kill and admit the agents of a cluster, and filter their messages.
 
-Contract: one thread, but for `died`, which any may call. What comes out of `receive` and `look` is what the scheduler
-is to be told, in
-order: messages of agents that are up, about themselves, and a AgentDown for each that went. An agent that is of another
-version, has pages of another size, speaks for another, or says what only a scheduler says is cut off and killed; why is
-kept for whoever asks. Decides nothing about sequences.
+`receive` and `look` return events for the scheduler, in order: messages of agents that are up, about themselves, and an
+AgentDown for each agent that is gone. An agent is cut off and killed if it is of another version, has pages of another
+size, sends messages in another agent's name, or sends what only a scheduler sends. The reason is kept
+(`AgentFacts.reason`).
+
+All methods except `died` and `wake` are called on one thread. Nothing about sequences is decided here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GRACE_NS = 5_000_000_000
 
 
 class RemoteAgents:
-    """See the top of the file. `names`: of the devices that there are to be."""
+    """The agents of a cluster, in processes, threads or Ray actors. `names`: the devices."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class RemoteAgents:
 
     @property
     def page_bytes(self) -> int:
-        """Of every agent's pages; 0 before the first is there."""
+        """Bytes of a page, the same on all agents; 0 before the first is up."""
         return self._page_bytes or 0
 
-    # -- from anywhere -----------------------------------------------------------------------------------------------
+    # -- any thread --
 
     def died(self, died: AgentDied) -> None:
-        """A fleet's word."""
+        """Record that an agent ended. Called by the launcher, from any thread."""
         self._deaths.put(died)
         self._messenger.wake()
 
@@ -79,10 +79,10 @@ class RemoteAgents:
         """End a `receive` that waits."""
         self._messenger.wake()
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Told]:
-        """All that came; waits for the first up to `timeout` seconds."""
+        """Return the events that arrived; wait up to `timeout` seconds for the first."""
         items = self._messenger.receive(timeout)
         told: list[Told] = []
         for item in items:
@@ -96,7 +96,7 @@ class RemoteAgents:
         return told
 
     def look(self) -> list[Told]:
-        """What is due by time: agents that are hung are killed, those that are to come are started."""
+        """Kill agents that hang, start those that are due, and return the resulting events."""
         now = self._clock()
         told: list[Told] = []
         for late in self.lifecycles.overdue(now):
@@ -108,32 +108,33 @@ class RemoteAgents:
             self._launcher.start(device, incarnation)
         return told
 
-    # -- what is to happen -------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def send(self, device: str, message: Message) -> None:
-        """To an agent; one that is gone is nothing to do: the scheduler hears of it."""
+        """Send a message to an agent. One that is gone is ignored: the scheduler receives its AgentDown."""
         if self._messenger.knows(device):
             self._messenger.send(device, message)
 
     def restart(self, device: str) -> None:
-        """Have an agent end after its step and another take its place."""
+        """Have an agent end after its running step; another one takes its place."""
         self._planned.add((device, self.lifecycles.incarnation(device)))
         self.send(device, Shutdown())
 
     def work(self) -> AgentWork:
-        """(Agents tell of steps and their time only, once per period.)"""
+        """Return the steps and times that agents reported, once per period; other counts stay 0."""
         reports, past = self.reports.values(), self._past
         return AgentWork(
             past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports)
         )
 
     def close(self, patience: float) -> None:
-        """End all agents, those that take longer than so many seconds by force, and let everything go."""
+        """End all agents, by force after `patience` seconds, and release everything."""
         self.halt()
         self._messenger.close()
         self._launcher.shutdown(patience)
 
     def halt(self) -> None:
+        """Order all agents to end after their running steps."""
         for device in self._addresses:
             self.send(device, Shutdown())
 
@@ -171,7 +172,7 @@ class RemoteAgents:
         return [ready]
 
     def _why_not(self, device: str, ready: AgentHello) -> str | None:
-        """Why an agent cannot be one of this cluster."""
+        """Return why an agent cannot join this cluster; None if it can."""
         if ready.device != device:
             return "it calls itself by two names"
         if ready.protocol != PROTOCOL or ready.version != self._version:
@@ -198,7 +199,7 @@ class RemoteAgents:
     def _lose(
         self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False
     ) -> list[Told]:
-        """An agent is gone, or is to be; nothing if that was known."""
+        """Record that an agent is gone or has to go; return nothing if that was known."""
         planned = (device, incarnation) in self._planned
         self._planned.discard((device, incarnation))
         was_up = self.lifecycles.up(device, incarnation)
@@ -216,7 +217,7 @@ class RemoteAgents:
         return [AgentDown(device, reason, planned=planned)] if was_up else []
 
     def _introduce(self) -> None:
-        """Tell all agents who there is."""
+        """Send all agents the list of agents."""
         rails = tuple(self._rails.get(device, "") for device in self._addresses)
         peers = PeerList(
             tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()),

@@ -1,1 +1,1 @@
-"""The driver of a cluster: the scheduler's thread, what comes in, what can be seen of it."""
+"""The driver of a cluster: the scheduler's thread, incoming requests, and a view of the cluster's state."""

@@ -1,7 +1,7 @@
-"""Take requests for a driver: check model names, open streams, refuse with the reason once it drains or is dead.
+"""Accept requests for a driver: open streams, and refuse requests with a reason while the driver drains or is dead.
 
-Contract: `_changed` guards what is here and what a driver adds; it is notified whenever a sequence has ended. It knows
-no agents, engines or schedulers: `_submit` and `abort` are the driver's.
+`BaseDriver` holds the streams; subclasses implement `_submit`, `abort` and the rest. The condition `_changed` guards
+its state and that of subclasses, and is notified whenever a sequence has ended.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from zoo.errors import Unavailable
 
 
 class BaseDriver(ABC):
-    """See the top of the file. `what`: runs sequences, as clients read it. Every method may be called from any
-    thread.
-    """
+    """Base of drivers. Every method may be called from any thread. `what`: its name in messages to clients."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -34,7 +32,7 @@ class BaseDriver(ABC):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def open_stream(self, requests: Sequence[SequenceRequest]) -> Stream:
-        """Submit sequences; their events come out of the stream, refusals included. Call it on a running event loop.
+        """Submit sequences and return the stream of their events, refusals included. Call it on a running event loop.
 
         Raises Unavailable while draining or dead; ValueError if two sequences have one name.
         """
@@ -43,8 +41,9 @@ class BaseDriver(ABC):
         return stream
 
     def run(self, requests: Sequence[SequenceRequest]) -> Generator[TokenEvent, None, None]:
-        """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as
-        `open_stream`.
+        """Submit sequences at once and iterate over their events in this thread.
+
+        Closing the generator early aborts them. Raises as `open_stream`.
         """
         inbox = Inbox((one.seq for one in requests), self.abort)
         inbox.push(self._submit(requests, inbox))
@@ -52,33 +51,34 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def abort(self, seqs: Iterable[str]) -> None:
-        """End sequences; those that have ended already are nothing to do."""
+        """End sequences; those that have ended already are ignored."""
 
     @abstractmethod
     def _submit(self, requests: Sequence[SequenceRequest], sink: Sink) -> list[TokenEvent]:
-        """Hand sequences on, all or none; returns the events of those that are refused at once."""
+        """Pass on all of these sequences or none; return the events of those that are refused at once."""
 
-    # -- how it is -----------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """False once its loop has ended, for whatever reason."""
+        """False once the driver's loop has ended, for whatever reason."""
         return self._death is None
 
     @property
     def death(self) -> str | None:
-        """Why its loop has ended; None while it lives."""
+        """Why the driver's loop has ended; None while it runs."""
         return self._death
 
     @property
     def draining(self) -> bool:
         return self._draining
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------------------
 
     def drain(self, timeout: float) -> bool:
-        """Take no more requests, wait until the ones there are have ended (or died); false if that takes over `timeout`
-        seconds.
+        """Accept no more requests, and wait until the running ones end or the driver dies.
+
+        Returns False if that takes over `timeout` seconds.
         """
         with self._changed:
             self._draining = True
@@ -86,12 +86,13 @@ class BaseDriver(ABC):
 
     @abstractmethod
     def _busy(self) -> bool:
-        """Whether sequences are there. The lock is held."""
+        """Return whether sequences are running or waiting. The lock is held."""
 
     @abstractmethod
     def shutdown(self, timeout: float | None = None) -> bool:
-        """Stop; what is unfinished ends with an error. Again: nothing to do. False if that takes over `timeout`
-        seconds.
+        """Stop; unfinished sequences end with an error. May be called again.
+
+        Returns False if it takes over `timeout` seconds.
         """
 
     def __enter__(self) -> Self:
@@ -105,7 +106,7 @@ class BaseDriver(ABC):
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _require_open(self, requests: Sequence[SequenceRequest]) -> None:
-        """Raises as `open_stream`. The lock is held."""
+        """Raise as `open_stream` if requests cannot be accepted. The lock is held."""
         if self._death is not None:
             raise Unavailable(self._death)
         if self._draining:

@@ -1,14 +1,14 @@
-"""The driver of a cluster: a scheduler on a thread of its own, a fleet that brings agents up, streams to whoever
-asked.
+"""The driver of a cluster: a scheduler on its own thread, a launcher of agents, and a stream for each request.
 
     open_stream -> AddRequest -> Scheduler -> RunRows -> agents … RowsDone -> Scheduler -> EmitTokens -> Stream
-    an agent dies -> AgentDown -> another
+    an agent dies -> AgentDown -> another agent starts
 
-Contract: a device that cannot be brought up again ends what cannot run without it, with the reason;
-where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false,
-`death` says why, every stream ends with an error, none hangs. It knows no HTTP, no text, no tensors and no
-processes: the fleet is passed in, `company` speaks with the agents, `conductor` with the scheduler, `view` looks
-at both.
+- If a device cannot be started again, sequences that need it end with the reason.
+- If no model can run any more, or the control plane has a defect, the driver is dead: `alive` is False, `death` is the
+  reason, and every stream ends with an error; none hangs.
+
+The launcher is passed in; `RemoteAgents` talks to the agents, `SchedulerLoop` to the scheduler, and `ClusterView` reads
+both. HTTP, text, tensors and processes are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ from zoo.errors import InUse, NotFound, NotServable, Unavailable, ZooError
 
 _log = logging.getLogger(__name__)
 
-#: How long agents may take to end by themselves, in seconds.
+#: Time that agents have to end before they are killed, in seconds.
 _PATIENCE = 10.0
 
 T = TypeVar("T")
 
 
 class ClusterDriver(BaseDriver):
-    """Runs a cluster until `shutdown`. Every method may be called from any thread; those that wait say so.
+    """Run a cluster until `shutdown`.
+
+    Every method may be called from any thread; those that wait are documented as such.
 
     Args:
-        chains, blocks: the models that are served, and all blocks of them.
-        devices: names of the agents that there are to be.
-        fleet: what brings them up, or the only one, which runs on the scheduler's thread; it is shut down with the
-            driver.
-        config, lives: of the scheduler; of the agents' restarts.
-        adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None:
-            there are none.
-        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
-        log: takes lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
+        chains, blocks: The models that are served, and all blocks of them.
+        devices: Names of the agents.
+        launcher: Starts the agents, or is the only agent, inline; shut down with the driver.
+        config, lifecycles: Of the scheduler; of the agents' restarts.
+        adaptation: What adaptive requests may get.
+        describe: Describes how a model that is loaded later is served; None: the set of models is fixed.
+        surrogates: By model, cheaper stand-ins of parts of it (BL-25).
+        log: Receives the lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class ClusterDriver(BaseDriver):
         surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
         log: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up;
-        the fleet is shut down then, and on Ctrl-C."""
+        """Wait until all agents are up and each model has a path.
+
+        Raises Unavailable if that cannot be; the launcher is shut down then, and on Ctrl-C.
+        """
         super().__init__("cluster")
         self._describe = describe
         config = replace(config or ClusterConfig(), devices=len(devices))
@@ -115,31 +118,32 @@ class ClusterDriver(BaseDriver):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def abort(self, seqs: Iterable[str]) -> None:
-        """End sequences; those that have ended already are nothing to do."""
+        """End sequences; those that have ended already are ignored."""
         self._scheduler_loop.abort(tuple(seqs))
 
     def move(self, seq: str, blocks: range, target: str) -> str | None:
-        """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or
-        None. Waits for the scheduler, not for the move.
+        """Start moving blocks of a running sequence's chain, all on one device, to another device.
 
-        Raises Unavailable once the driver is dead.
+        Returns why that cannot be, or None. Waits for the scheduler's answer, not for the migration. Raises Unavailable
+        once the driver is dead.
         """
         return self._answer(self._scheduler_loop.move(seq, blocks, target))
 
     def pause(self, request: str, expected: int | None = None) -> int:
-        """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their
-        K and V, which may move meanwhile (BL-17). How many sequences those are; 0 for a request that is not here. Waits
-        for the scheduler.
+        """Pause a request's sequences until `resume`; return how many there are, 0 for an unknown request.
+
+        Rows already running still produce their tokens. The sequences keep their K and V, which may migrate meanwhile
+        (BL-17). Waits for the scheduler.
 
         Args:
-            expected: how long it will be, in ns, where that is known.
+            expected: Expected length of the pause in ns, if known.
 
         Raises Unavailable once the driver is dead.
         """
         return self._answer(self._scheduler_loop.pause(request, expected))
 
     def resume(self, request: str) -> int:
-        """They go on. As `pause`."""
+        """Resume a request's sequences; return how many there are. Waits and raises as `pause`."""
         return self._answer(self._scheduler_loop.resume(request))
 
     # -- models --------------------------------------------------------------------------------------------------------
@@ -148,10 +152,9 @@ class ClusterDriver(BaseDriver):
         return self.view.models()
 
     def load(self, name: str) -> ModelSpec:
-        """One that is served is nothing to do. Waits until another one's blocks are placed and loaded.
+        """Serve a model, and wait until its blocks are placed and loaded. Returns at once if it is served already.
 
-        Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as
-        `describe`.
+        Raises NotServable if there is no room, or if this cluster's models are fixed; else as `describe`.
         """
         if self.view.chain(name) is not None:
             return self._served(name)
@@ -160,16 +163,15 @@ class ClusterDriver(BaseDriver):
         return self.serve(self._describe(name))
 
     def require_loaded(self) -> None:
-        """Raises NotServable where a device could not load its part of a model."""
+        """Raise NotServable if a device could not load its part of a model."""
         for why in self.view.refused().values():
             raise NotServable(why)
 
     def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:
-        """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until
-        new sequences get it.
+        """Serve a new model, or a new version of one, and wait until new sequences use it.
 
-        Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many
-        seconds.
+        Running sequences finish on the version that they began with. Raises NotServable with the reason if it cannot be
+        served; Unavailable once the driver is dead, or after `timeout` seconds.
         """
         updated = self._change(event, timeout)
         if updated.error:
@@ -177,12 +179,14 @@ class ClusterDriver(BaseDriver):
         return self._served(event.chain.model)
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
-        """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it
-        needed.
+        """Accept no more requests for a model, wait for its running sequences, and drop the stages that only it needs.
 
-        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again or says
-        why it cannot; NotServable, for it goes on being served, where this cluster takes its models when it starts
-        only; Unavailable.
+        Raises:
+            NotFound: No such model.
+            InUse: Its sequences have not ended after `timeout` seconds. It is served again, or the message says why
+                not.
+            NotServable: This cluster's models are fixed; the model stays.
+            Unavailable: The driver is dead, or the scheduler did not answer in time.
         """
         if self.view.chain(name) is None:
             raise NotFound(f"no model named {name!r} is served")
@@ -199,7 +203,7 @@ class ClusterDriver(BaseDriver):
                 raise InUse(f"{why}; it takes no others, for it cannot be served again: {error}") from error
             raise InUse(why)
 
-    # -- looking in ----------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> str:
@@ -209,25 +213,27 @@ class ClusterDriver(BaseDriver):
         return self.view.state()
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
+        """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`)."""
         return self.view.snapshot()
 
     def agents(self) -> tuple[AgentFacts, ...]:
         return self.view.agents()
 
     def health(self) -> Mapping[str, Any]:
-        """For `/health`."""
+        """Return the document for `/health`."""
         return self.view.health()
 
     def memory(self) -> EngineMemory:
-        """Bytes of all living devices, as of their last loads."""
+        """Return the bytes of all living devices, as of their latest loads."""
         return self.view.memory()
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- restarts and shutdown -----------------------------------------------------------------------------------------
 
     def restart(self, device: str, timeout: float) -> bool:
-        """Have a device's agent end after its step, and another take its place; what ran there runs again. Waits for
-        the new one, false if that takes over `timeout` seconds."""
+        """Replace a device's agent after its running step, and wait for the new one; what ran there runs again.
+
+        Returns False if that takes over `timeout` seconds, or once the driver is dead.
+        """
         with self._changed:
             before = self._remote_agents.lifecycles.incarnation(device)
         self._scheduler_loop.run_soon(lambda now: self._remote_agents.restart(device))
@@ -238,14 +244,16 @@ class ClusterDriver(BaseDriver):
             )
 
     def roll(self, timeout: float) -> bool:
-        """Restart one device after another, `timeout` seconds for each at most; false if one does not come back: the
-        others stay.
+        """Restart one device after another, waiting up to `timeout` seconds for each.
+
+        Stops and returns False if one does not come up.
         """
         return all(self.restart(each.device, timeout) for each in self.agents())
 
     def shutdown(self, timeout: float | None = None) -> bool:
-        """End all agents after their steps; what is unfinished ends with an error. Again: nothing to do. False if that
-        takes longer.
+        """End all agents after their steps; unfinished sequences end with an error. May be called again.
+
+        Returns False if it takes over `timeout` seconds.
         """
         with self._changed:
             self._draining = True
@@ -262,11 +270,11 @@ class ClusterDriver(BaseDriver):
         return []
 
     def _busy(self) -> bool:
-        """(A request that was taken is not told to the scheduler at the same moment.)"""
+        """Return whether sequences run or wait, including accepted ones that the scheduler has not received yet."""
         return len(self._routes) > 0 or not self._scheduler_loop.idle
 
     def _served(self, name: str) -> ModelSpec:
-        """A model with the context that it can have here. Raises NotFound where it has gone meanwhile."""
+        """Return a model's spec, with the context length possible here. Raises NotFound if it is gone meanwhile."""
         for spec in self.models():
             if spec.name == name:
                 return spec
@@ -276,7 +284,7 @@ class ClusterDriver(BaseDriver):
         return self._answer(self._scheduler_loop.change(event), timeout)
 
     def _answer(self, answer: Future[T], timeout: float = float("inf")) -> T:
-        """Raises Unavailable once the driver is dead, or after so many seconds."""
+        """Wait for the scheduler's answer. Raises Unavailable once the driver is dead, or after `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -288,6 +296,7 @@ class ClusterDriver(BaseDriver):
                     raise Unavailable(f"it is not done within {timeout:g} seconds, and goes on") from None
 
     def _await_all(self) -> None:
+        """Wait until all agents are up. Raises Unavailable if one cannot be started."""
         lifecycles = self._remote_agents.lifecycles
         with self._changed:
             self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lifecycles.failed()))
@@ -299,7 +308,7 @@ class ClusterDriver(BaseDriver):
         raise Unavailable(f"the cluster cannot be brought up: {why}")
 
     def _complete(self) -> bool:
-        """Whether all agents are there, and all that models need to begin."""
+        """Return whether all agents are up and the stages that models need at first are loaded."""
         return self._remote_agents.lifecycles.all_up() and not self._scheduler.loading
 
     def _follows(self, device: str, before: int) -> bool:
@@ -307,7 +316,10 @@ class ClusterDriver(BaseDriver):
         return lifecycles.incarnation(device) > before and lifecycles.up(device, lifecycles.incarnation(device))
 
     def _die(self, reason: str) -> None:
-        """Nothing may wait for the scheduler any more: no stream, no drain. Agents end with it, on its thread."""
+        """Record the driver's end: end all streams with the reason, wake all that wait, and close the agents.
+
+        Called once, on the scheduler's thread.
+        """
         with self._changed:
             self._death = reason
             self._routes.deliver(self._routes.ends(reason))
@@ -332,12 +344,12 @@ def _remote_agents(
     version: str | None,
     clock: Callable[[], int],
 ) -> RemoteAgents:
-    """Raises Unavailable."""
+    """Return the agents of a launcher. Raises Unavailable."""
     return RemoteAgents(devices, launcher, _listening(launcher.seat), lifecycles, version or own_version(), clock)
 
 
 def _listening(seat: AgentSlot) -> Messenger:
-    """The scheduler's post. Raises Unavailable."""
+    """Return the scheduler's messenger. Raises Unavailable if it cannot listen."""
     try:
         return Messenger(SCHEDULER, 0, seat.bind, seat.keys, context=seat.context)
     except (ValueError, zmq.ZMQError) as error:

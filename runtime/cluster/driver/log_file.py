@@ -1,7 +1,7 @@
-"""A file that takes lines while a cluster runs: the log of its scheduler, for `zoo simulate --replay`.
+"""Write a log line by line while a cluster runs: the scheduler's log, for `zoo simulate --replay`.
 
-Contract: what cannot be written (a full disk) ends the log, with one warning, and never the cluster. It is only the
-owner's to read: prompts stand in it.
+A write error (a full disk) ends the log with one warning and never affects the cluster. Only the owner can read the
+file, because it contains prompts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _log = logging.getLogger(__name__)
 
 
 class LogFile:
-    """One thread writes, then one closes. Raises InputError for a path that cannot be written."""
+    """A log file, written by one thread and closed afterwards. Raises InputError for a path that cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                os.fchmod(self._file.fileno(), 0o600)  # it may have been there before
+                os.fchmod(self._file.fileno(), 0o600)  # an existing file keeps its mode otherwise
         except OSError as error:
             raise InputError(f"the log cannot be written to {path}: {error.strerror}") from None
         self._ended = False
 
     def write(self, line: bytes) -> None:
-        """One line; nothing once the log has ended."""
+        """Write one line; nothing once the log has ended."""
         if not self._ended:
             try:
                 self._file.write(line)

@@ -1,11 +1,11 @@
-"""Run the scheduler on a thread of its own: give it events and messages in order, carry out its commands.
+"""Run the scheduler on its own thread: pass it events and messages in order, and carry out its commands.
 
-    agents.receive, agents.look -> Scheduler.handle <- ask            Send -> agents    EmitTokens -> streams
-                                                                      ModelUpdated -> pending updates
+    agents.receive, agents.look -> Scheduler.handle <- requests     Send -> agents    EmitTokens -> streams
+                                                                    ModelUpdated -> pending updates
 
-Contract: the scheduler is called on this thread only, behind a lock that is never held while anything waits; other
-threads take the lock to read the scheduler. The loop ends on request, when nothing is left that could run, or by a
-defect: then `died` is called once, with the reason, and the agents end. It knows no HTTP, text, tensors or processes.
+The scheduler is called on this thread only, under a lock that is never held while anything waits; other threads take
+the lock to read the scheduler. The loop ends on request, when no model can run any more, or by a defect; then `died` is
+called once, with the reason.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ from runtime.types import SequenceRequest
 
 _log = logging.getLogger(__name__)
 
-#: Period of what is due by time alone, in seconds.
+#: Period of Tick events, in seconds.
 TICK = 0.05
 
-#: Tokens of prompts that are taken in together: a lot is one line of the log, which has a limit.
+#: Prompt tokens in one AddRequests event at most: an event is one line of the log, and its length is limited.
 _LOT = 1 << 20
 
 
 class SchedulerLoop:
-    """See the top of the file. Methods that say so are for any thread, all others for its own.
+    """The scheduler's thread. Methods under "any thread" may be called from any thread, all other methods on its own.
 
     Args:
-        changed: the lock, notified after whatever has happened. routes: who hears of which sequence, behind it.
-        died: told once why it ended, by its thread, without the lock.
-        handler: what stands in the scheduler's place when something has happened (`scheduler.observe.replay_log`).
+        changed: The lock; notified after every turn.
+        routes: Streams by sequence, guarded by the lock.
+        died: Called once with the reason of its end, on its thread, without the lock.
+        handler: Handles events in the scheduler's place (`scheduler.observe.replay_log`).
     """
 
     def __init__(
@@ -89,27 +90,27 @@ class SchedulerLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what it is at."""
+        """End after the current turn."""
         self._stopping = True
         self._remote_agents.wake()
 
     def join(self, timeout: float | None) -> bool:
-        """Whether it has ended within `timeout` seconds."""
+        """Return whether the thread has ended within `timeout` seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing was asked. The lock is held."""
+        """Whether no sequence runs and no call is queued. The lock is held."""
         return not (self._asked or self._scheduler.busy)
 
     def run_soon(self, act: Callable[[int], None]) -> None:
-        """Have its thread do something, behind what was asked before."""
+        """Queue a call for the scheduler's thread, behind earlier ones."""
         self._asked.append(act)
         self._remote_agents.wake()
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Those that come while its thread is at something else are taken in together."""
+        """Queue requests. Those that arrive during one turn are passed to the scheduler together."""
         self._arrivals.extend(requests)
         self.run_soon(self._arrive)
 
@@ -117,22 +118,23 @@ class SchedulerLoop:
         self.run_soon(lambda now: self._handle_events([AbortSequence(seq) for seq in seqs], now))
 
     def change(self, event: ServeModel | WithdrawModel) -> Future[ModelUpdated]:
-        """Of the models that are served. What comes of it."""
+        """Change the served models; the future gets the outcome."""
         answer: Future[ModelUpdated] = Future()
         self.run_soon(lambda now: self._begin(event, answer, now))
         return answer
 
     def move(self, seq: str, blocks: range, target: str) -> Future[str | None]:
-        """Begin to move blocks of a running sequence. Why that cannot be, or None."""
+        """Start moving blocks of a running sequence; the future gets why that cannot be, or None."""
         answer: Future[str | None] = Future()
         self.run_soon(lambda now: self._move(seq, blocks, target, answer, now))
         return answer
 
     def pause(self, request: str, expected: int | None) -> Future[int]:
-        """A request's sequences get no rows until they go on. How many those are."""
+        """Pause a request's sequences; the future gets their number."""
         return self._run_for_request(request, lambda seq: PauseSequence(seq, expected))
 
     def resume(self, request: str) -> Future[int]:
+        """Resume a request's sequences; the future gets their number."""
         return self._run_for_request(request, ResumeSequence)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -169,8 +171,10 @@ class SchedulerLoop:
             self._carry_out(self._handle(event, now), now)
 
     def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
-        """A Replace is nothing to do: `remote_agents` has known of the death before the scheduler, and starts another when
-        its time has come.
+        """Carry out commands in order.
+
+        ReplaceAgent needs nothing: the agent pool noticed the death before the scheduler, and starts another agent by
+        itself.
         """
         for command in commands:
             if isinstance(command, Send):
@@ -180,7 +184,7 @@ class SchedulerLoop:
             elif isinstance(command, ModelUpdated):
                 self._changes.answered(command)
 
-    # -- what was asked ------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _arrive(self, now: int) -> None:
         taken: list[SequenceRequest] = []
@@ -221,11 +225,12 @@ class SchedulerLoop:
         self.run_soon(tell)
         return answer
 
-    # -- what cannot go on ---------------------------------------------------------------------------------------------
+    # -- unavailable models --------------------------------------------------------------------------------------------
 
     def _strand(self, now: int) -> None:
-        """End what waits for devices that will not come back. Raises UnavailableModel where that is everything that is
-        served, or every device.
+        """End sequences that wait for devices that will not come back.
+
+        Raises UnavailableModel if no served model can run any more, or no device comes back.
         """
         failed = self._remote_agents.lifecycles.failed()
         if not failed:
@@ -236,7 +241,7 @@ class SchedulerLoop:
         )
         chains, instances = self._scheduler.chains(), self._scheduler.block_map.instances
         self.unavailable_models.look(chains, instances, failed, reasons)
-        # Each by the chain that it keeps to, which new sequences may not get any more. Whoever runs, runs elsewhere.
+        # Each by its own chain, a version that new sequences may not get any more. Sequences with a path run elsewhere.
         waiting = [(seq, sequence.chain) for seq, sequence in self._scheduler.sequences.items() if not sequence.path]
         ends = {
             chain.version: whys([chain], instances, failed, reasons)

@@ -1,5 +1,6 @@
-"""Which models cannot run any more, because devices will not come back, and what becomes of their sequences. Pure
-bookkeeping.
+"""Find the models that cannot run any more because devices will not come back, and end their sequences with the reason.
+
+Pure bookkeeping.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from runtime.control.scheduler_io import EmitTokens, SchedulerCommand
 
 
 class UnavailableModel(Exception):
-    """No model can run any more."""
+    """Raised when no served model can run any more, or no device comes back."""
 
 
 class UnavailableModels:
-    """Models that new sequences cannot be run on, and why: as of the last look."""
+    """The models that new sequences cannot run on, each with the reason, as of the last `look`."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -35,13 +36,18 @@ class UnavailableModels:
         failed: Collection[str],
         reasons: Mapping[str, str],
     ) -> None:
-        """`chains`: those that new sequences get. `instances`: devices by block; `reasons`: by device, why it does
-        not come back.
+        """Update the set.
+
+        Args:
+            chains: The chains that new sequences get.
+            instances: Devices by block.
+            failed: Devices that will not be started again.
+            reasons: By device, why.
         """
         self._reasons = whys(chains, instances, failed, reasons)
 
     def require_hope(self, chains: Iterable[Chain]) -> None:
-        """Raises UnavailableModel if there are models, and all are stranded."""
+        """Raise UnavailableModel if there are models and none of them can run."""
         models = {chain.model for chain in chains}
         if models and self._reasons.keys() >= models:
             raise UnavailableModel(next(iter(self._reasons.values())))
@@ -50,7 +56,7 @@ class UnavailableModels:
 def whys(
     chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str], reasons: Mapping[str, str]
 ) -> dict[str, str]:
-    """Model -> why it cannot run any more, of those that cannot. As `stranded`."""
+    """Return, for each model that cannot run any more, the reason. Arguments as `UnavailableModels.look`."""
     return {
         model: f"{model} cannot run any more: the agent of {device} does not come back ({reasons[device]})"
         for model, device in stranded(chains, instances, failed).items()
@@ -60,9 +66,7 @@ def whys(
 def stranded(
     chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str]
 ) -> dict[str, str]:
-    """Model -> a device with the last instance of one of its blocks. `instances`: devices by block; `failed`: those
-    without a future.
-    """
+    """Return, for each model that cannot run any more, a failed device with the last instance of one of its blocks."""
     out: dict[str, str] = {}
     for chain in chains:
         last = [where[0] for use in chain.uses if (where := instances.get(use.block, ())) and set(where) <= set(failed)]
@@ -72,9 +76,7 @@ def stranded(
 
 
 def ending(commands: Iterable[SchedulerCommand], seq: str, why: str) -> list[SchedulerCommand]:
-    """What a scheduler says to the end of a sequence that nobody asked to end: its last event is an error, with the
-    reason.
-    """
+    """Turn the scheduler's commands for an aborted sequence into ones that end it with an error and the reason."""
     return [_told(command, seq, why) if isinstance(command, EmitTokens) else command for command in commands]
 
 

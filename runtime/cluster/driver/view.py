@@ -1,6 +1,4 @@
-"""A running cluster as others see it: agents, models, what moves, what it holds. Reads behind the driver's lock,
-changes nothing.
-"""
+"""Read the state of a running cluster, under the driver's lock: agents, models, migrations, memory. Changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from runtime.types import EngineMemory, ModelSpec
 
 
 class ClusterView:
-    """See the top of the file. Every method may be called from any thread."""
+    """Read-only view of a cluster. Every method may be called from any thread."""
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class ClusterView:
         )
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """`max_model_len` is what the living devices can hold of one sequence, together."""
+        """Return the served models; `max_model_len` is limited by the pages of all living devices together."""
         with self._changed:
             specs, pages = (
                 self._scheduler.models(),
@@ -50,7 +48,7 @@ class ClusterView:
         return tuple(_capped(spec, pages) for spec in specs)
 
     def chain(self, model: str) -> Chain | None:
-        """Of a model that new sequences may ask for."""
+        """Return the chain that new sequences of a model get; None if it is not served."""
         with self._changed:
             return next((chain for chain in self._scheduler.chains() if chain.model == model), None)
 
@@ -61,12 +59,12 @@ class ClusterView:
         return replace(state, counters=done)
 
     def leaving(self, model: str) -> bool:
-        """Whether a version of a model that no new sequence gets still runs, or is on devices."""
+        """Return whether a version of a model that new sequences do not get still runs or is still on devices."""
         with self._changed:
             return self._scheduler.uses(model)
 
     def refused(self) -> Mapping[str, str]:
-        """Stages that devices could not load, when they were last asked for them, and why."""
+        """Return the stages that devices could not load at the latest attempt, with the reason."""
         with self._changed:
             return {
                 stage.id: refusal.why
@@ -75,38 +73,39 @@ class ClusterView:
             }
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
+        """Return devices, instances, chains and migrations (`scheduler.observe.snapshot`)."""
         with self._changed:
             snapshot = picture_of(self._scheduler)
-        return snapshot.document()  # which takes longer: the scheduler need not wait for it
+        return snapshot.document()  # without the lock: building the document takes longer
 
     def agents(self) -> tuple[AgentFacts, ...]:
         with self._changed:
             return self._remote_agents.lifecycles.facts()
 
     def reports(self) -> Mapping[str, AgentStats]:
-        """The last that each agent that is up has told of itself."""
+        """Return the latest AgentStats of each agent that is up."""
         with self._changed:
             return dict(self._remote_agents.reports)
 
     def moving(self) -> int:
-        """Migrations under way."""
+        """Return the number of migrations in progress."""
         with self._changed:
             return len(self._scheduler.migrations)
 
     def moves(self) -> MigrationCounts:
-        """Migrations so far."""
+        """Return the counts of migrations so far."""
         with self._changed:
             return self._scheduler.migrations.counts()
 
     def speculation(self) -> SpeculationCounts:
-        """Predicted hops so far (BL-25)."""
+        """Return the counts of predicted hops so far (BL-25)."""
         with self._changed:
             return self._scheduler.speculation.counts()
 
     def health(self) -> Mapping[str, Any]:
-        """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they
-        must.
+        """Return the document for `/health`.
+
+        `degraded` while an agent is down; requests are accepted all the same, and wait if they must.
         """
         facts, stranded = self.agents(), self._unavailable_models.reasons()
         degraded = bool(stranded) or any(each.phase != "up" for each in facts)
@@ -114,8 +113,9 @@ class ClusterView:
         return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
 
     def memory(self) -> EngineMemory:
-        """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with
-        weights of its own.
+        """Return the bytes of all living devices, as of their latest loads.
+
+        `weights_unshared`: the same if each stage of each model had its own weights.
         """
         with self._changed:
             alive = [device for device in self._scheduler.devices if device.alive]
@@ -124,13 +124,13 @@ class ClusterView:
             return EngineMemory(sum(d.stages.nbytes for d in alive), unshared, pages * self._remote_agents.page_bytes)
 
     def _stages_bytes(self, device: Device) -> int:
-        """Of the blocks of each stage that is loaded there."""
+        """Return the bytes of the blocks of all loaded stages, without sharing."""
         block, wanted = self._scheduler.block_map.block, device.stages.wanted
         return sum(block(each).nbytes for stage in device.stages.loaded if stage in wanted for each in wanted[stage])
 
 
 def _capped(spec: ModelSpec, pages: int) -> ModelSpec:
-    """A model with a context that so many pages can hold. (A cluster that has no devices now will have some.)"""
+    """Limit a model's context to what so many pages can hold; unchanged without pages, when no device is up yet."""
     fits = (
         pages // spec.kv_layers * spec.page_tokens - spec.virtual_tokens
         if pages and spec.kv_layers

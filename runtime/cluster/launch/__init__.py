@@ -1,1 +1,1 @@
-"""Launchers of agents: subprocesses, threads, Ray actors."""
+"""Launchers of agents: processes, threads, Ray actors."""

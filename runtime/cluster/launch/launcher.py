@@ -1,9 +1,6 @@
-"""How agents come up and end: what a driver needs of subprocesses, threads or Ray's actors. Which ones, when, how
-often: see `lives`.
+"""Define launchers, which start and end agents as processes, threads or Ray actors.
 
-Contract of a AgentLauncher: `start` and `kill` return at once. Whatever starts ends in exactly one call of the
-listener, from any thread, however it ends. A fleet knows where the scheduler is to listen, because it is what tells its
-agents.
+When and how often agents are started is decided by `agents.lifecycle`.
 """
 
 from __future__ import annotations
@@ -20,8 +17,11 @@ from runtime.transport.keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """An agent has ended. `code`: of its process, negative for a signal, None without one. `reason`: its own word, or
-    the code's.
+    """An agent has ended.
+
+    Fields:
+        code: Exit code of its process, negative for a signal; None without a process.
+        reason: As the agent gave it, or the meaning of the code.
     """
 
     device: str
@@ -31,7 +31,7 @@ class AgentDied:
 
     @property
     def final(self) -> bool:
-        """Whether another one would end the same way: it was refused, as one of another version is."""
+        """Whether another agent would end the same way: it was refused, for example for its version."""
         return self.code == AgentExit.DENIED
 
 
@@ -45,19 +45,26 @@ class AgentSlot:
 
 
 class AgentLauncher(Protocol):
+    """Starts and ends agents.
+
+    `start` and `kill` return at once. Every start ends in exactly one call of the listener, from any thread, however
+    the agent ends. The launcher determines where the scheduler listens (`seat`), because it passes that address to its
+    agents.
+    """
+
     @property
     def seat(self) -> AgentSlot: ...
 
     def attach(self, listener: Callable[[AgentDied], None], scheduler: str) -> None:
-        """Before anything starts: who hears of ends, and the address that the scheduler has got."""
+        """Set the listener for ended agents and the scheduler's actual address. Call before `start`."""
         ...
 
     def start(self, device: str, incarnation: int) -> None: ...
 
     def kill(self, device: str, incarnation: int) -> None:
-        """At once, whatever it does. One that has ended is nothing to do."""
+        """Kill an agent at once. One that has ended is ignored."""
         ...
 
     def shutdown(self, timeout: float) -> None:
-        """Wait for all to end, kill those that have not after `timeout` seconds, let everything go."""
+        """Wait for all agents to end, kill the rest after `timeout` seconds, and release everything."""
         ...

@@ -1,15 +1,13 @@
-"""Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once
-when they end.
+"""Run agents as subprocesses: each gets its identity over a pipe, and its end is noticed at once.
 
-One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time
-that it takes to load weights; it is begun when all others have imported what they need, so that it takes no processor
-from those that are waited for. Sockets lie in a folder that only this user can enter; over the network (`host`)
-everything is encrypted with the cluster's keys.
+One process stands by with everything imported, so that a killed agent is replaced in the time it takes to load weights.
+It is started after all other processes have finished their imports, so that it does not slow them down. Sockets lie in
+a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
 
-Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends
-them with it (PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No
-agent outlives this process. What cannot be started ends with the reason, whatever it was; that thread goes on. Nothing
-is written to a child under the lock.
+- Children are started by one thread that lives as long as the launcher, because the kernel ends them when that thread
+  ends (PR_SET_PDEATHSIG). On other systems they end when their pipe closes. No agent outlives this process.
+- If a process cannot be started, the agent ends with the reason, whatever it is, and the thread continues.
+- Nothing is written to a child under the lock.
 """
 
 from __future__ import annotations
@@ -35,17 +33,26 @@ from runtime.transport.socket_dir import SocketFolder
 
 _log = logging.getLogger(__name__)
 
-#: Starts an agent's process; arguments say nothing but which program it is.
+#: Starts an agent's process; the arguments contain nothing else.
 PROGRAM = (sys.executable, "-m", "cli.serving.agent_engines")
-#: Standbys that die without ever having been used, in a row, before no more are made.
+#: Number of standby processes in a row that die unused before no more are started.
 _MAX_SPOILED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder.
-    `warm`: whether one
-    stands by. `sockets`: the kind of those in a folder (`transport.channels.sockets`)."""
+    """Settings of a process launcher.
+
+    Fields:
+        preparation: The engine of every agent.
+        agent: Limits of the agents.
+        settings: Settings of the agents' loops.
+        beat_seconds: Period of heartbeats.
+        host: Listen and connect over tcp at this address, instead of sockets in a folder.
+        sockets: Kind of the sockets in the folder (`transport.channels.sockets`).
+        warm: Whether one process stands by.
+        program: Command that starts an agent's process.
+    """
 
     preparation: Preparation
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -58,7 +65,10 @@ class ProcessConfig:
 
 
 class _Child:
-    """One process, and, from `begin` on, the thread that reads its words until it has ended."""
+    """One process, and from `begin` on the thread that reads its output until it ends.
+
+    `who` is (device, incarnation), or None while the process stands by. `warm`: whether its imports are done.
+    """
 
     def __init__(
         self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]
@@ -70,7 +80,7 @@ class _Child:
         self._thread = threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True)
 
     def begin(self) -> None:
-        """Raises RuntimeError where there can be no thread; it has been killed then."""
+        """Start the thread. Raises RuntimeError, and kills the process, if no thread can be started."""
         try:
             self._thread.start()
         except RuntimeError:
@@ -79,7 +89,7 @@ class _Child:
             raise
 
     def write_line(self, line: msgspec.Struct) -> None:
-        """A line of its standard input. If it has died meanwhile, its thread tells of that."""
+        """Write a line to its standard input. If it has died, its thread reports that."""
         pipe = self.process.stdin
         with suppress(OSError, ValueError):
             if pipe is not None:
@@ -101,16 +111,16 @@ class _Child:
         code = self.process.wait()
         for each in (self.process.stdin, pipe):
             if each is not None:
-                with suppress(OSError):  # what was still to be written to it
+                with suppress(OSError):  # unflushed input
                     each.close()
         self._ended(self, code, reason or _meaning(code))
 
 
 class ProcessLauncher:
-    """See the top of the file."""
+    """Launches agents as processes of this machine."""
 
     def __init__(self, config: ProcessConfig) -> None:
-        """Raises InputError where its sockets cannot lie."""
+        """Raises InputError if there is no place for its sockets."""
         self._config = config
         self._folder = SocketFolder()
         keys = Keys.make() if config.host is not None else None
@@ -141,7 +151,7 @@ class ProcessLauncher:
             child.process.kill()
 
     def pid(self, device: str, incarnation: int) -> int | None:
-        """Of a living agent."""
+        """Return the process id of a running agent; None if it is not running."""
         with self._lock:
             child = self._children.get((device, incarnation))
             return None if child is None else child.process.pid
@@ -150,7 +160,7 @@ class ProcessLauncher:
         with self._lock:
             self._closing = True
             for child in self._all:
-                child.process.terminate()  # after the step under way; at once where it is not so far yet
+                child.process.terminate()  # ends after the running step; at once if it has not joined yet
             if not self._lock.wait_for(lambda: not self._all, timeout):
                 for child in self._all:
                     child.process.kill()
@@ -160,17 +170,17 @@ class ProcessLauncher:
         self._folder.remove()
 
     def _warmed(self) -> None:
-        """Perhaps it is time for one to stand by. From any thread."""
+        """Start a standby process if it is time. From any thread."""
         if self._config.warm:
             self._work.put(self._stand_by)
 
-    # -- inside: the fleet's thread ----------------------------------------------------------------------------------
+    # -- inside: the launcher's thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception:  # with this thread all agents would end
+            except Exception:  # if this thread ended, all agents would end
                 _log.critical("the fleet could not do what it was to do", exc_info=True)
 
     def _start(self, device: str, incarnation: int) -> None:
@@ -195,7 +205,7 @@ class ProcessLauncher:
         child.write_line(self._identity(device, incarnation))
 
     def _stand_by(self) -> None:
-        """Have one more process than is needed, once none is waited for."""
+        """Start one more process than is needed, once the running ones have finished their imports."""
         with self._lock:
             busy = any(not child.warm for child in self._all)
             if self._closing or busy or self._spare is not None or self._spoiled >= _MAX_SPOILED:
@@ -209,7 +219,7 @@ class ProcessLauncher:
             self._spare = child if child in self._all else None
 
     def _spawn(self) -> _Child:
-        """Raises OSError, and RuntimeError where there can be no thread for it."""
+        """Start a process. Raises OSError, and RuntimeError if no thread can be started for it."""
         child = _Child(self._config.program, self._warmed, self._child_exited)
         with self._lock:
             self._all.add(child)
@@ -221,7 +231,7 @@ class ProcessLauncher:
             raise
         child.write_line(self._config.preparation)
         with self._lock:
-            if self._closing:  # whoever shut down may not have seen it
+            if self._closing:  # `shutdown` may have run before this child was in `_all`
                 child.process.terminate()
         return child
 
@@ -263,5 +273,5 @@ def _strerror(error: OSError | RuntimeError) -> str:
 
 
 def _meaning(code: int) -> str:
-    """Of an exit code without words."""
+    """Return the meaning of an exit code without a reason."""
     return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"

@@ -1,14 +1,12 @@
-"""Agents as Ray actors, for several machines: Ray (>= 2.52) places them, starts them and tells when they end; nothing
-else goes through it.
+"""Run agents as Ray actors on several machines: Ray (>= 2.52) places and starts them and reports when they end.
 
-Messages and tensors go over our own post, by tcp, encrypted with the cluster's keys: a Ray call takes milliseconds, and
-pickles. Ray's own token authentication must be on; for a cluster that is started here it is switched on
-(CVE-2023-48022). The cluster's keys reach actors
-through Ray: whoever holds Ray's token holds the cluster.
+Messages and tensors use this package's own messengers, over tcp, encrypted with the cluster's keys: a Ray call takes
+milliseconds, and pickles. Ray's token authentication must be on; it is switched on for a cluster that is started here
+(CVE-2023-48022). The cluster's keys reach actors through Ray, so access to Ray's token gives access to the cluster.
 
-Contract: `Fleet`. Ray restarts nothing (`max_restarts=0`): when, and how often, is `lives`' affair, as for every fleet.
-One actor stands by with everything imported. Where Ray itself fails, the agent that it was asked about ends, with the
-reason; nothing is raised at whoever asked, and whoever watches goes on watching. Needs the extra `ray`.
+Ray restarts nothing (`max_restarts=0`): restarts are decided by `agents.lifecycle`, as for every launcher. One actor
+stands by with everything imported. If Ray itself fails on an agent, that agent ends with the reason; nothing is raised
+to callers, and watching continues. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -34,19 +32,25 @@ from zoo.errors import InputError
 
 _log = logging.getLogger(__name__)
 
-#: How often it is looked whether an actor has ended, at least, in seconds. (Ends that Ray tells of wake the look.)
+#: Longest wait for the end of an actor before the next check, in seconds.
 _LOOK = 0.2
-#: Characters of Ray's own words that are passed on.
+#: Length to which messages of Ray are cut, in characters.
 _SAID = 300
 
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """`engines`: the table of engines, imported by name where actors run. `address`: of a running Ray cluster; None
-    starts one here.
+    """Settings of a Ray launcher.
 
-    `cpus`, `gpus`: that Ray sets apart for an agent. `warm`: whether an actor stands by; none does where it would keep
-    a GPU from others.
+    Fields:
+        preparation: The engine of every agent.
+        engines: The table of engines, imported by name where actors run.
+        address: Of a running Ray cluster; None starts one here.
+        agent: Limits of the agents.
+        settings: Settings of the agents' loops.
+        beat_seconds: Period of heartbeats.
+        cpus, gpus: What Ray reserves per agent.
+        warm: Whether an actor stands by; never if it would occupy a GPU.
     """
 
     preparation: Preparation
@@ -61,13 +65,13 @@ class RayConfig:
 
 
 class _Agent:
-    """The actor. `prepare` imports what the engine needs; `run` is the agent, until it ends."""
+    """The actor: `prepare` imports what the engine needs, `run` runs the agent until it ends."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
 
     def prepare(self, preparation: bytes) -> int:
-        """The process that it is in."""
+        """Import what the engine needs and return the actor's process id."""
         chosen = msgspec.json.decode(preparation, type=Preparation)
         self._make = self._engines[chosen.engine](chosen.settings)
         return os.getpid()
@@ -81,11 +85,12 @@ class _Agent:
 
 
 class RayLauncher:
-    """See the top of the file."""
+    """Launches agents as Ray actors."""
 
     def __init__(self, config: RayConfig) -> None:
-        """Joins or starts a Ray cluster. Raises InputError without the extra, with authentication off, or where Ray
-        does not let it in.
+        """Join or start a Ray cluster.
+
+        Raises InputError without the extra, with authentication off, or if Ray refuses.
         """
         _require_tokens(config.address)
         self._config, self._ray = config, _ray()
@@ -137,7 +142,9 @@ class RayLauncher:
             self._end(actor)
 
     def pid(self, device: str, incarnation: int, timeout: float = 30.0) -> int | None:
-        """Of a living agent, on whatever machine it is. Waits until its process is there."""
+        """Return the process id of an agent on its machine; None if it is not running. Waits for its
+        process to exist.
+        """
         with self._lock:
             pid = self._pids.get((device, incarnation))
         return None if pid is None else int(self._ray.get(pid, timeout=timeout))
@@ -159,7 +166,7 @@ class RayLauncher:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _join(self, address: str | None) -> None:
-        """Raises InputError, with Ray's own words."""
+        """Join or start Ray. Raises InputError, with Ray's own message."""
         try:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
         except Exception as error:
@@ -168,7 +175,7 @@ class RayLauncher:
             raise InputError(f"{where}: {said or type(error).__name__}") from error
 
     def _make(self) -> tuple[Any, Any]:
-        """An actor that prepares itself, and its process to be."""
+        """Start an actor that prepares itself; return it with the future of its process id."""
         config = self._config
         kind = self._ray.remote(_Agent).options(
             num_cpus=config.cpus, num_gpus=config.gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
@@ -177,7 +184,7 @@ class RayLauncher:
         return actor, actor.prepare.remote(msgspec.json.encode(config.preparation))
 
     def _stand_by(self) -> None:
-        """Have one more actor than is needed. The lock is held."""
+        """Start one more actor than is needed. The lock is held."""
         if self._spare is None and self._config.warm and not self._config.gpus:
             try:
                 self._spare = self._make()
@@ -185,14 +192,14 @@ class RayLauncher:
                 _log.warning("no agent can stand by", exc_info=True)
 
     def _end(self, actor: Any) -> None:
-        """What has ended, or cannot be reached, is nothing to do: who does not beat is gone."""
+        """Kill an actor. Failures are only logged: an agent out of reach is given up when its heartbeats stop."""
         try:
             self._ray.kill(actor, no_restart=True)
         except Exception:
             _log.warning("Ray does not end an agent", exc_info=True)
 
     def _watch(self) -> None:
-        """Tell of every run that has ended, however it did."""
+        """Report every run that has ended, however it did."""
         deaf = False
         while True:
             with self._lock:
@@ -228,7 +235,7 @@ class RayLauncher:
 
 
 def _ray() -> Any:
-    """Raises InputError without the extra."""
+    """Import Ray. Raises InputError without the extra."""
     try:
         import ray
     except ImportError:
@@ -237,10 +244,9 @@ def _ray() -> Any:
 
 
 def _require_tokens(address: str | None) -> None:
-    """Ray's token authentication, from its environment, which it reads when it is imported. Raises InputError where it
-    is off.
+    """Check Ray's token authentication. Raises InputError if it is off.
 
-    A cluster that starts here gets a token of its own.
+    Ray reads it from the environment when it is imported. A cluster that starts here gets a token of its own.
     """
     if "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         raise InputError("Ray was imported without authentication: set RAY_AUTH_MODE=token before")

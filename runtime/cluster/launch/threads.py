@@ -1,8 +1,7 @@
-"""Agents as threads of this process, with the same loop over the same transport, which then copies nothing: for one
-machine without hurry, for tests, and for engines that do not want processes.
+"""Run agents as threads of this process, with the same loop and the same transport, which then copies nothing.
 
-Contract: `Fleet`. A thread cannot be killed: `kill` has it end after the step under way. Two agents of one device never
-overlap.
+For a single machine with low load, for tests, and for engines that cannot run in processes. A thread cannot be killed:
+`kill` ends it after the running step. Two agents of one device never overlap.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runtime.config import AgentConfig
 
 
 class ThreadLauncher:
-    """See the top of the file. `make`: an engine for a device, on the thread that will run it."""
+    """Launches agents as threads. `make`: returns what makes a device's engine, on the thread that will run it."""
 
     def __init__(
         self,

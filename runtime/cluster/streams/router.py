@@ -1,6 +1,6 @@
-"""Route token events to streams: one call per event loop and step.
+"""Route token events to streams, with one call per event loop and step.
 
-Contract: not thread-safe by itself: the driver holds its lock. It does not know agents or engines.
+Not thread-safe by itself: the driver holds its lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Part = tuple[Sink, list[TokenEvent]]
 
 
 class StreamRouter:
-    """From `add` until a sequence's last event has been delivered."""
+    """The streams of running sequences: each from `add` until the sequence's last event is delivered."""
 
     def __init__(self) -> None:
         self._routes: dict[str, _Route] = {}
@@ -40,9 +40,7 @@ class StreamRouter:
             self._routes[one.seq] = _Route(sink, one.request)
 
     def deliver(self, events: Iterable[TokenEvent]) -> list[str]:
-        """Hand events over; returns living sequences that nobody can hear of any more, their event loop being
-        closed.
-        """
+        """Deliver events; return the sequences that run for nothing because their stream's event loop is closed."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Part]] = {}
         for sink, its in self._by_sink(events).items():
             if sink.loop is None:
@@ -60,7 +58,7 @@ class StreamRouter:
         return list(deaf)
 
     def ends(self, error: str) -> list[TokenEvent]:
-        """An end for every sequence that is still waited for, when whoever knew better is gone."""
+        """Return a final error event for every sequence that is still open, for use when the scheduler has ended."""
         return [
             TokenEvent(seq, route.request, 0, None, finish="error", error=error) for seq, route in self._routes.items()
         ]

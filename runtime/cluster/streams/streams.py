@@ -1,9 +1,8 @@
-"""Where the events of some sequences come out: an asynchronous iterator for a server, a plain one for a command line.
+"""Deliver token events to consumers: `Stream` for an event loop, `Inbox` for a plain thread.
 
-Contract: a stream hands out each event once, in order, in lists (all that has happened since the last look), and ends
-after the last sequence's last event. A consumer that is slower than the engine gets longer lists, never lost events.
-Whoever leaves early must close it, which aborts what is unfinished. It does not know agents, engines or threads beyond
-the hand-over.
+Each event is delivered once, in order, in lists of everything since the last read. The iteration ends after the last
+sequence's last event. A consumer slower than the engine gets longer lists; no events are lost. A consumer that leaves
+early must close the stream, which aborts unfinished sequences.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ Abort = Callable[[Iterable[str]], None]
 
 
 class Sink(Protocol):
-    """Where a driver puts a step's events of one stream. `loop`: the event loop that must do it, None for any
-    thread.
+    """Where a driver puts one stream's events of a step.
+
+    `loop`: the event loop that must call `push`; None: any thread.
     """
 
     @property
@@ -31,7 +31,7 @@ class Sink(Protocol):
 
 
 class Stream:
-    """Events of some sequences, for `async for events in stream`. All of it belongs to one event loop.
+    """The events of some sequences, for `async for events in stream`. Belongs to one event loop.
 
     Use it as `async with`, or call `aclose` in a `finally`.
     """
@@ -48,7 +48,7 @@ class Stream:
         return self._loop
 
     def push(self, events: list[TokenEvent]) -> None:
-        """Called on the loop."""
+        """Add events. Called on the loop."""
         for event in events:
             if event.seq in self._open:
                 self._ready.append(event)
@@ -70,7 +70,7 @@ class Stream:
         return events
 
     async def aclose(self) -> None:
-        """Abort what is unfinished and end the iteration. Closing again is nothing to do."""
+        """Abort unfinished sequences and end the iteration. May be called again."""
         unfinished = tuple(self._open)
         self._open.clear()
         self._ready.clear()
@@ -89,7 +89,7 @@ class Stream:
 
 
 class Inbox:
-    """The same for a plain thread: `drain` yields events until the last sequence has ended."""
+    """The events of some sequences, for a plain thread: `drain` yields them until the last sequence has ended."""
 
     loop = None
 

@@ -1,1 +1,1 @@
-"""Adapters on shared components, each on its own rows of a batch."""
+"""Adapters on shared components, each applied to its own rows of a batch."""

@@ -1,7 +1,6 @@
-"""Adapters on units: what each kind puts where, and how it is taken off again.
+"""Attach adapters to units and detach them: for each adapter kind, which tensors go where.
 
-The base's tensors stay as they are; whatever an adapter needs is copied beside them (it is small) in the form that its
-rows use.
+The base's tensors are not changed. What an adapter needs is copied (it is small) into the form that its rows use.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from zoo.manifest import Adapter
 
 
 def attach(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
-    """Put an adapter's part on a unit under `key`.
+    """Attach an adapter's part to a unit under `key`.
 
     Raises:
-        NotServable: an adapter kind or variant that cannot be run exactly beside others, or a module that is not a
+        NotServable: an adapter kind or variant that cannot run exactly beside other ones, or a module that is not a
             shared layer.
     """
     put = _KINDS.get(adapter.kind)
@@ -38,7 +37,7 @@ def attach(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) 
 
 
 def detach(unit: SharedComponent, key: str) -> None:
-    """Take an adapter off a unit."""
+    """Detach an adapter from a unit."""
     for target in unit.targets.values():
         target.detach(key)
     for added in unit.added:
@@ -56,13 +55,13 @@ def _target(unit: SharedComponent, path: str, key: str) -> SharedLinear | Shared
 
 
 def _modules(adapter: Adapter) -> Mapping[str, Any]:
-    """Path in the component -> settings."""
+    """Return the settings by module path in the component."""
     return json.loads(adapter.config)["modules"]  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _borrowed(pool: TensorPool, digests: Iterable[str]) -> Iterator[list[Tensor]]:
-    """Stored tensors, for as long as they are copied."""
+    """Yield stored tensors and release them afterwards; the body must copy what it keeps."""
     held: list[str] = []
     try:
         tensors = []
@@ -75,8 +74,9 @@ def _borrowed(pool: TensorPool, digests: Iterable[str]) -> Iterator[list[Tensor]
 
 
 def _check_finite(tensors: Iterable[Tensor | None], key: str) -> None:
-    """Raises NotServable. Matrices of several adapters are multiplied as one, and zero times infinity is not zero in
-    others' rows.
+    """Raise NotServable for values that are not finite.
+
+    Matrices of several adapters are multiplied as one, and zero times infinity in another adapter's rows is not zero.
     """
     if not all(tensor is None or bool(torch.isfinite(tensor).all()) for tensor in tensors):
         raise NotServable(f"{key}: its adapter holds values that are not finite")
@@ -95,7 +95,7 @@ def _attach_lora(unit: SharedComponent, adapter: Adapter, key: str, pool: Tensor
 
 
 def _low_rank(tensors: Mapping[str, str], path: str, suffix: str, scaling: float, pool: TensorPool) -> PlainLowRank:
-    """The scaling goes into B."""
+    """Return a low-rank part with the scaling multiplied into B."""
     digests = [tensors[f"{path}.{suffix.format(part)}"] for part in "AB"]
     bias = tensors.get(f"{path}.lora_B.bias")
     with _borrowed(pool, digests if bias is None else [*digests, bias]) as (a, b, *rest):
@@ -105,11 +105,10 @@ def _low_rank(tensors: Mapping[str, str], path: str, suffix: str, scaling: float
 def _rescaled(
     target: SharedLinear | SharedEmbedding, part: PlainLowRank, magnitude: str, key: str, pool: TensorPool
 ) -> PlainLowRank:
-    """DoRA: with W' = W + BA, each row of W' is brought to the length that its magnitude says; the base's bias stays as
-    it is.
+    """DoRA: with W' = W + BA, scale each row of W' to the length given by its magnitude; the base's bias is not scaled.
 
-    `y = m / |W'| * (W x + B A x) + bias` (arXiv 2402.09353, eq. 5): a vector on the base's output, and one that is in
-    B. What the vector does to the bias is taken back by a bias of the low-rank part's own.
+    `y = m / |W'| * (W x + B A x) + bias` (arXiv 2402.09353, eq. 5): one vector scales the base's output and is
+    multiplied into B. A bias of the low-rank part cancels the vector's effect on the base's bias.
     """
     if isinstance(target, SharedEmbedding):
         raise NotServable(f"{key}: DoRA on an embedding is not served")
@@ -141,7 +140,7 @@ def _attach_prompt(unit: SharedComponent, adapter: Adapter, key: str, pool: Tens
 
 
 def _attach_prefix(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
-    """Layer i's K is part 2 i of the tensor's width, its V part 2 i + 1."""
+    """Attach a prefix: of the tensor's width, part 2 i is the K of layer i and part 2 i + 1 its V."""
     how = json.loads(adapter.config)
     layer = int(how["layer"])
     with _borrowed(pool, [dict(adapter.tensors)["prompt_embeddings"]]) as (prefix,):
@@ -150,7 +149,7 @@ def _attach_prefix(unit: SharedComponent, adapter: Adapter, key: str, pool: Tens
 
 
 def _attach_bottleneck(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
-    """In the dtype in which the base runs, as a model that is loaded in it has them."""
+    """Attach a bottleneck adapter in the dtype in which the base runs, as a model loaded in that dtype has it."""
     if unit.side is None:
         raise NotServable(f"{key}: its base has no sub-layer that a bottleneck adapter can stand behind")
     dtype = next(parameter.dtype for parameter in unit.module.parameters() if parameter.dim() > 1)

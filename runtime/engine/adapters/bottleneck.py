@@ -1,8 +1,8 @@
-"""BottleneckModule adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
+"""Bottleneck adapters on one half layer, each applied to its own rows; the half's own products cover all rows.
 
-Adapters that compute alike are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of
-them together. Those with norms of their own, or that skip more than the sub-layer's output, run one by one. What an
-adapter computes is the affair of `surgery.adapters.bottleneck_module`.
+Adapters of the same form are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of
+them. Those with norms of their own, or with a skip over more than the sub-layer's output, run one by one.
+`surgery.adapters.bottleneck_module` defines what an adapter computes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from surgery.adapters.bottleneck_module import BottleneckModule
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Adapters of one form. down [ranks, width], down_bias [ranks], up [width, ranks]; up_bias, scaling [adapters + 1,
-    width].
+    """Adapters of one form, joined.
 
-    The last row of the two is zero: it is for everybody else.
+    Fields:
+        form: One of them, for the activation and the input that they read.
+        ranks: (adapter, rank) in order of the columns.
+        down, down_bias, up: [ranks, width], [ranks], [width, ranks].
+        up_bias, scaling: [adapters + 1, width]; the last row is zero, for tokens of other adapters or none.
     """
 
     form: BottleneckModule
@@ -35,7 +38,7 @@ class _Group:
     scaling: Tensor
 
     def compute_delta(self, output: Tensor, residual: Tensor, frame: ForwardContext) -> Tensor:
-        """What is added to the sub-layer's output: zero for rows of none of these adapters."""
+        """Return what is added to the sub-layer's output: zero for tokens without one of these adapters."""
         low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
         low = low.masked_fill(frame.foreign(self.ranks), 0)
         index = frame.adapter_index(tuple(name for name, _ in self.ranks))
@@ -44,16 +47,16 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """The adapters of a batch: those that are joined, and those that run alone."""
+    """The adapters of a batch: the joined ones, and those that run alone."""
 
     groups: tuple[_Group, ...]
     alone: frozenset[str]
 
 
 class BottleneckRows:
-    """Stands between a half's sub-layer and its residual.
+    """The bottleneck adapters between a half's sub-layer and its residual connection.
 
-    No module: one that is called for every half of every step costs as much as a small product.
+    This is not an `nn.Module`: calling one for every half of every step costs as much as a small product.
     """
 
     def __init__(self) -> None:
@@ -73,11 +76,11 @@ class BottleneckRows:
         self._active.clear()
 
     def __bool__(self) -> bool:
-        """Whether there is any adapter."""
+        """Whether any adapter is attached."""
         return bool(self._parts)
 
     def __call__(self, output: Tensor, residual: Tensor) -> Tensor:
-        """output, residual [1, tokens, width] -> what is to be added to the residual."""
+        """Return what is to be added to the residual. output, residual: [1, tokens, width]."""
         if not self._parts:
             return output
         frame = current()

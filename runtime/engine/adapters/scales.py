@@ -1,7 +1,6 @@
-"""Vectors by which adapters scale a layer's input or output (IA3, DoRA), each on its own rows: one product for all of
-them together.
+"""Adapters' vectors that scale a layer's input or output (IA3, DoRA), each applied to its own rows in one product.
 
-Knows vectors and which tokens use which adapter; nothing of layers or of files.
+Deals with vectors and with which tokens use which adapter; not with layers or files.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from runtime.engine.step.context import ForwardContext
 
 
 class Scales:
-    """The vectors of one side of a layer, by adapter. In float32 whatever the base's dtype, as peft computes them."""
+    """The vectors of one side of a layer, by adapter; in float32 whatever the base's dtype, as peft computes them."""
 
     def __init__(self) -> None:
         self._vectors: dict[str, Tensor] = {}
@@ -28,7 +27,7 @@ class Scales:
         return sum(vector.numel() * vector.element_size() for vector in self._vectors.values())
 
     def attach(self, adapter: str, vector: Tensor) -> None:
-        """`vector`: [width], float32."""
+        """Add an adapter's vector: [width], float32."""
         self._vectors[adapter] = vector
         self._tables.clear()
 
@@ -37,8 +36,9 @@ class Scales:
         self._tables.clear()
 
     def scale_tokens(self, x: Tensor, frame: ForwardContext) -> Tensor:
-        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be
-        rounded once.
+        """Return x [1, tokens, width] with each token scaled by its adapter's vector, if it has one here.
+
+        The result is float32; the caller rounds it once.
         """
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self._vectors))
         if not active:
@@ -48,6 +48,6 @@ class Scales:
         return x * self._tables.get_or_make(active, frame, self._stacked)[frame.adapter_index(active)]
 
     def _stacked(self, active: tuple[str, ...]) -> Tensor:
-        """[adapters + 1, width]: their vectors, and ones for everybody else."""
+        """Return [adapters + 1, width]: their vectors, and ones for all other tokens."""
         vectors = [self._vectors[name] for name in active]
         return torch.stack([*vectors, torch.ones_like(vectors[0])])

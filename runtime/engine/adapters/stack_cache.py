@@ -1,8 +1,7 @@
-"""What a layer makes of the adapters that are in use together: kept until others are, by each thread that runs steps
-for itself.
+"""A cache of what a layer joins of the adapters in use, per thread; replaced when another set of adapters is in use.
 
-A recorded step reads what it read while it was recorded, so it keeps that itself: another step may have other adapters
-joined in between.
+A recorded step must keep reading the tensors that it read while it was recorded. So it keeps them itself
+(`ForwardContext.kept`), because another step may have other adapters joined in between.
 """
 
 from __future__ import annotations
@@ -17,14 +16,17 @@ T = TypeVar("T")
 
 
 class StackCache(Generic[T]):
-    """The last of what was made of adapters, by their names. A thread's own: another one's may not be there yet (a
-    stream each), or be of others by the time that it is read."""
+    """The last value made of a set of adapters, one per thread.
+
+    Threads do not share values: another thread's value may not be complete yet (each has a CUDA stream of its own), or
+    may be replaced before it is read.
+    """
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[tuple[str, ...], T]] = {}
 
     def get_or_make(self, names: tuple[str, ...], frame: ForwardContext, make: Callable[[tuple[str, ...]], T]) -> T:
-        """What `make` makes of these adapters, for a frame."""
+        """Return what `make` makes of these adapters, from the cache if possible."""
         if frame.kept is not None:
             if (self, names) not in frame.kept:
                 frame.kept[self, names] = make(names)
@@ -36,5 +38,5 @@ class StackCache(Generic[T]):
         return last[1]
 
     def clear(self) -> None:
-        """An adapter came or went."""
+        """Drop all values, because an adapter was attached or detached."""
         self._last.clear()

@@ -1,1 +1,1 @@
-"""Attention over pages: one interface, gathered and variable-length kernels of torch."""
+"""Attention over pages: the common interface, and implementations with gathered pages and with varlen kernels."""

@@ -1,7 +1,7 @@
-"""Attention over pages with torch's own, on any device: pages are gathered into scratch and attended in few calls.
+"""Attention over pages with torch's own operations, on any device.
 
-Decode rows of similar length are attended together, padded to the longest of them; a prompt's chunk alone, to its
-earlier pages and itself.
+Pages are gathered into scratch and attended in few calls. Decode rows of similar length are attended together, padded
+to the longest of them. A chunk of a prompt is attended alone, over its earlier pages and itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ _GROUP_RATIO = 0.6
 
 @dataclass(slots=True)
 class DecodeGroup:
-    """Rows of one token each and of similar length, attended in one call, padded to `width` tokens.
+    """Rows of one token each and of similar length, attended in one call.
 
-    `tokens` None: all tokens of the frame, in order. `pages`: [layers, rows * groups]. `lengths`: [rows].
+    Fields:
+        tokens: Indices of the rows' tokens in the forward context; None for all, in order.
+        rows: Number of rows.
+        width: Tokens that each row is padded to.
+        pages: Page ids [layers, rows * groups].
+        lengths: Tokens of each row [rows].
     """
 
     tokens: Tensor | None
@@ -37,7 +42,7 @@ class DecodeGroup:
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive [rows, 1, 1, width]: 0 where a row may look, minus infinity behind its end and before its window."""
+        """Return the additive mask [rows, 1, 1, width]: minus infinity outside a row's tokens and window, else 0."""
         key = (window, dtype)
         if key not in self._masks:
             at = torch.arange(self.width, device=self.lengths.device)
@@ -50,7 +55,7 @@ class DecodeGroup:
 
 
 class GatheredAttention:
-    """`engine.step.context.Paged`."""
+    """`engine.step.context.AttentionBackend` with gathered pages."""
 
     def __init__(self, paging: PagedMetadata) -> None:
         self.paging = paging
@@ -72,13 +77,13 @@ class GatheredAttention:
             out[span.lo : span.hi] = _chunk(self.paging, self.paging.tables[row, layer], span, now)
 
     def _attend(self, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
-        """One token per row against its pages. Returns [rows, heads, head_dim]."""
+        """Attend with one token per row over its pages. Returns [rows, heads, head_dim]."""
         query = now.query if group.tokens is None else now.query[group.tokens]
         heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
         k, v = self.paging.view(now.key).gather(group.pages[layer], self.paging.pool)
         shape = (group.rows, group.width, kv_heads, head_dim)
         k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
-        # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
+        # Query heads that share a KV head are stacked as queries of that head, so that K and V are not repeated.
         grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
         mask = group.mask(now.how.window, query.dtype)
         out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
@@ -86,7 +91,7 @@ class GatheredAttention:
 
 
 def _chunk(paging: PagedMetadata, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
-    """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
+    """Attend with a chunk of one prompt over the pages in `table`. Returns [tokens of the chunk, heads, head_dim]."""
     how = now.how
     q = now.query[span.lo : span.hi].transpose(0, 1)[None]
     whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
@@ -106,7 +111,7 @@ def _chunk(paging: PagedMetadata, table: Tensor, span: RowSpan, now: Tokens) -> 
 
 
 def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
-    """Additive [chunk, length]: causal from the chunk's first position on, within the window."""
+    """Return the additive mask [chunk, length]: causal from the chunk's first position on, within the window."""
     at = torch.arange(span.length, device=like.device)
     mine = torch.arange(span.start, span.length, device=like.device)[:, None]
     hidden = at > mine
@@ -116,7 +121,7 @@ def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
 
 
 def _groups(paging: PagedMetadata) -> Iterator[DecodeGroup]:
-    """Decode rows by similar length, so that padding to the longest wastes little."""
+    """Group decode rows by similar length, so that padding to the longest wastes little."""
     spans, tables = paging.spans, paging.tables
     decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
     for rows in _split(decodes, [spans[row].length for row in decodes]):
@@ -136,8 +141,9 @@ def _groups(paging: PagedMetadata) -> Iterator[DecodeGroup]:
 
 
 def _split(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a
-    group.
+    """Split rows by length, longest first, wherever a row is much shorter than its group's longest.
+
+    A group keeps the given order.
     """
     order = sorted(range(len(rows)), key=lambda i: -lengths[i])
     made = 0

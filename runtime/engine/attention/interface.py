@@ -1,10 +1,8 @@
-"""The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through
-the tables.
+"""The engine's attention behind transformers' attention interface: write this step's K and V, then attend.
 
-Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is
-in the current frame; where that has dense batches instead of pages, they do it (`engine.dense.kv_store`). How a device
-attends over pages is its own affair (`engine.attention.gathered` anywhere, `engine.kernels.paged_attention` by
-kernels).
+It is registered under a name of its own and without a mask function, so that transformers builds no mask; all it needs
+is in the current forward context. A context over dense batches attends through `engine.dense.kv_store`; one over pages
+through the device's backend (`engine.attention.gathered` anywhere, `engine.kernels.paged_attention` with kernels).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ NAME = "blockzoo_paged"
 
 
 def register() -> str:
-    """Make the function known to transformers; returns its name. Registering twice does no harm."""
+    """Register the function with transformers and return its name. May be called again."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, paged_attention)
@@ -31,21 +29,25 @@ def register() -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """A layer's way of attending: factor on the logits (None: 1 / sqrt(head_dim)), window in tokens, soft cap."""
+    """How a layer attends.
+
+    Fields:
+        scaling: Factor on the logits; None for 1 / sqrt(head_dim).
+        window: Sliding window in tokens; None for none.
+        softcap: Soft cap on the logits; None for none.
+    """
 
     scaling: float | None = None
     window: int | None = None
     softcap: float | None = None
 
     def factor(self, head_dim: int) -> float:
-        """The factor on the logits of heads so wide."""
+        """Return the factor on the logits for heads of this width."""
         return head_dim**-0.5 if self.scaling is None else self.scaling
 
 
 class Tokens(NamedTuple):
-    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads,
-    head_dim].
-    """
+    """Input of a layer's attention: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
 
     query: Tensor
     key: Tensor
@@ -64,7 +66,7 @@ def paged_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer over the current frame, as transformers calls it.
+    """Attend in one layer over the current forward context, with the signature that transformers calls.
 
     Args:
         query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim].
@@ -78,13 +80,13 @@ def paged_attention(
 
 
 def attend(frame: ForwardContext, query: Tensor, key: Tensor, value: Tensor, how: AttentionSettings) -> Tensor:
-    """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads,
-    head_dim] -> as query.
+    """Write this step's K and V, then attend; returns the shape of the query.
 
-    K and V of a prefix's virtual tokens are the prefix's, as they are: they were never meant to be rotated.
+    query: [tokens, heads, head_dim]; key, value: [tokens, kv_heads, head_dim]. At the virtual tokens of a prefix
+    (prefix tuning) K and V are replaced by the prefix's, which are not rotated.
 
     Raises:
-        RuntimeError: the frame has no pages.
+        RuntimeError: the forward context has no pages.
     """
     if frame.virtual and frame.prefixes:
         key, value = _prefixed(frame, key, value)
@@ -104,7 +106,7 @@ def attend(frame: ForwardContext, query: Tensor, key: Tensor, value: Tensor, how
 
 
 def _prefixed(frame: ForwardContext, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """K and V with the prefixes' own at their virtual tokens."""
+    """Return K and V with the prefixes' own values at their virtual tokens."""
     key, value = key.clone(), value.clone()
     for span in frame.virtual:
         prefix = frame.prefixes.get(span.adapter)
@@ -115,7 +117,7 @@ def _prefixed(frame: ForwardContext, key: Tensor, value: Tensor) -> tuple[Tensor
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:
-    """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
+    """Compute softmax attention; with a soft cap, as Gemma 2's eager code does, because fused kernels ignore it."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
     scores = torch.matmul(q, k.transpose(-1, -2)) * how.factor(q.shape[-1])

@@ -1,13 +1,13 @@
-"""All rows of a step over their pages in one call of torch's kernel for rows of unequal length
-(`torch.nn.attention.varlen`), on CUDA.
+"""Attention on CUDA in one call for all rows of a step: torch's kernel for rows of unequal length over their pages.
 
-Nothing is gathered, and a prompt's chunk attends beside the decodes. What the kernel does not take goes the way that
-runs anywhere. The kernel is reached through one function (`Kernel.call`): tests on a CPU put another of the same
-signature there.
+Uses `torch.nn.attention.varlen`. Nothing is gathered, and a prompt's chunk attends in the same call as the decode rows.
+Layers that the kernel does not support use `engine.attention.gathered`. The kernel is called through one function
+(`Kernel.call`), which tests on a CPU replace by one of the same signature.
 
-What the kernels take, as torch 2.13 has them: half precision, head dimensions that are multiples of 8 up to 256, no
-soft cap. Flash Attention 2, which is in torch, wants pages of a multiple of 256 tokens and the ends of K beside its
-lengths. Flash Attention 3, a package of its own for compute capability 9, takes pages of any size and refuses the ends.
+The kernels, as of torch 2.13, support half precision, head dimensions that are multiples of 8 up to 256, and no soft
+cap. Flash Attention 2, which is part of torch, requires pages of a multiple of 256 tokens and the cumulated lengths of
+K besides the lengths. Flash Attention 3, a separate package for compute capability 9, supports pages of any size and
+rejects the cumulated lengths.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _FA3_PACKAGE, _FA3_MAJOR = "flash_attn_interface", 9
 
 
 class VarlenCall(Protocol):
-    """`torch.nn.attention.varlen.varlen_attn`, as far as it is used here.
+    """The signature of `torch.nn.attention.varlen.varlen_attn`, as far as it is used here.
 
     query: [tokens, heads, head_dim]; key, value: [pages, page_tokens, kv_heads, head_dim]; cu_seq_q, cu_seq_k: int32
-    [rows + 1];
-    seqused_k: int32 [rows]; block_table: int32 [rows, page groups].
-    Causal and windowed masks end at a row's last token. Returns the shape of the query.
+    [rows + 1]; seqused_k: int32 [rows]; block_table: int32 [rows, page groups]. Causal and windowed masks end at a
+    row's last token. Returns the shape of the query.
     """
 
     def __call__(
@@ -61,7 +60,12 @@ class VarlenCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel and what it takes. `page_multiple`: of tokens in a page. `ends`: whether it wants `cu_seq_k`."""
+    """A kernel and what it supports.
+
+    Fields:
+        page_multiple: Tokens of a page must be a multiple of this.
+        ends: Whether it requires `cu_seq_k`.
+    """
 
     call: VarlenCall
     page_multiple: int
@@ -69,7 +73,7 @@ class Kernel:
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 
     def takes(self, now: Tokens, page_tokens: int) -> bool:
-        """Whether it attends this layer."""
+        """Return whether it supports this layer."""
         width = now.query.shape[2]
         return (
             now.how.softcap is None
@@ -82,8 +86,9 @@ class Kernel:
 
 
 class VarlenAttention:
-    """`engine.step.context.Paged`: where the kernel attends, chunks do so beside the decodes, and nothing is left for a
-    call of their own.
+    """`engine.step.context.AttentionBackend` with a kernel for rows of unequal length.
+
+    Where the kernel supports the layer, `decode` attends for all rows, and `chunks` has nothing left to do.
     """
 
     def __init__(self, kernel: Kernel, paging: PagedMetadata) -> None:
@@ -130,7 +135,7 @@ class VarlenAttention:
             self._longest,
             self._reach,
             scale=now.how.scaling,
-            window_size=(-1 if window is None else window - 1, 0),  # tokens before one's own
+            window_size=(-1 if window is None else window - 1, 0),  # tokens before the query's own
             enable_gqa=query.shape[1] != now.key.shape[1],
             seqused_k=self._lengths,
             block_table=self._tables[:, layer],
@@ -138,7 +143,7 @@ class VarlenAttention:
 
 
 def varlen_attention(kernel: Kernel) -> PagedMaker:
-    """How a device with such a kernel attends."""
+    """Return the attention backend factory of a device with such a kernel."""
 
     def made(paging: PagedMetadata) -> AttentionBackend:
         return VarlenAttention(kernel, paging)
@@ -147,19 +152,19 @@ def varlen_attention(kernel: Kernel) -> PagedMaker:
 
 
 def device_attention(device: torch.device) -> PagedMaker:
-    """How a device without kernels of ours attends."""
+    """Return the attention backend factory of a device without native kernels."""
     kernel = _kernel(device) if device.type == "cuda" else None
     return GatheredAttention if kernel is None else varlen_attention(kernel)
 
 
 @cache
 def _kernel(device: torch.device) -> Kernel | None:
-    """What torch has for this device; None where it knows no pages (before 2.12)."""
+    """Return torch's kernel for this device; None if torch's has no paged attention (before 2.12)."""
     try:
         from torch.nn.attention import varlen
     except ImportError:
         return None
-    call = cast("VarlenCall", varlen.varlen_attn)  # one tensor, where no log-sum-exp is asked for
+    call = cast("VarlenCall", varlen.varlen_attn)  # returns one tensor unless log-sum-exp is requested
     if "block_table" not in inspect.signature(call).parameters:
         return None
     if torch.cuda.get_device_capability(device)[0] == _FA3_MAJOR and _activates_fa3():
@@ -168,7 +173,7 @@ def _kernel(device: torch.device) -> Kernel | None:
 
 
 def _activates_fa3() -> bool:
-    """Have torch use Flash Attention 3, in the whole process, where its package is there and fits."""
+    """Make torch use Flash Attention 3 in the whole process; return whether its package is installed and fits."""
     if importlib.util.find_spec(_FA3_PACKAGE) is None:
         return False
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
@@ -182,8 +187,9 @@ def _activates_fa3() -> bool:
 
 
 def _starts(counts: list[int], device: torch.device) -> Tensor:
-    """Where each row's tokens begin, and where the last one's end: int32 [rows + 1]. Of decodes alone without a copy
-    from the host.
+    """Return the first token of each row and the end of the last one: int32 [rows + 1].
+
+    For decode rows alone this needs no copy from the host.
     """
     if max(counts) == 1:
         return torch.arange(len(counts) + 1, dtype=torch.int32, device=device)

@@ -1,1 +1,1 @@
-"""What a scheduler is told of stored models: chains as blocks, variants, surrogates, profiles."""
+"""Describe stored models to a scheduler: chains as blocks, variants, surrogates, profiles."""

@@ -1,15 +1,14 @@
-"""What was measured of a model's blocks, for the pieces that a cluster cuts them into (BL-11, BL-21).
+"""Profiles of the pieces that a cluster cuts a model's blocks into, estimated from measured blocks (BL-11, BL-21).
 
-`zoo profile` measures the zoo's blocks; `engine.catalog.describe` cuts them further. A piece takes its share of its
-block's time, by the bytes that are multiplied (all but embeddings, which are looked up), and its share of the time to
-load, by all bytes. That is an estimate: the kernels of a piece are those of its block, and nothing is lost between two
-pieces on one device, which run as one stage.
+`zoo profile` measures the zoo's blocks; `engine.catalog.describe` cuts them into pieces. A piece gets a share of its
+block's time by the bytes that are multiplied (all but embeddings, which are lookups), and a share of the time to load
+by all bytes. The estimate is reasonable because a piece runs the kernels of its block, and pieces of one device run as
+one stage, so cutting costs nothing there.
 
-A low-rank delta has its base's pieces, and costs more: where all its blocks were measured, it has a profile as a whole,
-too, under the version of its chain.
+A low-rank delta has its base's pieces but costs more. If all its blocks were measured it also has a profile as a whole,
+under the version of its chain.
 
-Reads the catalogue. A model whose blocks were not all measured on this kind of device, or are others by now, has no
-profiles.
+Reads the catalogue. A block that was not measured on this kind of device, or has changed since, has no profile.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from zoo.store import Store
 
 
 def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, threads: int) -> tuple[BlockProfile, ...]:
-    """Profiles of pieces, under the ids of their blocks in `chains`, which `describe_chain` gave; each once. Those of
-    low-rank deltas as a whole beside them.
+    """Return the profiles of pieces by the block ids in `chains`, which `describe_chain` returned; each piece once.
+    Low-rank deltas also have one of their whole chain, by its version.
 
     Args:
-        chains: by the names of the stored models that they were made of.
-        device: as agents name theirs.
-        threads: that an agent's engine has on a CPU. Without a profile of so many, one of as many as this process has
-            is taken.
+        chains: the chains by the names of the stored models that they were made of.
+        device: the device as agents name it.
+        threads: CPU threads of an agent's engine. If there is no profile with as many, one with this process's number
+            is used.
     """
     with store.catalog.reading() as reader:
         known = _known(reader, device, threads)
@@ -45,7 +44,10 @@ def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, thre
 
 
 def _known(reader: Reader, device: str, threads: int) -> dict[str, BlockProfile]:
-    """Blocks by digest: the latest profiles of agents' own number of threads go before others."""
+    """Return measured blocks by digest: profiles with this number of threads override those with this process's number.
+
+    The latest profile of a key counts.
+    """
     here = hardware_of(device)
     alike = {**here, "threads": threads} if "threads" in here else here
     documents = reader.documents(KIND)
@@ -58,7 +60,7 @@ def _known(reader: Reader, device: str, threads: int) -> dict[str, BlockProfile]
                         (each.block, each) for each in profile_of(document.value).blocks if each.stands_for is None
                     )
                 except (KeyError, TypeError, ValueError):
-                    continue  # of another format: as if it had not been measured
+                    continue  # a profile in another format is ignored
     return found
 
 
@@ -91,5 +93,8 @@ def _multiplied(components: Sequence[Component]) -> list[Component]:
 
 
 def _bytes(components: Sequence[Component], sizes: Sizes) -> int:
-    """Component by component: what two of them share counts twice, or the shares of pieces would not add up to one."""
+    """Return the sum of the components' bytes.
+
+    A tensor that two components share counts twice; otherwise the shares of pieces would not add up to one.
+    """
     return sum(sizes.weights([component]) for component in components)

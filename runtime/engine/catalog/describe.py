@@ -1,10 +1,9 @@
-"""From a stored model to what the scheduler of a cluster knows of it: its chain as blocks, cut fine enough to be spread
-over devices.
+"""Describe a stored model to a cluster's scheduler: its chain as blocks small enough to spread over devices.
 
-The zoo's blocks are what models share (`surgery.partition.partition`); a model that shares nothing is one block,
-however large. For placement a block is cut again, at layers, into pieces of at most so many bytes: no bytes move, and
-models that share the block share its pieces. A piece is named by its components without their adapters: a fine-tune by
-LoRA has its base's pieces, and runs in their batches.
+The zoo's blocks are what models share (`surgery.partition.partition`); a model that shares nothing is one block of any
+size. For placement a block is cut again, at layers, into pieces of at most a given number of bytes. No bytes move, and
+models that share the block share its pieces. A piece is named by its components without their adapters: a LoRA
+fine-tune has its base's pieces and runs in their batches.
 
 Reads manifests and configs; loads nothing.
 """
@@ -24,7 +23,7 @@ from runtime.kv.pool import PageSizes
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
 from zoo.store import Store
 
-#: Kinds that a piece may begin with: an FFN stays with the attention before it.
+#: Component kinds that a piece may begin with; an FFN stays with the attention before it.
 _BEGINS = frozenset(["attention", "layer", "lm_head", "stitch"])
 
 
@@ -40,14 +39,15 @@ def describe_chain(
     store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None,
     executor: Executor = "paged",
 ) -> DescribedChain:  # fmt: skip
-    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of
-    it, or refuse.
+    """Describe one model as blocks of at most `piece_bytes` bytes (single layers may be larger).
+
+    The chain is pinned to this version of the model: engines load this version or raise NotFound.
 
     Args:
         half_page: bytes of K in a page, the same on all devices (`engine.models.registry.half_page`).
-        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is
+        serve_as: the name under which it is served, if that is not its own, such as a new version of a model that is
             stored beside the old one.
-        executor: which one is to run it.
+        executor: the executor that is to run it.
 
     Raises:
         NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
@@ -73,7 +73,7 @@ def describe_chain(
         blocks.append(Block(block, sizes.weights(components), attends))
     version = version_of(manifest, found.dtype)
     spec = spec if serve_as is None else replace(spec, name=serve_as)
-    # Two models with the same components are two chains: each is loaded, and asked for, under its own name.
+    # Two models with the same components are two chains: each is loaded and requested under its own name.
     return DescribedChain(Chain(spec, f"{name}#{version}", tuple(uses), pinned(name, version)), tuple(blocks))
 
 
@@ -96,7 +96,7 @@ class Sizes:
 def _pieces(
     manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """The zoo's blocks, cut before layers wherever a piece would become larger than `piece_bytes`."""
+    """Yield the zoo's blocks, cut before layers wherever a piece would exceed `piece_bytes`."""
     components = [placed.component for placed in manifest.components]
     for block in chain:
         first = block.lo

@@ -1,10 +1,8 @@
-"""Which cheaper stand-ins the zoo has for parts of a model (BL-10), as the scheduler of a cluster needs them to predict
-hops (BL-25).
+"""Find the stored surrogates of a model's parts (BL-10), with which a cluster's scheduler predicts hops (BL-25).
 
-A stand-in is a model of its own: its parent's chain with other components in one place. Only those are taken that are
-the parent's
-everywhere else, bit for bit: a part of them is a part of the parent with the stand-in in it. Reads manifests; loads
-nothing.
+A surrogate is stored as a model of its own: its parent's chain with other components in one place. Only those that
+equal the parent everywhere else, bit for bit, are returned: a stage of such a model is a stage of the parent with the
+surrogate in it. Reads manifests; loads nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from zoo.store import Store
 
 
 def surrogates_of(store: Store, name: str) -> tuple[Surrogate, ...]:
-    """Those of a model, the cheapest first. Raises NotFound, AmbiguousName."""
+    """Return a model's surrogates, the cheapest first. Raises NotFound, AmbiguousName."""
     with store.catalog.reading() as catalog:
         model = catalog.resolve(name)
         own = catalog.model(model)
@@ -28,7 +26,7 @@ def surrogates_of(store: Store, name: str) -> tuple[Surrogate, ...]:
 
 
 def _surrogate(own: ModelManifest, other: ModelManifest, pair: Equivalence) -> Surrogate | None:
-    """The pair as a stand-in, unless the two differ elsewhere, too."""
+    """Return the pair as a surrogate; None if the two models differ elsewhere too."""
     ours, theirs = ([placed.component.digest for placed in each.components] for each in (own, other))
     if (ours[: pair.a.lo], ours[pair.a.hi :]) != (theirs[: pair.b.lo], theirs[pair.b.hi :]):
         return None

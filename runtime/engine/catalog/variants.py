@@ -1,13 +1,12 @@
-"""Variants among stored models: composed ones (`zoo compose`) that are a model but for runs that were scored
-against its own (BL-20).
+"""Find a model's variants among stored models: composed ones (`zoo compose`) with scored replacements (BL-20).
 
-    A        a0 a1 a2 a3 a4        scored (BL-05)  A[2:4] ~ B[2:4] 0.985        C = a0 a1 b2 b3 a4   is a variant of A,
-                                                                                and costs no bytes
+    A = a0 a1 a2 a3 a4        scored (BL-05): A[2:4] ~ B[2:4] 0.985
+    C = a0 a1 b2 b3 a4        is a variant of A and adds no bytes
 
-Only pairs that were scored between A and the model that the run comes from count, never two that meet in a third
-(BL-06). The score is that of A against C itself where those two were compared to their ends; else the product of
-the pairs', an estimate: errors add up along a chain (BL-28). Chains with stitches are only taken if they were
-compared. Of several probes the least score counts.
+Only pairs scored between A and the model that the replacing run comes from count, never two pairs that meet in a third
+model (BL-06). The score is that of A against C itself if these two were compared to their ends; else it is estimated as
+the product of the pairs' scores, since errors add up along a chain (BL-28). Chains with stitches count only if they
+were compared. Of several probes the lowest score counts.
 
 Reads the catalogue and configs; loads nothing, writes nothing.
 """
@@ -40,7 +39,7 @@ class DescribedVariant:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What may stand instead of components [lo, hi) of a model: components with these digests."""
+    """A possible replacement of components [lo, hi) of a model by components with the digests `instead`."""
 
     lo: int
     hi: int
@@ -58,14 +57,14 @@ def variants_in(
     limits: DispatchLimits | None = None,
     executor: Executor = "paged",
 ) -> tuple[DescribedVariant, ...]:
-    """The variants of a served model that the store holds, best first.
+    """Return the variants of a served model that the store holds, best first.
 
     Args:
-        exact: its chain, as `describe_chain` gave it for `name`.
-        limits: the least scores for a block to be taken.
-        executor: which one is to run them.
+        exact: the model's chain, as `describe_chain` returned it for `name`.
+        limits: the lowest scores at which a replacement is used.
+        executor: the one that is to run them.
 
-    Those that cannot be served here are none. Raises as `describe_chain` for anything else.
+    Variants that cannot be served here are left out. Raises as `describe_chain` for other errors.
     """
     limits = limits or DispatchLimits()
     with store.catalog.reading() as reader:
@@ -98,7 +97,7 @@ def rewriting_of(store: Store, name: str) -> Rewriting | None:
 
 
 def _scored(reader: Reader, name: str, limits: DispatchLimits) -> list[tuple[str, float, bool]]:
-    """(composed model, score, whether it has stitches) of all that can be taken."""
+    """Return (composed model, score, whether it has stitches) of all usable variants."""
     names = [summary.name for summary in reader.models() if summary.kind == "composed" and summary.name != name]
     pairs = [pair for pair in reader.equivalences([name]) if pair.relation == "equivalent"]
     involved = {run.model for pair in pairs for run in (pair.a, pair.b)}
@@ -122,7 +121,7 @@ def _scored(reader: Reader, name: str, limits: DispatchLimits) -> list[tuple[str
 
 
 def swaps_of(name: str, pairs: Sequence[Equivalence], digests: Mapping[str, Sequence[str]], least: float) -> list[Swap]:
-    """What pairs allow instead of a model's own components, each with the least score that it was given."""
+    """Return the replacements that pairs allow for a model's own components, each with its lowest score."""
     scores: dict[tuple[ScoredRun, ScoredRun], float] = {}
     for pair in pairs:
         key = (pair.a, pair.b) if pair.a.model == name else (pair.b, pair.a)
@@ -135,8 +134,9 @@ def swaps_of(name: str, pairs: Sequence[Equivalence], digests: Mapping[str, Sequ
 
 
 def compared(name: str, other: str, pairs: Sequence[Equivalence], lengths: tuple[int, int]) -> float | None:
-    """How alike two models' answers are: what they were scored at behind their last components; None where nobody has
-    looked.
+    """Return the similarity of two models' answers; None if they were never compared to their ends.
+
+    It is the lowest score after their last components.
     """
     ends = [
         pair.similarity
@@ -148,8 +148,9 @@ def compared(name: str, other: str, pairs: Sequence[Equivalence], lengths: tuple
 
 
 def replaced(own: Sequence[str], other: Sequence[str], swaps: Sequence[Swap]) -> tuple[float, int] | None:
-    """How a chain comes out of another by swaps: (product of their scores, how many), the best of all ways; None where
-    it does not.
+    """Return how a chain results from another by swaps: (product of their scores, number), the best of all ways.
+
+    Returns None if it does not.
     """
     at: dict[int, list[Swap]] = {}
     for swap in swaps:

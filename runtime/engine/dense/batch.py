@@ -1,7 +1,7 @@
-"""One model's dense batch: which sequence sits in which row of its slab, and what is kept of those that sit in none.
+"""One model's dense batch: the sequence in each slot, and the saved K and V of sequences without a slot.
 
-Carries out what `policy.batching.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or
-of memory's limits.
+`DenseBatch` carries out the decisions of `policy.batching.dense`. It works on rows of plans and on the KV store of one
+model; it does not deal with layers, other models or memory limits.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from runtime.engine.step.context import RowSpan
 from runtime.policy.batching.dense import LaneView, RowView
 from runtime.types import Row
 
-#: A store that is too small grows by a share of its columns, where there is memory to spare: growing copies all of it.
+#: A store that is too small grows by an extra 1/_GROWTH of its columns if memory allows: growing copies all of it.
 _GROWTH = 4
-#: A store is made smaller once this share of it would do.
+#: A store is made smaller once it is more than this many times as large as needed.
 _WASTE = 4
 
 
 class DenseBatch:
-    """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed
-    on.
+    """The dense batch of one model: a KV store with one row per slot, and the saved K and V of sequences beside it.
+
+    `seats[row]` is the sequence in a row of the store, or None where it has ended and is still computed.
     """
 
     def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
         self.model = model
-        # Layers that attend by themselves want their rows as a rectangle.
+        # Layers that attend by themselves need all places of the window, padding included.
         self._skips = config.padding == "skipped" and not any(unit.masked for unit in model.units)
         self.kv_store = DenseKV(model.spec.kv_layers, device)
         self.seats: list[str | None] = []
@@ -45,15 +46,16 @@ class DenseBatch:
 
     @property
     def pages(self) -> int:
-        """Pages that the slab, a batch of prompts and what is kept beside them take."""
+        """Pages that the KV store, a batch of prompts and the saved sequences take."""
         slabs = [self.kv_store] if self._prompts is None else [self.kv_store, self._prompts]
         return sum(
             self._pages(kv_store.stored_rows, kv_store.columns.capacity) for kv_store in slabs
         ) + self._kept_pages(self._kept)
 
     def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
-        """What the policy is to see, in rank order. `rows`: of the plan; `others`: pages in use outside of this
-        lane, see `LaneView`.
+        """Return what the policy decides from, with the sequences in rank order.
+
+        `rows` are the plan's; `others` counts the pages in use outside of this batch (see `LaneView`).
         """
         named = {row.seq: row for row in self._ranked(rows)}
         seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
@@ -63,10 +65,10 @@ class DenseBatch:
         views = tuple(self._row(seq, named.get(seq)) for seq in seqs)
         return LaneView(views, finished, spec.kv_layers, spec.page_tokens, others + unplanned, capacity, must)
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
+    # -- sequences and slots -------------------------------------------------------------------------------------------
 
     def release(self, seq: str, *, stays: bool) -> None:
-        """A sequence has ended. `stays`: its row is computed on until the whole batch has ended."""
+        """Drop a sequence that has ended. `stays`: its row is still computed until the whole batch has ended."""
         self._kept.pop(seq, None)
         if seq in self.seats:
             at = self.seats.index(seq)
@@ -78,18 +80,21 @@ class DenseBatch:
             self.clear()
 
     def save(self, seq: str) -> None:
-        """Take a sequence out of its row, its K and V with it (BA-14)."""
+        """Take a sequence out of its slot and save its K and V (BA-14)."""
         at = self.seats.index(seq)
         self._kept[seq] = self.kv_store.copy_row(at)
         self._free_seat(at)
 
     def cost(self, tokens: int) -> int:
-        """Pages that so many tokens of one sequence take beside the batch."""
+        """Return the pages that `tokens` saved tokens of one sequence take."""
         return self._pages(1, tokens)
 
     def copy(self, seq: str, source: str, tokens: int, *, moves: bool) -> None:
-        """Keep the K and V of another sequence's first tokens for one that begins with them. `moves`: the other,
-        which is kept beside the batch, is left with nothing. Raises ValueError if it has fewer."""
+        """Save the K and V of another sequence's first tokens for one that begins with them.
+
+        `moves`: the source, if it is saved beside the batch, loses its K and V. Raises ValueError if the source has
+        fewer tokens.
+        """
         held = self._kept.get(source)
         if held is None and source in self.seats:
             held, moves = self.kv_store.copy_row(self.seats.index(source)), True
@@ -106,20 +111,22 @@ class DenseBatch:
         self._kept[seq] = made
 
     def clear(self) -> None:
-        """Drop the rows whose sequences have ended."""
+        """Drop the rows of sequences that have ended."""
         while None in self.seats:
             self._free_seat(self.seats.index(None))
 
     def park(self) -> None:
-        """Everybody out: memory is needed elsewhere."""
+        """Save all sequences and empty the KV store, because its memory is needed elsewhere."""
         self.clear()
         for seq in [seq for seq in self.seats if seq is not None]:
             self.save(seq)
         self.fit(0, 0, 0)
 
     def fit(self, rows: int, columns: int, spare: int) -> None:
-        """Cut what is padding for all, then give the store room for this many rows and columns: exactly so many, or
-        more of them while they cost no more than `spare` pages, so that it need not grow in every step.
+        """Cut columns that are padding in all rows, then resize the KV store for `rows` rows and `columns` columns.
+
+        The store gets exactly this size, or a larger one that costs at most `spare` pages more, so that it need not
+        grow in every step.
         """
         self.kv_store.columns.release()
         held = self.kv_store.columns
@@ -141,9 +148,9 @@ class DenseBatch:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def window(self, rows: Iterable[Row], pages: int) -> PaddedBatch:
-        """Open a window for these rows of the plan; those that sit apart take a seat first (BA-09, BA-10).
+        """Open a window for these rows of the plan; sequences without a slot get one first (BA-09, BA-10).
 
-        `pages`: that the device has to spare beyond what this needs.
+        `pages`: pages that the device has to spare beyond what this needs.
         """
         named = {row.seq: row for row in rows}
         coming = [seq for seq in named if seq not in self.seats]
@@ -157,7 +164,7 @@ class DenseBatch:
         return self._opened(self.kv_store, ordered)
 
     def apart(self, rows: Sequence[Row]) -> PaddedBatch:
-        """Open a window for (chunks of) prompts in a slab of their own (BA-08)."""
+        """Open a window for prompts, or chunks of them, in a KV store of their own (BA-08)."""
         self._prompts = kv_store = DenseKV(self.model.spec.kv_layers, self._device)
         kept = [self._kept.pop(row.seq, None) for row in rows]
         width = self.model.spec.page_tokens
@@ -168,16 +175,16 @@ class DenseBatch:
         return self._opened(kv_store, rows)
 
     def save_kv(self, batch: PaddedBatch) -> None:
-        """A batch of prompts has run: what its sequences have is kept until they take a seat."""
+        """Save the K and V of a batch of prompts that has run, until its sequences get slots."""
         for row, kept in zip(batch.rows.rows, batch.kv_store.drain(), strict=True):
             self._kept[row.seq] = kept
 
     def close_prompts(self) -> None:
-        """The batch of prompts is over, well or not."""
+        """Drop the prompts' KV store, whether their batch ran or failed."""
         self._prompts = None
 
     def counts(self, batch: PaddedBatch) -> IdleCounts:
-        """What a batch computed."""
+        """Count the useful and idle places that a batch computed."""
         window = batch.kv_store.window
         alive = (
             [True] * len(window.counts)
@@ -194,20 +201,22 @@ class DenseBatch:
         at = self.seats.index(seq) if seq in self.seats else None
         span = 0 if at is None else self.kv_store.columns.span(at)
         priority = self.model.sequences[seq].request.priority
-        if row is None:  # it has no turn: what it has is counted by its span
+        if row is None:  # it does not run in this step: its kept tokens are counted by its span
             return RowView(seq, span, 0, span, priority)
         return RowView(seq, row.start, len(row.tokens), span, priority, _is_prompt(row))
 
     def _ranked(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows that decode, then prompts; each by arrival. (ModelBatch that were put off come first in a plan,
-        whatever their rank.)
+        """Return rows that decode, then prompts, each by arrival.
+
+        A plan's own order is another one: it begins with rows that were deferred, whatever their rank.
         """
         order = {seq: (held.request.arrival, at) for at, (seq, held) in enumerate(self.model.sequences.items())}
         return sorted(rows, key=lambda row: (_is_prompt(row), *order[row.seq]))
 
     def _opened(self, kv_store: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
-        """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence
-        has ended are computed on, that is what their modes are.
+        """Open a window for the rows of a KV store, in its order; None stands for a row with nothing to run.
+
+        Rows of this batch with an ended sequence are computed too: the modes that keep them in their slots require it.
         """
         counts = [0 if row is None else len(row.tokens) for row in rows]
         ended = [at for at, seq in enumerate(self.seats) if seq is None] if kv_store is self.kv_store else []
@@ -243,7 +252,7 @@ def _is_prompt(row: Row) -> bool:
 
 
 def rows_by_model(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
-    """A plan's rows by model, in the order in which models come first."""
+    """Group a plan's rows by model, models in the order of their first row."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.model, []).append(row)

@@ -1,9 +1,11 @@
-"""Frames over dense batches: one slab per model, its window's tokens row by row, one model after the other.
+"""Forward contexts over dense batches: the window of each model's KV store, row by row, one model after the other.
 
-    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is
-                                                                       computed
+    tokens of a context:  model a: row 0's window | row 1's window | …   model b: …
 
-Shared layers run once over the tokens of all models; attention runs slab by slab. Knows nothing of who is to run.
+Padding is part of it only where it is computed.
+
+Shared layers run once over the tokens of all models; attention runs store by store. Which rows run is decided elsewhere
+(`policy.batching.dense`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from surgery.modules.components import Where
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """One model's rows and the slab whose window they are, in what is computed of it."""
+    """One model's rows, including only the padding that is computed, and the KV store with their window."""
 
     rows: ModelBatch
     kv_store: DenseKV
@@ -35,7 +37,7 @@ class PaddedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A slab's part of a frame: tokens [lo, hi), attending in its layer number `layer`."""
+    """One KV store's part of a forward context: tokens [lo, hi), attending in the store's layer number `layer`."""
 
     kv_store: DenseKV
     lo: int
@@ -45,7 +47,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Slabs:
-    """`engine.step.context.Dense`."""
+    """`engine.step.context.Dense`: attention over several KV stores."""
 
     parts: tuple[_Seen, ...]
     kernels: Kernels | None
@@ -61,8 +63,9 @@ class _Slabs:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A slab's layer as layers that attend by themselves call a cache. They number it as in their own model, which says
-    nothing here.
+    """One layer of a KV store, with the cache interface that layers which attend by themselves call.
+
+    These layers pass the layer number of their own model; it is ignored here.
     """
 
     kv_store: DenseKV
@@ -74,7 +77,7 @@ class _Cache:
 
 @dataclass(frozen=True, slots=True)
 class _Ones:
-    """`engine.step.batch.Program` where one model's slab is all that attends, in a window one place wide."""
+    """`engine.step.batch.StepProgram` over one model's KV store with a window one place wide."""
 
     made: CellProgram
 
@@ -100,7 +103,7 @@ def _cells(frame: ForwardContext) -> NativeOnes | None:
 
 
 class DenseContexts:
-    """`engine.step.batch.Frames` over the slabs of these models, whose windows are open."""
+    """`engine.step.batch.ContextSource` over the KV stores of these models, with open windows."""
 
     def __init__(self, batches: Mapping[str, PaddedBatch], units: ComponentPool) -> None:
         self._batches = batches
@@ -172,15 +175,16 @@ class DenseContexts:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _positions(self, name: str) -> Tensor:
-        """[rows, width], or [1, computed] where not all of the window is; padding stands at 0, which every table
-        has.
+        """Return the positions [rows, width], or [1, computed] where only a part of the window is computed.
+
+        Padding gets position 0, which every rotary table has.
         """
         window = self._batches[name].kv_store.window
         positions = window.positions.clamp_min(0)
         return positions if window.computed is None else positions.reshape(-1)[window.computed][None]
 
     def _tables(self, name: str, key: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [rows, width, rotary width], made once per model and step."""
+        """Return (cos, sin) [rows, width, rotary width], computed once per model and step."""
         known = (name, key, like.dtype)
         if known not in self._rotaries:
             cos, sin = self._units.rotaries[key](like, self._positions(name))

@@ -1,13 +1,14 @@
-"""The dense executor (Baton): one left-padded batch per model; a step runs all of them together, and prompts apart
-where that is asked for.
+"""The dense executor (Baton): one left-padded batch per model.
 
-Implements `runtime.chains.StageEngine` for whole chains. A plan's rows are what may run. Which of them sits in a
-slot, comes in, goes out or waits is decided by `runtime.policy.batching.dense`, for it depends on the shapes of
-batches, which only the executor has; those that wait are named in the `deferred` of the result. Memory is counted
-in the pages of the device that the plan's maker counts in, padding included.
+A step runs the batches of all models together, and prompts in batches of their own in the modes that do so. Implements
+`runtime.chains.StageEngine` for whole chains.
 
-K and V are kept by sequence, not in pages: a sequence that begins as another one gets a copy of that one's first
-tokens (`StepPlan.copied`), and none moves to another device.
+A plan's rows are the rows that may run. `runtime.policy.batching.dense` decides which of them have a slot, get one,
+lose theirs or wait, because that depends on the shapes of the batches, which only the executor has. Rows that wait are
+named in the result's `deferred`. Memory is counted in the device's pages, as the plan does, padding included.
+
+K and V are kept by sequence, not in pages: a sequence that begins with a prefix of another one gets a copy of that
+one's first tokens (`StepPlan.copied`), and no sequence moves to another device.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from zoo.store import Store
 
 
 class DenseEngine:
-    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not
-    (BA-18); `peak_pages`, the most pages that were in use at once.
+    """`runtime.chains.StageEngine` over dense batches, for one device.
+
+    Since its start, `idle` counts the places of all windows, useful or idle, computed or skipped (BA-18), and
+    `peak_pages` is the highest number of pages in use.
 
     Args:
-        store: where the weights are.
-        config: device, memory for K and V, dtype; `dense` says how slots are filled.
+        store: the store that holds the weights.
+        config: device, memory for K and V, dtype; `dense` sets how slots are filled.
         half_page: bytes of K (and of V) in a page (`engine.models.registry.half_page`).
-        device: its name in paths; that of the hardware if there is none.
+        device: the device's name in paths; empty means the name of the hardware.
     """
 
     lacks: frozenset[Lack] = frozenset(("parts", "pages"))
@@ -70,17 +73,18 @@ class DenseEngine:
 
     @property
     def pages_used(self) -> int:
-        """Pages that batches and what is kept beside them take now, padding included."""
+        """Pages that the batches and the saved sequences take now, padding included."""
         return sum(lane.pages for lane in self._lanes.values())
 
     @property
     def largest(self) -> Largest:
-        """How this device finds greedy rows' tokens."""
+        """The device's function for the most likely tokens, with which greedy rows are sampled."""
         return self._registry.units.operations.largest
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a chain ready; one that is loaded already costs nothing. Raises NotServable for a part of one, else
-        as `ModelRegistry.load`.
+        """Load a chain and return its spec; return at once if it is loaded already.
+
+        Raises NotServable for a part of a chain, else as `ModelRegistry.load`.
         """
         model = self._registry.load(stage.model, self._sizes, stage)
         if not (model.has_embedding and model.has_head):
@@ -91,7 +95,7 @@ class DenseEngine:
         return model.spec
 
     def unload(self, stage: Stage) -> None:
-        """Drop a chain; what no other one uses is freed. Raises NotFound."""
+        """Drop a chain and free what no other one uses. Raises NotFound."""
         self._registry.unload(stage.id)
         del self._lanes[stage.id]
 
@@ -118,36 +122,37 @@ class DenseEngine:
         )
 
     def second_lane(self) -> None:
-        """There is no lane beside: stand-ins are parts of chains."""
+        """Return None: a second lane runs stand-ins, which are parts of chains."""
 
     def read_pages(self, pages: Sequence[int]) -> Array:
-        """Raises NotServable."""
+        """Raise NotServable: there are no pages to read."""
         raise NotServable("the dense executor keeps K and V by sequence, not in pages")
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        """Raises as `read_pages`."""
+        """Raise NotServable, as `read_pages`."""
         self.read_pages(pages)
 
     def alike(self, a: Array, b: Array) -> Likeness:
         return likeness(a, b)
 
     def decide(self, lane: DenseBatch, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
-        """What a lane does with these rows of the plan."""
+        """Return the policy's decision for a batch with these rows of the plan."""
         return decide_lane(lane.view(rows, others, self._sizes.count, must), self._config.dense)
 
     def spare(self, pages: int) -> int:
-        """Pages that a batch may take to grow into, when so many are in use."""
+        """Return the pages that a batch may take for growth when `pages` are in use."""
         return max(0, int(self._config.dense.low * self._sizes.count) - pages)
 
     def step_run(self, batches: Mapping[str, PaddedBatch]) -> StepRun:
-        """A run over open windows."""
+        """Return a run over batches with open windows."""
         units = self._registry.units
         rows = {name: batch.rows for name, batch in batches.items()}
         return StepRun(rows, DenseContexts(batches, units), units.device, self._config.trace_segments)
 
     def _release(self, plan: StepPlan) -> None:
-        """Forget what is released, each as soon as no copy needs it: what a copy takes may be what others have
-        given back.
+        """Release the plan's sequences and make its copies, each release as soon as no later copy needs it.
+
+        The order matters because a copy may need the memory of a sequence that the same plan releases.
         """
         left = [(one.source, one.opened.request.seq) for one in plan.copied]
         involved = {name for names in left for name in names}
@@ -159,8 +164,11 @@ class DenseEngine:
             self._release_rows(over)
 
     def _copy(self, one: Copied, leaves: bool) -> None:
-        """Learn a sequence that begins as another one; `leaves`: the other is released in the same plan, so that
-        memory has room for both only if the other's K and V go over, and are not copied."""
+        """Open a sequence that begins as a copy of another one.
+
+        `leaves`: the source is released in the same plan; its K and V are moved instead of copied if memory is too
+        small for both.
+        """
         lane, request = self._lanes[one.opened.request.model], one.opened.request
         lane.model.open(request, one.opened.output)
         if self.pages_used + lane.cost(one.tokens) > self.page_capacity:
@@ -175,7 +183,7 @@ class DenseEngine:
         self.peak_pages = max(self.peak_pages, self.pages_used)
 
     def _release_rows(self, released: Sequence[str]) -> None:
-        """Finished rows stay in their slots until their batch is done in the modes that run batches to completion."""
+        """Drop finished sequences; in modes that run batches to completion, their rows stay until the batch is done."""
         stays = self._config.dense.mode in ("run-to-completion", "pd")
         for seq in released:
             for lane in self._lanes.values():
@@ -185,7 +193,7 @@ class DenseEngine:
 
 
 class _DenseStep:
-    """One step over all lanes while it runs."""
+    """One step over the dense batches of all models, while it runs."""
 
     def __init__(self, engine: DenseEngine, lanes: Mapping[str, DenseBatch], rows: Mapping[str, list[Row]]) -> None:
         self._engine = engine
@@ -203,7 +211,7 @@ class _DenseStep:
         return Outcome(sampled, tuple(one for outcome in self._outcomes for one in outcome.prompts))
 
     def run(self) -> None:
-        """Lanes one after the other, prompts apart as they come; then the windows of all of them together."""
+        """Run the separate batches of prompts, model by model, then the windows of all models together."""
         for name, rows in self._rows.items():
             self._turn(self._lanes[name], rows)
         if self._windows:
@@ -234,8 +242,9 @@ class _DenseStep:
         self.ran |= decision.runs
 
     def _decision(self, lane: DenseBatch, rows: Sequence[Row]) -> LaneDecision:
-        """The policy's; where even the least that must run is more than there is, the other lanes' rows go out and make
-        room.
+        """Return the policy's decision for a batch.
+
+        If even the minimum that must run exceeds the device's memory, park the other models' batches and decide again.
         """
         others = [each for each in self._lanes.values() if each is not lane]
         must = not self.ran

@@ -1,13 +1,12 @@
-"""The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of
-columns.
+"""The tensors of a dense batch: K and V of all its rows by layer, in a left-padded ring of columns.
 
-    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there,
-                                                                -1: a placeholder
+    k, v of a layer    [rows, columns, kv_heads, head_dim]
+    places             [rows, columns] -> position of the token there, -1 for a placeholder
 
-Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose
-position is at most p. So columns need no order, rows no common start, and what lies at placeholders is never seen;
-it is zero, for masked NaN is still NaN (BA-04). Where columns lie is `kv.columns`'s affair. It does not know
-sequences, models, or who is to run.
+The attention mask follows from positions alone (BA-02): a query at position p sees the cells of its row with positions
+of at most p. So columns need no order and rows no common start. Placeholders are never seen; they are zero, because
+masked NaN is still NaN (BA-04). `kv.columns` keeps track of where columns are. This module does not deal with
+sequences or models.
 """
 
 from __future__ import annotations
@@ -35,7 +34,10 @@ class SavedKV:
 
 
 class DenseKV:
-    """See the top of the file. One window runs at a time: `begin`, then every layer `write`s and attends."""
+    """K and V of one dense batch, with at most one open window.
+
+    Call `begin` to open a window, then `write` or `attend` in every layer.
+    """
 
     def __init__(self, layers: int, device: torch.device) -> None:
         self.columns = Columns()
@@ -65,8 +67,9 @@ class DenseKV:
 
     @property
     def keys(self) -> Tensor:
-        """[rows, columns]: positions of what the store holds, the window included; the same tensor for all layers of a
-        window.
+        """Positions of all stored cells [rows, columns], those of the window included.
+
+        All layers of a window get the same tensor.
         """
         if self._keys is None:
             self._keys = self._places[: self.columns.rows].clone()
@@ -75,7 +78,7 @@ class DenseKV:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def shape(self, rows: int, columns: int) -> None:
-        """Make the store this large; what is in it moves to its beginning. One layer at a time is there twice."""
+        """Resize the store; its contents move to the beginning. Only one layer at a time is held twice."""
         if (rows, columns) == (self.stored_rows, self.columns.capacity):
             return
         held, length = self.columns.rows, self.columns.length
@@ -91,8 +94,9 @@ class DenseKV:
         self.columns.move(columns)
 
     def enter(self, kept: SavedKV | None) -> int:
-        """A row joins: with what it has, aligned to the end (BA-09), or empty. What it had is taken from `kept` layer
-        by layer.
+        """Add a row with saved K and V, aligned to the end (BA-09), or an empty one. Returns its number.
+
+        The K and V in `kept` are freed layer by layer.
         """
         row = self.columns.enter(0 if kept is None else kept.tokens)
         if kept is not None and kept.tokens:
@@ -105,7 +109,7 @@ class DenseKV:
         return row
 
     def copy_row(self, row: int) -> SavedKV:
-        """A copy of what a row has, without holes."""
+        """Return a copy of a row's K and V, without placeholders."""
         at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
         at = at[self._places[row, at] >= 0]
         k, v = (
@@ -114,7 +118,10 @@ class DenseKV:
         return SavedKV(int(at.numel()), k, v)
 
     def drain(self) -> list[SavedKV]:
-        """What every row has, without holes; the slab is of no use then. One layer at a time is there twice."""
+        """Return the K and V of every row, without placeholders. Only one layer at a time is held twice.
+
+        The store is unusable afterwards.
+        """
         found = []
         for row in range(self.columns.rows):
             at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
@@ -128,8 +135,9 @@ class DenseKV:
         return kept
 
     def remove_row(self, row: int) -> int:
-        """A row goes, and the last takes its number; its cells are placeholders, zero, from now on. Returns the number
-        the mover had.
+        """Remove a row; the last row takes its number, and the freed cells become zeroed placeholders.
+
+        Returns the number that the last row had.
         """
         last = self.columns.remove_row(row)
         for x in (*self._k, *self._v, self._places):
@@ -142,14 +150,13 @@ class DenseKV:
     # -- a window ------------------------------------------------------------------------------------------------------
 
     def begin(self, counts: Sequence[int], starts: Sequence[int], filled: Iterable[int] | None = None) -> Window:
-        """Open a window: `counts[row]` tokens at positions `starts[row]`, …; 0 for rows that have nothing to run.
+        """Open a window: `counts[row]` tokens from position `starts[row]` on; 0 for rows with nothing to run.
 
         Args:
-            filled: of those, whose first place is computed, beside the tokens; None has every place of the window
-                computed.
+            filled: rows without tokens that nevertheless have one place computed; None computes every place of the
+                window.
 
-        Raises:
-            NoRoom.
+        Raises NoRoom.
         """
         fresh = frozenset(row for row in range(self.columns.rows) if not self.columns.span(row))
         width = self.columns.advance(counts)
@@ -170,7 +177,7 @@ class DenseKV:
         return self._window
 
     def ones(self) -> NativeOnes | None:
-        """The window for the kernels to run whole layers over; None where it is wider than a place."""
+        """Return the open window for kernels that run whole layers; None if it is wider than one place."""
         if self.window.width != 1:
             return None
         if self._ones is None:
@@ -178,8 +185,9 @@ class DenseKV:
         return self._ones
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [..,
-        columns, ..].
+        """Store K and V of the window and return all of the layer's.
+
+        Takes [rows, kv_heads, width, head_dim] and returns [rows, kv_heads, columns, head_dim], each for K and V.
         """
         window, rows = self.window, self.columns.rows
         out = []
@@ -192,8 +200,9 @@ class DenseKV:
         return out[0], out[1]
 
     def mask(self, sliding: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive [rows, 1, width, columns]: 0 where a token of the window may look, else minus infinity. Padding
-        looks everywhere: what comes of it is not read, and must not be NaN.
+        """Return the additive mask [rows, 1, width, columns]: 0 where a token may attend, else minus infinity.
+
+        Padding attends to everything: its results are not read, but they must not be NaN.
         """
         window = self.window
         made = window._masks.get((sliding, dtype))
@@ -211,8 +220,9 @@ class DenseKV:
         return made
 
     def attend(self, layer: int, now: Tokens, kernels: Kernels | None = None) -> Tensor:
-        """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed,
-        heads, head_dim] -> as given. What comes of empty places is finite and means nothing.
+        """Store K and V of the window's tokens, then attend with all computed places, row by row.
+
+        Takes and returns [computed, heads, head_dim]. Results of empty places are finite and meaningless.
         """
         k, v = self._stores(layer, now.key)
         window, rows = self.window, self.columns.rows
@@ -236,8 +246,9 @@ class DenseKV:
         return self._layer_store(self._k, layer, like), self._layer_store(self._v, layer, like)
 
     def _layer_store(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
-        """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads,
-        head_dim].
+        """Return a layer's K or V tensor, created at the first write because layers of one model may differ in heads.
+
+        `like`: [.., kv_heads, head_dim].
         """
         if store[layer] is None:
             shape = (self.stored_rows, self.columns.capacity, *like.shape[-2:])
@@ -245,14 +256,14 @@ class DenseKV:
         return _given(store[layer])
 
     def _index(self, columns: list[int]) -> slice | Tensor:
-        """Columns as a slice where they lie in one piece."""
+        """Return columns as a slice where they are contiguous, else as an index tensor."""
         if columns and columns[-1] - columns[0] == len(columns) - 1:
             return slice(columns[0], columns[-1] + 1)
         return torch.tensor(columns, dtype=torch.int64, device=self._device)
 
 
 def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:
-    """Attention with the query heads that share a KV head standing as that head's queries: nothing is repeated."""
+    """Attend with the query heads of a KV head stacked as queries of that head, so K and V are not repeated."""
     rows, kv_heads, columns, head_dim = k.shape
     width = mask.shape[2]
     heads = query.shape[1]

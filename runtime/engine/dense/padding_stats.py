@@ -1,7 +1,4 @@
-"""Idle computation (BA-18): of all places in dense batches' windows, in how many nobody asked for a token, and why.
-
-Knows windows; nothing of tensors or of models.
-"""
+"""Idle computation (BA-18): count the places in dense batches' windows without a wanted token, by reason."""
 
 from __future__ import annotations
 
@@ -11,13 +8,18 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class IdleCounts:
-    """Places in windows. `useful`: of sequences; all others are idle: `finished`, of slots whose sequence has ended
-    and that run on with the batch; `shaping`, padding of rows that decode, to the width of a new sequence's prompt;
-    `prompts`, padding of prompts to the longest that runs beside them; `waiting`, of rows that had no turn in a
-    step.
+    """Counts of places in windows.
 
-    `skipped`: how many of the idle ones were there in shape only. What the paper computes is all of `shaped`, its
-    idle share `idle` of that; what was computed here is `computed`, and what of it was in vain, `wasted`.
+    Derived: `shaped` is all places, which is what the paper computes, and `idle` the idle ones among them; `computed`
+    is what is computed here, and `wasted` the idle part of that.
+
+    Fields:
+        useful: Tokens of sequences. All other places are idle.
+        finished: Places of slots with ended sequences that are still computed with the batch.
+        shaping: Padding of rows that decode, to the width of a new sequence's prompt.
+        prompts: Padding of prompts to the longest one beside them.
+        waiting: Places of rows that do not run in a step.
+        skipped: Idle places that are part of the shape only and are not computed.
     """
 
     useful: int = 0
@@ -49,7 +51,13 @@ class IdleCounts:
 
 @dataclass(frozen=True, slots=True)
 class RanRow:
-    """One row of a window: `tokens` of its own; `fresh`: its first ones; `alive`: its sequence has not ended."""
+    """One row of a window.
+
+    Fields:
+        tokens: Tokens that it runs.
+        fresh: Whether these are its first ones.
+        alive: Whether its sequence has not ended.
+    """
 
     tokens: int
     fresh: bool
@@ -57,7 +65,7 @@ class RanRow:
 
 
 def counted(rows: Iterable[RanRow], width: int) -> IdleCounts:
-    """What a window of so many tokens per row has places for."""
+    """Count the places of a window of `width` tokens per row."""
     sums = dict.fromkeys((each.name for each in fields(IdleCounts)), 0)
     for row in rows:
         sums["useful"] += row.tokens
@@ -66,7 +74,7 @@ def counted(rows: Iterable[RanRow], width: int) -> IdleCounts:
 
 
 def _why(row: RanRow) -> str:
-    """What a row's padding is."""
+    """Return the field that counts a row's padding."""
     if not row.alive:
         return "finished"
     if not row.tokens:

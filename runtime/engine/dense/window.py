@@ -1,8 +1,7 @@
-"""What runs of a dense batch in one step: a rectangle of columns, some of whose places hold tokens, and which of them
-are computed.
+"""The window of a dense batch: the rectangle of columns that one step runs, and which of its places are computed.
 
-Whoever opens a window says that: all of it, as in the paper, or its tokens, padding then being there in shape only.
-Knows positions and counts; nothing of K and V.
+Either all places are computed, as in the paper, or only tokens, and padding exists in the shape only; the caller that
+opens a window chooses. This module deals with positions and counts only, not with K and V.
 """
 
 from __future__ import annotations
@@ -16,8 +15,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class WindowPlace:
-    """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`,
-    and `empty` places beside them, from number `empty_at` on.
+    """One row's part of a window.
+
+    Fields:
+        row: The row.
+        at: Index of its first token among the computed places.
+        count: Its tokens.
+        start: Position of its first token.
+        empty_at: Index of its first empty place among the computed places.
+        empty: Its empty places that are computed.
     """
 
     row: int
@@ -30,10 +36,18 @@ class WindowPlace:
 
 @dataclass
 class Window:
-    """The tokens that run now: `columns` of the store, and positions [rows, width], -1 where a row has nothing there.
+    """The tokens that run in this step.
 
-    `fresh`: rows whose first tokens these are; theirs stand at the window's end, others' at its beginning. `filled`:
-    rows that have nothing to run, and one place of which is computed; None where every place of the window is.
+    Fields:
+        columns: The columns of the KV store that they take.
+        positions: Positions [rows, width]; -1 where a row has no token.
+        counts: Tokens of each row.
+        fresh: Rows that run their first tokens. Their tokens are at the window's end, those of other rows at its
+            beginning.
+        padding: Mask [rows, width] of places without a token; None if there are none.
+        starts: Position of the first token of each row.
+        capacity: Columns of the KV store.
+        filled: Rows without tokens that have one place computed; None if every place of the window is computed.
     """
 
     columns: slice | Tensor
@@ -63,7 +77,7 @@ class Window:
 
     @cached_property
     def computed(self) -> Tensor | None:
-        """Which of the places [rows * width] are computed; None for all."""
+        """Indices of the computed places among all places [rows * width]; None for all."""
         if self.filled is None or self.padding is None:
             return None
         wanted = ~self.padding
@@ -72,7 +86,7 @@ class Window:
 
     @cached_property
     def tokens(self) -> Tensor | None:
-        """Which of what is computed are tokens; None for all."""
+        """Indices of tokens among the computed places; None for all."""
         if not any(place.empty for place in self.places):
             return None
         return torch.tensor(
@@ -81,7 +95,7 @@ class Window:
 
     @cached_property
     def cells(self) -> Tensor:
-        """Where tokens are kept, among all cells [rows * columns] of a layer's store."""
+        """Indices of the tokens' cells among all cells [rows * columns] of a layer's store."""
         rows = torch.arange(len(self.counts), device=self.positions.device)[:, None] * self.capacity
         columns = torch.arange(self.capacity, device=self.positions.device)[self.columns]
         cells = (rows + columns).reshape(-1)

@@ -1,1 +1,1 @@
-"""The executors over pages: whole models and stages of chains."""
+"""Paged executors: they run steps of whole models and of stages of chains on one device."""

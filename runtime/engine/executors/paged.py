@@ -1,4 +1,9 @@
-"""A step over pages, made from a plan: what it opens and releases, its rows by model, the frames that they run on."""
+"""Turn a step plan into a step over KV pages.
+
+The functions here open and release sequences, append new pages to the page tables, group the plan's rows by model, and
+build the `StepRun` that executes them. `executors.stage_step` uses them for stages; `engine.step` has the mechanics of
+a step.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,17 @@ from runtime.types import Row, StepPlan
 def paged_run(
     models: Mapping[str, LoadedModel], units: ComponentPool, pool: PagePool, plan: StepPlan, trace: bool
 ) -> StepRun:
-    """A step over pages, ready to run. `trace`: record what runs."""
+    """Return a step over pages that is ready to run. `trace`: record the segments that run."""
     return eager(rows_of(models, pool, plan), units, pool, trace)
 
 
 def eager(batches: Mapping[str, ModelBatch], units: ComponentPool, pool: PagePool, trace: bool) -> StepRun:
-    """A step that runs its modules one by one."""
+    """Return a step that runs its modules one by one, without recorded graphs."""
     return StepRun(batches, ContextBuilder(batches, lay_out(batches, units.device), units, pool), units.device, trace)
 
 
 def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
-    """Forget the sequences that a plan releases, and learn those that it opens."""
+    """Close the sequences that the plan releases and open those that it opens."""
     for seq in plan.released:
         for model in models.values():
             if seq in model.sequences:
@@ -40,17 +45,18 @@ def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
 def rows_of(
     models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None
 ) -> dict[str, ModelBatch]:
-    """A plan's rows by model, back to back, their new pages in their tables. `before`: what the step before has
-    sampled.
+    """Return the plan's rows grouped by model, after appending their new pages to the page tables.
 
-    Raises ValueError for a row that awaits a token where no step was before.
+    `before`: the sampling of the preceding step, which awaiting rows read their tokens from.
+
+    Raises ValueError for a row that awaits a token when there is no preceding step.
     """
     open_pages(models, pool, plan)
     return laid(models, plan, before)
 
 
 def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
-    """As `rows_of`, where the new pages are in the tables already."""
+    """Do the same as `rows_of` for a plan with its new pages in the page tables already."""
     by_model: dict[str, list[Row]] = {}
     for row in plan.rows:
         by_model.setdefault(row.model, []).append(row)
@@ -84,10 +90,10 @@ def _awaited(
 
 
 def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its table. Those that are empty, and not filled by this step, are handed out
-    zeroed (see kv.pool).
+    """Append each row's new pages to its page table, and zero the empty ones that this step does not fill.
 
-    What lies before a row's start has been written already, by somebody else.
+    Pages with tokens before a row's start have been written already (a shared prefix, or pages written by a migration).
+    `kv.pool` explains why pages are zeroed.
     """
     new: list[int] = []
     for row in plan.rows:

@@ -1,13 +1,14 @@
-"""A staged engine's second lane: steps of stand-ins, while its own run (BL-25). The same weights and pages;
-whatever a step changes twice.
+"""A second lane of a staged engine: it runs steps of stand-ins while the engine runs its own steps (BL-25).
+
+Both lanes use the same weights and pages. All that a step modifies exists once per lane:
 
     shared         units, their adapters, pages
     of each lane   sequences and their page tables, scratch, programs, rotary modules, joined adapters
                    (`engine.adapters.stack_cache`), a CUDA stream
 
-Contract: `runtime.chains.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what
-is released may be told to either. Whoever loads or unloads holds `turn`, as every step here does, and says so
-(`follow`).
+Contract: the lane is a `runtime.chains.StepRunner` that runs on a thread of its own. Only the lane that opened a
+sequence has it; a release may be sent to either lane. Every step here holds `turn`. Code that loads or unloads stages
+must hold `turn` as well and call `follow` afterwards.
 """
 
 from __future__ import annotations
@@ -31,26 +32,33 @@ from runtime.types import StepPlan
 
 
 class ReleasedTables:
-    """Sequences that a lane is to forget in its next step, as far as it knows them. Told from any thread."""
+    """Released sequences that a lane drops in its next step. Any thread may add to it."""
 
     def __init__(self, models: Mapping[str, LoadedModel]) -> None:
         self._models = models
         self._gone: deque[str] = deque()
 
     def add_released(self, seqs: Iterable[str]) -> None:
-        """What it does not know is the other lane's: none that is released is just being opened."""
+        """Queue those of the sequences that this lane has open; the rest belong to the other lane.
+
+        A sequence is never released while it is being opened, so this cannot miss one.
+        """
         self._gone.extend(seq for seq in seqs if any(seq in model.sequences for model in tuple(self._models.values())))
 
     def drain_released(self) -> tuple[str, ...]:
+        """Return and remove the queued sequences."""
         return tuple(self._gone.popleft() for _ in range(len(self._gone)))
 
 
 class SecondLane:
-    """See the top of the file.
+    """The second lane of a staged engine; the module docstring describes what it shares with the first.
 
     Args:
-        units, models: the engine's.
-        released: what the engine's own lane is to forget.
+        units, models: those of the engine.
+        pool: the engine's pages; the lane uses them with scratch of its own.
+        released: the queue of released sequences of the engine's own lane.
+        trace: record the segments that run.
+        stays: keep outputs on the device, for direct transfers.
     """
 
     def __init__(
@@ -73,9 +81,9 @@ class SecondLane:
         self.follow(units)
 
     def follow(self, units: ComponentPool) -> None:
-        """Stages have come or gone. While `turn` is held."""
+        """Take over stages that the engine has loaded or unloaded. The caller holds `turn`."""
         self._units.programs = Programs(units.kernels is not None)
-        # Some kinds of scaling change their module with the length of what is run.
+        # Some kinds of rotary scaling modify their module with the sequence length, so each lane has copies.
         self._units.rotaries |= {
             key: copy.deepcopy(made) for key, made in units.rotaries.items() if key not in self._units.rotaries
         }
@@ -88,7 +96,10 @@ class SecondLane:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """As the engine's."""
+        """Run one step on this lane, as `StagedEngine.run` does on the engine's.
+
+        Releases go to both lanes. On CUDA the call ends with a synchronization of the lane's stream.
+        """
         with self.turn, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._theirs.add_released(plan.released)
             self.released.add_released(plan.released)
@@ -97,5 +108,5 @@ class SecondLane:
                 self._models, self._units, self._pool, self._trace, mine, inputs, stays=self._stays
             ).result()
             if self._stream is not None:
-                self._stream.synchronize()  # pages that go from one lane to the other are written by then
+                self._stream.synchronize()  # the other lane may read pages that this step has written
         return result

@@ -1,12 +1,13 @@
-"""The paged executor for parts of chains: one device, one page pool, any number of stages; a step runs all their rows
-together.
+"""The paged executor for stages of chains: one device, one page pool, any number of stages.
+
+A step runs the rows of all stages together:
 
     inputs --joined by stage--> hidden states --segments, as for whole models--> tokens (with a head) | hidden states
     --> outputs
 
-Implements `runtime.chains.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have
-a unit in common, of whichever models, hold it once and run it once. Decides nothing: which rows run, and on which
-pages, is in the plan.
+Implements `runtime.chains.StageEngine`. A stage is loaded as a model with a part of a chain (`engine.models.load`).
+Stages that have a unit in common, even of different models, hold it once and run it once per step. The engine makes no
+decisions: the plan states which rows run on which pages.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class StagedEngine:
-    """See the top of the file.
+    """`runtime.chains.StageEngine` over KV pages, for one device.
 
     Args:
-        store: where the weights are.
-        config: device, pool size, dtype, whether decodes are recorded, and whether steps are launched before those
-            before them are over. `page_tokens` is not read.
+        store: the store that holds the weights.
+        config: device, pool size, dtype, whether decode steps are recorded, and whether a step may be launched before
+            the preceding one has finished. `page_tokens` is not read.
         half_page: bytes of K (and of V) in a page, the same on all devices (`engine.models.registry.half_page`).
-        device: its name in paths; that of the hardware if there is none.
+        device: the device's name in paths; empty means the name of the hardware.
     """
 
     def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
@@ -60,7 +61,7 @@ class StagedEngine:
             DecodeReuse(self._registry.units) if kernels is not None and not self._trace and not self._ahead else None
         )
         self._before: Sampling | None = None
-        self._over = 0  # when a result was last read
+        self._over = 0  # perf_counter_ns at which a result was last read
         self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
         self._second_lane: SecondLane | None = None
         self._stays = False
@@ -80,8 +81,9 @@ class StagedEngine:
         return 2 * self._pool.half_bytes
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName,
-        DamagedObject.
+        """Load a stage and return its spec; return at once if it is loaded already.
+
+        Raises NotServable, NotFound, AmbiguousName, DamagedObject.
         """
         with self._alone():
             before = len(self._registry.models)
@@ -89,23 +91,23 @@ class StagedEngine:
                 self._decode_reuse.clear()
             spec = self._registry.load(stage.model, self._pool, stage).spec
             if len(self._registry.models) > before:
-                self._clear_reuse()  # adapters came to units that recordings have in them
+                self._clear_reuse()  # the new stage may have attached adapters to units that are in recordings
             return spec
 
     def unload(self, stage: Stage) -> None:
-        """Drop a stage; what no other one uses is freed. Raises NotFound."""
+        """Drop a stage and free what no other stage uses. Raises NotFound."""
         with self._alone():
             self._clear_reuse()
             self._registry.unload(stage.id)
 
     @property
     def ahead(self) -> bool:
-        """(A lane beside takes no steps before they are over.)"""
+        """Whether steps are launched ahead. An engine with a second lane never does."""
         return self._ahead and self._second_lane is None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
-        """Begin a step. Raises ValueError for rows without what they start from, or with what does not fit them."""
+        """Begin a step. Raises ValueError for rows without input hidden states, or with inputs of the wrong size."""
         before, self._before = self._before, None
         begun = self._begin(plan, inputs, before)
         self._before = begun.sampling
@@ -113,7 +115,7 @@ class StagedEngine:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """Run one step. Raises as `launch`."""
+        """Run one step to its end. Raises as `launch`."""
         if self._second_lane is None:
             return self._begin(plan, inputs).result()
         with self._turn:
@@ -124,7 +126,10 @@ class StagedEngine:
         return result
 
     def busy_since(self, begin: int) -> int:
-        """Nanoseconds that a step which is over now has had this device, if it came to it at `begin`."""
+        """Return the nanoseconds of device time of a step that has just finished and was launched at `begin` (ns).
+
+        Time before the preceding step's end does not count.
+        """
         since, self._over = max(begin, self._over), time.perf_counter_ns()
         return self._over - since
 
@@ -144,19 +149,22 @@ class StagedEngine:
         )
 
     def second_lane(self) -> StepRunner:
+        """Create the second lane. On CUDA this turns the recording of decode steps off."""
         units, models = self._registry.units, self._registry.models
         if units.device.type == "cuda":
-            self._graphs = None  # while one thread records, another's work would break the recording
+            self._graphs = None  # work from the other lane's thread would break a recording in progress
         self._second_lane = SecondLane(units, models, self._pool, self._released, self._trace, self._stays)
         return self._second_lane
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
-        """`runtime.transport.interfaces.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where
-        torch has none.
+        """Return links for direct transfers between devices: gloo between CPUs, NCCL between GPUs.
+
+        Part of `runtime.transport.interfaces.Connectable`. Outputs stay on the device from now on. Raises NotServable
+        where this build of torch has neither.
         """
         from runtime.engine.tensors.links import (
             DirectLinks,
-        )  # what there is of torch.distributed differs from build to build
+        )  # imported here because builds of torch differ in what torch.distributed has
         from runtime.engine.tensors.process_groups import rail_for
 
         links = DirectLinks(rail_for(self._registry.units.device, host), config)
@@ -170,7 +178,7 @@ class StagedEngine:
             self._graphs.clear()
 
     def read_pages(self, pages: Sequence[int]) -> Array:
-        """Raises ValueError for pages that are not there."""
+        """Return the contents of pages. Raises ValueError for pages that do not exist."""
         with self._alone():
             return staying(self._pool.held(pages)) if self._stays else array_of(self._pool.read(pages))
 
@@ -189,7 +197,10 @@ class StagedEngine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Between steps of both lanes; the one beside learns of stages that came or went."""
+        """Run the body while neither lane runs a step.
+
+        Afterwards the second lane takes over stages that were loaded or unloaded.
+        """
         if self._second_lane is None:
             yield
             return
@@ -199,14 +210,14 @@ class StagedEngine:
             self._second_lane.follow(self._registry.units)
 
     def _finish(self) -> None:
-        """What one lane has written is there when the other one reads it."""
+        """Wait for the device's stream, so that the other lane can read what this one has written."""
         if self._registry.units.device.type == "cuda":
             torch.cuda.current_stream(self._registry.units.device).synchronize()
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """`LaunchedStep`: what it computes is under way."""
+    """`LaunchedStep` of a staged engine: a step that is queued on the device."""
 
     engine: StagedEngine
     begun: Begun
@@ -217,5 +228,5 @@ class _Launched:
 
 
 def launches_ahead(choice: AheadChoice, device: torch.device) -> bool:
-    """Whether steps on this device are launched before the ones before are read."""
+    """Return whether steps on this device are launched before the results of preceding ones are read."""
     return choice == "on" or (choice == "auto" and device.type != "cpu")

@@ -1,5 +1,7 @@
-"""One step of a staged executor over some stages: hidden states in, hidden states and tokens out. Knows no lanes and no
-devices' states.
+"""One step of a staged executor over its stages: hidden states in, hidden states and tokens out.
+
+`stepped` begins a step, `Begun.result` waits for it. Both lanes of an engine use this module; it holds no state of its
+own.
 """
 
 from __future__ import annotations
@@ -28,7 +30,14 @@ _NOTHING = Outcome((), ())
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A step that is under way: what it computes is on the device until it is read. `begin`: when it began, in ns."""
+    """A step that is under way on the device.
+
+    Fields:
+        step: The plan's step number.
+        begin: When the step began, in ns (`time.perf_counter_ns`).
+        sampling: The tokens to be read from the device; None if `made` has them already.
+        made: Outputs and trace of the step; also its tokens if it reused a decode step.
+    """
 
     step: int
     begin: int
@@ -36,6 +45,7 @@ class Begun:
     made: ReusedStep
 
     def result(self) -> StageResult:
+        """Wait for the sampled tokens and return the step's result."""
         outcome = self.made.outcome if self.sampling is None else self.sampling.read()
         busy = time.perf_counter_ns() - self.begin
         return StageResult(
@@ -55,11 +65,17 @@ def stepped(
     stays: bool = False,
     before: Sampling | None = None,
 ) -> Begun:
-    """Begin one step; `graphs`: what decodes are recorded with; `decode_reuse`: what goes on from the step before.
-    `stays`: what goes on to other stages stays on this device, for whoever takes it on. `before`: what the step
-    before has sampled, which rows may await.
+    """Begin one step: reuse the preceding decode step, replay a recorded graph, or run the modules one by one.
 
-    Raises ValueError for rows without what they start from, or with what does not fit them.
+    Args:
+        trace: record the segments that run.
+        inputs: hidden states by row's sequence name, for stages without an embedding.
+        graphs: recorded decode steps; None where nothing is recorded.
+        decode_reuse: decode steps that a step over the same rows may continue; None where it is off.
+        stays: keep outputs on this device, for a direct transfer to the next stage.
+        before: the sampling of the preceding step, which rows may await tokens of.
+
+    Raises ValueError for rows without input hidden states, or with inputs of the wrong size.
     """
     begin = time.perf_counter_ns()
     learn(models, plan)
@@ -86,7 +102,7 @@ def stepped(
 
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
-    """By row's name: of one stage, mostly, and then all in one."""
+    """Return the output hidden states by row's sequence name; a step of one stage returns them in one array."""
     parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
     arrays = [
         Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows])
@@ -104,14 +120,15 @@ def _replayed(
 ) -> tuple[Sampling, ReusedStep]:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
     sampling = sampling_of(batches, wanted, made, units.operations.largest, before)
-    # The next replay writes over them, and whoever they go to may read them later.
+    # Cloned: the next replay overwrites the buffers, possibly before the next stage has read them.
     behind = {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}
     return sampling, ReusedStep(_NOTHING, _outputs(batches, behind, stays))
 
 
 def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device) -> ModelBatch:
-    """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not
-    fit.
+    """Return a stage's batch with its input hidden states.
+
+    Raises ValueError where they are missing or have another size.
     """
     if batch.model.has_embedding:
         return batch
@@ -121,13 +138,13 @@ def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device)
 
 
 def _start(model: LoadedModel, inputs: Mapping[str, Array], names: Sequence[str], into: memoryview) -> None:
-    """Put what rows of one token start from into bytes. Raises ValueError as `_begun`."""
+    """Copy the input hidden states of rows of one token into `into`. Raises ValueError as `_begun`."""
     _require(inputs, names, None)
     gather(inputs, names, into, model.width, model.dtype)
 
 
 def _require(inputs: Mapping[str, Array], names: Sequence[str], counts: Sequence[int] | None) -> None:
-    """Raises ValueError unless rows have hidden states for so many tokens each (None: one)."""
+    """Raise ValueError unless each row has input hidden states for its number of tokens (`counts` None: one each)."""
     if isinstance(inputs, Stacked) and inputs.matches_rows(names, counts):
         return
     for name, count in zip(names, counts or (1,) * len(names), strict=True):

@@ -1,17 +1,17 @@
-"""What engines that count raise: for a plan that contradicts what went before, and the faults that tests ask for."""
+"""Exceptions of the integer engine: for a plan that contradicts earlier ones, and for faults that tests request."""
 
 from __future__ import annotations
 
 
 class PlanViolation(Exception):
-    """A plan contradicts what went before, or itself: a defect of its maker."""
+    """A plan contradicts earlier ones or itself: a defect of the code that made it."""
 
 
 class FakeFault(Exception):
-    """The fault that was asked for."""
+    """The fault that a test requested."""
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raises PlanViolation, and says what is wrong."""
+    """Raise PlanViolation with this message unless the condition holds."""
     if not condition:
         raise PlanViolation(otherwise)

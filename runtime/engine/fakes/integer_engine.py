@@ -1,15 +1,16 @@
-"""A stage engine without tensors, whose every token depends on every bit of state: hidden states, K and V are integers.
-It trusts nobody.
+"""A stage engine without tensors for tests: hidden states, K and V are integers, and it checks every plan.
 
-What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given
-into its layer's page, in K's half, and its square in V's, and reads what the pages of all tokens so far hold. So a
-page that is wrong, missing, stale, or another's changes every later token, unless all differences happen to cancel.
-Every log-probability is -1, the k-th alternative's -1-k (`fakes.tokens`). A step over n tokens takes `alpha + beta
-* n` nanoseconds; `pace` may spend them for real.
+Every token depends on every bit of state. `engine.fakes.integer_model` defines the models. A component that attends
+writes its input value into the K half of its layer's page and the square into the V half, and reads the pages of all
+tokens so far. So a wrong, missing, stale or foreign page changes every later token, unless all differences happen to
+cancel.
+
+Every log-probability is -1, the k-th alternative's -1-k (`fakes.tokens`). A step over n tokens takes `alpha + beta * n`
+nanoseconds; `pace` may spend them in real time.
 
 Contract: `runtime.chains.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from
-what went before. What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it
-is. It knows no torch and no clock.
+the earlier plans. What a new table's pages hold already (shared pages, or pages written by `write_pages`) is not
+checked. Needs neither torch nor a clock.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ _WORD = 8
 
 @dataclass(slots=True)
 class _HeldTable:
-    """A sequence on a stage. `known`: its first tokens, as far as it was opened with them; `computed`: how many have
-    run.
+    """A sequence on a stage.
+
+    Fields:
+        known: Its first tokens, as far as it was opened with them.
+        groups: Page groups in its table.
+        computed: Number of tokens that have run.
     """
 
     opened: Opened
@@ -54,13 +59,16 @@ class _HeldTable:
 
 
 class IntegerEngine:
-    """See the top of the file.
+    """`runtime.chains.StageEngine` with integers as hidden states.
 
     Args:
-        models: those it can load stages of.
-        page_capacity, page_bytes: of the device; bytes of K and V together, a multiple of 16.
-        fail_at: steps that raise FakeFault, behind learning what was opened. rewrites: rows may write again what was
-            tentative (BL-25).
+        models: the models that it can load stages of.
+        page_capacity, page_bytes: pages of the device, and bytes of K and V together in a page, a multiple of 16.
+        alpha, beta: nanoseconds of a step and of each token in it.
+        fail_at: steps that raise FakeFault, after opening the plan's sequences.
+        rewrites: rows may write tokens again that were speculated (BL-25).
+        pace: called with the nanoseconds of each step.
+        lacks: what the engine pretends to lack.
     """
 
     def __init__(
@@ -85,10 +93,10 @@ class IntegerEngine:
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
         self._held: dict[str, _HeldTable] = {}
-        self._tables: dict[int, set[str]] = {}  # page -> sequences in whose tables it is
+        self._tables: dict[int, set[str]] = {}  # page -> sequences with the page in their tables
         self._lanes = IntegerLanes(self, pace)
-        self._brought: set[int] = set()  # pages as `write_pages` left them
-        self._failed: set[str] = set()  # sequences of steps that failed, which are released in any case
+        self._brought: set[int] = set()  # pages not written since `write_pages`
+        self._failed: set[str] = set()  # sequences of failed steps; these may be released without being open
 
     @property
     def device(self) -> str:
@@ -108,7 +116,7 @@ class IntegerEngine:
 
     @property
     def sequences(self) -> int:
-        """Sequences it holds something of."""
+        """Number of open sequences."""
         return len(self._held)
 
     def load(self, stage: Stage) -> ModelSpec:
@@ -130,14 +138,14 @@ class IntegerEngine:
         del self._stages[stage.id]
 
     def memory(self) -> EngineMemory:
-        """A component weighs its `nbytes`, once on the device."""
+        """Return memory sizes: each component counts its `nbytes`, once per device."""
         parts = [part for stage in self._stages.values() for part in self._parts(stage)]
         return EngineMemory(
             sum(part.nbytes for part in set(parts)), sum(part.nbytes for part in parts), len(self._pool)
         )
 
     def alike(self, a: Array, b: Array) -> Likeness:
-        """All or nothing: these numbers have no directions."""
+        """Compare bit by bit: the cosine is 1 for equal arrays, else 0."""
         same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
         return Likeness(same, 1.0 if same else 0.0)
 
@@ -160,7 +168,7 @@ class IntegerEngine:
         self._brought.update(pages)
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
+        """Run a step. Raises PlanViolation, or FakeFault where a test requested it."""
         return self._lanes.run(plan, inputs)
 
     def second_lane(self) -> StepRunner:
@@ -168,7 +176,7 @@ class IntegerEngine:
         return self._lanes
 
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
-        """The nanoseconds that a step takes, before which all but its rows is done. Raises as `run`."""
+        """Release, open and check the plan; return the nanoseconds that the step takes. Raises as `run`."""
         self._release(plan.released)
         self._open(plan.opened)
         if plan.step in self._fail_at:
@@ -178,7 +186,7 @@ class IntegerEngine:
         return self._alpha + self._beta * plan.tokens
 
     def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult:
-        """The rest of it."""
+        """Run the rows of a step that has begun."""
         sampled: list[Sampled] = []
         prompts: list[PromptLogprobs] = []
         behind: dict[str, array[int]] = {}
@@ -197,7 +205,7 @@ class IntegerEngine:
         outputs = Stacked([*behind], whole, counts) if behind else {}
         return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs)
 
-    # -- what a plan must be -------------------------------------------------------------------------------------------
+    # -- checking a plan -----------------------------------------------------------------------------------------------
 
     def _release(self, released: Iterable[str]) -> None:
         for seq in released:
@@ -259,8 +267,9 @@ class IntegerEngine:
         )
 
     def _follows(self, row: Row, held: _HeldTable) -> bool:
-        """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its
-        pages since.
+        """Return whether a row continues its sequence.
+
+        It must start after the tokens that have run, or after those that `write_pages` has written since.
         """
         if self._rewrites and row.start < held.computed:
             return True
@@ -287,7 +296,7 @@ class IntegerEngine:
         known_tokens = held.known[row.start : row.start + len(row.tokens)]
         require(row.tokens[: len(known_tokens)] == known_tokens, f"{row.seq}: these are not its tokens")
 
-    # -- what a step does ----------------------------------------------------------------------------------------------
+    # -- running a step ------------------------------------------------------------------------------------------------
 
     def _store_row(self, row: Row) -> None:
         held = self._held[row.seq]
@@ -298,7 +307,7 @@ class IntegerEngine:
             self._tables.setdefault(page, set()).add(row.seq)
 
     def _values(self, row: Row, given: Array | None) -> list[int]:
-        """What a row's tokens have become behind its stage."""
+        """Return the values of a row's tokens after its stage."""
         held = self._held[row.seq]
         values = list(row.tokens) if given is None else memoryview(given.data).cast("B").cast("q").tolist()
         layer = 0
@@ -313,8 +322,9 @@ class IntegerEngine:
         return values
 
     def _attend(self, held: _HeldTable, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
-        """Put values at positions `start, start + 1, …` into their pages; what each of them is given of all up to
-        it.
+        """Write values at positions `start, start + 1, …` into their pages.
+
+        Returns for each one the sum over all tokens up to it.
         """
         for position, x in enumerate(values, start):
             index, offset = divmod(position, held.spec.page_tokens)
@@ -324,7 +334,7 @@ class IntegerEngine:
         return list(accumulate(((at + 1) * kept(x) for at, x in enumerate(values, start)), initial=before))[1:]
 
     def _past(self, held: _HeldTable, layer: int, upto: int) -> int:
-        """The sum over positions below `upto`, as the pages have them."""
+        """Return the sum over positions below `upto`, read from the pages."""
         total, width = 0, held.spec.page_tokens
         for first in range(0, upto, width):
             weights = range(first + 1, min(first + width, upto) + 1)
@@ -333,7 +343,7 @@ class IntegerEngine:
         return total
 
     def _at(self, page: int) -> tuple[int, int]:
-        """Where a page's K and V begin, in words."""
+        """Return the first words of a page's K and V."""
         k = page * self._page_bytes // _WORD
         return k, k + self._page_bytes // _WORD // 2
 
@@ -354,6 +364,6 @@ class IntegerEngine:
 
 
 def _written(row: Row, held: _HeldTable) -> set[int]:
-    """Pages that a row writes."""
+    """Return the pages that a row writes."""
     groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
     return {page for group in groups[row.start // width : -(-(row.start + len(row.tokens)) // width)] for page in group}

@@ -1,6 +1,6 @@
-"""Lanes of an engine that counts (BL-25): what its steps think is one after the other, the time that they take is not.
+"""The two lanes of the integer engine (BL-25): its computation is serialized, the pacing of steps is not.
 
-Contract: steps begin in the order of their numbers, which are one row for both lanes, whichever lane's thread is first.
+Contract: steps begin in the order of their numbers, which both lanes share, whichever lane's thread calls first.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from runtime.chains import Array, StageResult
 from runtime.engine.fakes.faults import require
 from runtime.types import StepPlan
 
-#: How long a step waits for those before it, in seconds.
+#: Seconds that a step waits for the preceding ones.
 _PATIENCE = 10.0
 
 
 class IntegerLane(Protocol):
-    """What a lane needs of the engine."""
+    """What the lanes need of the engine."""
 
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int: ...
 
@@ -26,7 +26,7 @@ class IntegerLane(Protocol):
 
 
 class IntegerLanes:
-    """All lanes of one engine. Args: `pace`: spends a step's nanoseconds."""
+    """All lanes of one engine. `pace`: called with a step's nanoseconds, to spend them."""
 
     def __init__(self, engine: IntegerLane, pace: Callable[[int], None] | None) -> None:
         self._engine, self._pace = engine, pace
@@ -35,7 +35,7 @@ class IntegerLanes:
         self.several = False
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """A step, on the calling thread."""
+        """Run a step on the calling thread."""
         with self._turn:
             if self.several:
                 self._turn.wait_for(lambda: self._last >= plan.step - 1, _PATIENCE)

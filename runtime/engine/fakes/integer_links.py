@@ -1,4 +1,4 @@
-"""The engine that counts with direct links, for tests and rehearsals: gloo carries its integers as it does tensors."""
+"""The integer engine with direct links, for tests: gloo carries its integers as it does tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LinkedIntegerEngine(IntegerEngine):
-    """`runtime.transport.interfaces.Connectable`. It needs torch from when it is asked for its links."""
+    """`IntegerEngine` as a `runtime.transport.interfaces.Connectable`. It imports torch only in `direct`."""
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
         from runtime.engine.tensors.links import DirectLinks

@@ -1,12 +1,12 @@
-"""Models whose components map integers: what the counting engine runs (`engine.fakes.integer_engine`), and what comes
-out without pages or stages.
+"""Models of integer functions, run by the integer engine (`engine.fakes.integer_engine`), and their expected tokens.
 
 A component with seed s maps the value x of the token at position p (the first component's is the token itself) to
 
     (2s + 3) x + 5s + 7 + (11s + 13) p + sum over q <= p of (q + 1) (k_q + v_q)          mod 2**31 - 1
 
-where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The
-token is the last one's value mod vocab_size, moved on from ends that `min_tokens` forbids (`fakes.tokens.allowed`).
+with the sum only if it attends, where k_q = x_q, the component's input at q, and v_q = x_q² mod 2**31 - 1. The sampled
+token is the last component's value mod vocab_size; where `min_tokens` forbids an end token, it is the next allowed one
+(`fakes.tokens.allowed`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ PRIME = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class IntegerPart:
-    """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by
-    one wherever its value is a multiple of this; 0 for the others."""
+    """A component. Equal components are shared between models.
+
+    `misses`: for a cheaper stand-in, which is wrong by one wherever its value is a multiple of this; 0 for all other
+    ones.
+    """
 
     seed: int
     attends: bool = False
@@ -34,7 +37,7 @@ class IntegerPart:
     misses: int = 0
 
     def maps(self, x: int, position: int, attended: int) -> int:
-        """Its value for a token; `attended`: the sum over all up to it, 0 where it does not attend."""
+        """Return its value for a token. `attended`: the sum over all tokens up to it, 0 where it does not attend."""
         s = self.seed
         value = ((2 * s + 3) * x + 5 * s + 7 + (11 * s + 13) * position + attended) % PRIME
         return value + 1 if self.misses and value % self.misses == 0 else value
@@ -42,19 +45,19 @@ class IntegerPart:
 
 @dataclass(frozen=True, slots=True)
 class IntegerModel:
-    """A model as data. `spec`: of all of it, `kv_layers` the number of parts that attend."""
+    """A model as data. `spec` is that of the whole model; its `kv_layers` is the number of parts that attend."""
 
     spec: ModelSpec
     parts: tuple[IntegerPart, ...]
 
     def chain(self, *cuts: int) -> Chain:
-        """It as blocks, cut before the parts with these numbers. Equal blocks have equal ids."""
+        """Return the model as blocks, cut before the parts with these numbers. Equal blocks have equal ids."""
         bounds = [0, *cuts, len(self.parts)]
         uses = tuple(self._use(lo, hi) for lo, hi in pairwise(bounds))
         return Chain(self.spec, _name(self.parts), uses)
 
     def blocks(self, *cuts: int) -> tuple[Block, ...]:
-        """The blocks of `chain`, in order."""
+        """Return the blocks of `chain` in order."""
         return tuple(
             Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers)
             for use in self.chain(*cuts).uses
@@ -76,8 +79,9 @@ class IntegerModel:
 def counting_model(
     name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object
 ) -> IntegerModel:
-    """A model from words: `parts` are seeds, a star behind one that attends, as in "1 2* 3* 4"; `others` are fields of
-    its ModelSpec.
+    """Return a model from words: `parts` are seeds, with a star after one that attends, as in "1 2* 3* 4".
+
+    Further keyword arguments are fields of its ModelSpec.
     """
     made = tuple(IntegerPart(int(word.rstrip("*")), word.endswith("*")) for word in parts.split())
     values: dict[str, object] = dict(max_model_len=64, page_tokens=page_tokens, vocab_size=vocab_size)
@@ -86,14 +90,14 @@ def counting_model(
 
 
 def surrogate_of(model: IntegerModel, name: str, part: int, misses: int) -> IntegerModel:
-    """The model with a cheaper stand-in in place of one part."""
+    """Return the model with a cheaper stand-in in place of one part."""
     parts = list(model.parts)
     parts[part] = replace(parts[part], misses=misses)
     return IntegerModel(replace(model.spec, name=name), tuple(parts))
 
 
 def expected(model: IntegerModel, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
-    """All tokens a sequence gets, its end included: the oracle for tests of whatever schedules these engines."""
+    """Return all tokens that a sequence gets, its end token included: the oracle for tests of schedulers."""
     spec = model.spec
     sums = [0] * len(model.parts)
     tokens = [0] * spec.virtual_tokens + list(prompt)
@@ -115,7 +119,7 @@ def expected(model: IntegerModel, prompt: Iterable[int], sampling: SamplingParam
 
 
 def kept(x: int) -> int:
-    """What K and V of a token are together."""
+    """Return the sum of a token's K and V."""
     return x + x * x % PRIME
 
 
@@ -124,7 +128,7 @@ def _name(parts: Sequence[IntegerPart]) -> str:
 
 
 def sampled_of(spec: ModelSpec, request: SequenceRequest, row: Row, value: int) -> Sampled:
-    """The token for a row whose last value is `value`."""
+    """Return the sampled token of a row with the last value `value`."""
     token = allowed(spec, request.sampling, row.generated, value % spec.vocab_size)
     if request.sampling.logprobs is None:
         return Sampled(row.seq, token)
@@ -132,7 +136,7 @@ def sampled_of(spec: ModelSpec, request: SequenceRequest, row: Row, value: int) 
 
 
 def prompt_logprobs_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
-    """Of the prompt tokens that a row runs; none where nobody asked."""
+    """Return the log-probabilities of the prompt tokens that a row runs; none if not requested."""
     begin, count = row.start - spec.virtual_tokens, request.sampling.prompt_logprobs
     first = max(begin, 1)
     tokens = request.prompt[first : max(0, begin + len(row.tokens))]

@@ -1,3 +1,4 @@
-"""Kernels of our own for CPUs, in C: compiled where they run, called through ctypes, and never needed
-(`EngineConfig.kernels`).
+"""Optional native CPU kernels in C, compiled on the machine that runs them and called through ctypes.
+
+`EngineConfig.kernels` selects them; everything also runs without.
 """

@@ -1,7 +1,7 @@
-"""The compiled kernels as functions of tensors: shapes and strides in, addresses out. All tensors are float32 on a CPU.
+"""The compiled kernels as functions of tensors: check shapes, pass addresses and strides to C.
 
-One `Kernels` per device. It keeps nothing between calls; what a call writes is a fresh tensor, or the one that its name
-says.
+All tensors are float32 on a CPU. One `Kernels` exists per device. It keeps no state between calls; a call writes to a
+new tensor, or in place where its name ends with an underscore or it takes `out`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class _Pages(ctypes.Structure):
     )  # fmt: skip
 
 
-#: Heads of a layer, and values of a head, that the kernels' attention takes: what it keeps of them is on a thread's
-#: stack.
+#: Maximum heads of a layer and width of a head in the kernels' attention, which keeps them on a thread's stack.
 MOST_HEADS, MOST_WIDTH = 1024, 1024
 
-#: Weights that read the same input and can carry an adapter together.
+#: Maximum number of weights in a group with the same input that an adapter covers at once.
 _MOST_PARTS = 4
 
 
@@ -87,7 +86,7 @@ _PLAIN, _GATED_SILU = 0, 1
 
 
 class Half(ctypes.Structure):
-    """`struct half`: half a layer, all of it fixed but `layer` and the adapters."""
+    """`struct half`: half a layer. Only `layer` and the adapters change between calls."""
 
     _fields_ = (
         ("kind", c_int64),
@@ -142,7 +141,7 @@ class StepData(ctypes.Structure):
 
 
 class OnwardData(ctypes.Structure):
-    """`struct onward`."""
+    """`struct onward`: rows of one token each, and where the K, V and angles of their next tokens are."""
 
     _fields_ = (
         ("lengths", c_void_p),
@@ -165,11 +164,13 @@ class OnwardData(ctypes.Structure):
 
 
 class OnwardRows:
-    """Rows of one token each, from step to step.
+    """Rows of one token each that advance by one token per step.
 
     Args:
-        lengths: [rows], which are counted up; page_tokens: of a page.
-        layers, dim: of pages and of angles.
+        lengths: tokens of each row [rows]; the kernel increments them.
+        page_tokens: tokens in a page.
+        layers: attention layers of the page tables.
+        dim: values of an angle row.
     """
 
     def __init__(self, lengths: Tensor, page_tokens: int, layers: int, dim: int) -> None:
@@ -189,7 +190,7 @@ class OnwardRows:
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def lie(self, tables: Tensor) -> None:
-        """Their page tables [rows, layers, groups] from now on."""
+        """Set the page tables [rows, layers, groups] that later steps read."""
         data = self._data
         if tables.shape[:2] != (data.rows, data.layers) or tables.dtype != torch.int64 or tables.stride(2) != 1:
             raise ValueError(f"tables {list(tables.shape)} are not of {data.rows} rows and {data.layers} layers")
@@ -201,7 +202,7 @@ class OnwardRows:
         self._tables = tables
 
     def turn(self, angles: tuple[Tensor, Tensor]) -> None:
-        """Where their angles are looked up from now on: cos and sin [positions, dim]."""
+        """Set the rotary tables that later steps read: cos and sin [positions, dim]."""
         if angles is self._angles:
             return
         data, (cos, sin) = self._data, angles
@@ -213,8 +214,12 @@ class OnwardRows:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """`count` tokens of a row from the frame's token `token` on, the first at position `start`; `row`: in the
-    tables.
+    """`count` tokens of one row.
+
+    Fields:
+        token: Index of the first one in the forward context.
+        start: Position of the first one in its sequence.
+        row: The row in the page tables.
     """
 
     token: int
@@ -224,7 +229,7 @@ class PromptChunk:
 
 
 class PromptChunks:
-    """Chunks as the kernels read them."""
+    """Prompt chunks in the layout that the kernels read."""
 
     def __init__(self, chunks: Sequence[PromptChunk]) -> None:
         flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row)]
@@ -234,10 +239,12 @@ class PromptChunks:
 
 
 class Parts:
-    """Packed weights that are multiplied in one call, side by side. Keeps them alive.
+    """Packed weights that one call multiplies side by side. Keeps them alive.
 
     Args:
-        packed: each [panels, in, panel]; sizes: how many outputs each has; biases: [out] or None.
+        packed: the weights, each [panels, in, panel].
+        sizes: the number of outputs of each.
+        biases: [out] or None for each.
     """
 
     def __init__(self, packed: Sequence[Tensor], sizes: Sequence[int], biases: Sequence[Tensor | None]) -> None:
@@ -262,11 +269,11 @@ class Parts:
 
 
 class Low:
-    """One adapter on the weights of one `Parts`, packed. Keeps what it packs alive: `nbytes`.
+    """One adapter on the weights of one `Parts`, packed. Keeps the packed matrices alive; `nbytes` counts them.
 
     Args:
-        parts: by weight, at most four: (a [rank, in], b [out, rank], bias [out] or None), None where the adapter has
-            nothing there.
+        parts: at most four, one per weight: (a [rank, in], b [out, rank], bias [out] or None), or None where the
+            adapter does not apply.
 
     Raises:
         ValueError: more than four.
@@ -291,14 +298,14 @@ class Low:
         return sum(one.numel() * one.element_size() for one in (self._a, *self._b, *self._biases) if one is not None)
 
     def a(self, at: int) -> Tensor:
-        """[rank, in] of a weight that it has something on, unpacked anew."""
+        """Return A [rank, in] on weight number `at`, unpacked into a new tensor."""
         if self._a is None:
             raise ValueError("an adapter without anything has no matrices")
         first = sum(self._ranks[:at])
         return self._kernels.unpack(self._a, sum(self._ranks))[first : first + self._ranks[at]]
 
     def b(self, at: int, outputs: int) -> Tensor:
-        """[out, rank], likewise."""
+        """Return B [out, rank] on weight number `at`, unpacked into a new tensor."""
         packed = self._b[at]
         if packed is None:
             raise ValueError("an adapter without anything has no matrices")
@@ -309,7 +316,7 @@ class Low:
 
 
 class Lows:
-    """Adapters in the order of a frame's spans."""
+    """Adapters in the order of a forward context's spans."""
 
     def __init__(self, lows: Sequence[Low]) -> None:
         self._alive = tuple(lows)
@@ -319,8 +326,11 @@ class Lows:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Pages of one geometry. k, v: [pages, page_tokens, kv_heads, head_dim]; page ids in `tables` [rows, groups] of one
-    layer.
+    """Pages of one geometry, as one layer reads them.
+
+    Fields:
+        k, v: [pages, page_tokens, kv_heads, head_dim].
+        tables: Page ids of this layer [rows, groups].
     """
 
     k: Tensor
@@ -329,10 +339,10 @@ class Pool:
 
 
 class Kernels:
-    """See the top of the file. Raises NoKernels where they cannot be compiled or loaded.
+    """The compiled kernels. Raises NoKernels where they cannot be compiled or loaded.
 
     Args:
-        threads: None takes as many as torch does, at every call.
+        threads: threads per call; None uses torch's current number at every call.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -362,7 +372,7 @@ class Kernels:
     # -- products ------------------------------------------------------------------------------------------------------
 
     def pack(self, weight: Tensor) -> Tensor:
-        """A weight [out, in] of any strides -> [panels, in, panel], zeros behind the last output."""
+        """Pack a weight [out, in] of any strides into [panels, in, panel], zeros after the last output."""
         out, inputs = weight.shape
         packed = torch.empty(-(-out // self.panel), inputs, self.panel)
         self._lib.zoo_pack(
@@ -371,13 +381,13 @@ class Kernels:
         return packed
 
     def unpack(self, packed: Tensor, out: int) -> Tensor:
-        """The weight [out, in] again."""
+        """Return the weight [out, in] of its packed form."""
         weight = torch.empty(out, packed.shape[1])
         self._lib.zoo_unpack(packed.data_ptr(), out, packed.shape[1], weight.data_ptr(), self.threads)
         return weight
 
     def linear(self, x: Tensor, parts: Parts, add: Tensor | None = None) -> Tensor:
-        """x [.., in] -> [.., sum of outputs], each weight's beside the last one's; plus `add` of that shape."""
+        """Return x [.., in] times each weight, side by side: [.., sum of outputs]; plus `add` of that shape."""
         x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.outputs))
         extra = None if add is None else _rows_of(add, parts.outputs)
@@ -390,7 +400,7 @@ class Kernels:
         return out
 
     def stored(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [.., in] -> [.., out] with a weight [out, in] as it is stored, contiguous: for few rows."""
+        """Return x [.., in] times a contiguous weight [out, in] as it is stored: [.., out]. Fast for few rows."""
         outputs, inputs = weight.shape
         x = _rows_of(x, inputs)
         if _rows_of(weight, inputs).data_ptr() != weight.data_ptr() or (
@@ -411,13 +421,13 @@ class Kernels:
         return out
 
     def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
-        """Add to out [1, tokens, sum of outputs], which is contiguous, what adapters make of x [1, tokens, in].
+        """Add the adapters' outputs for x [1, tokens, in] to the contiguous `out` [1, tokens, sum of outputs].
 
         Args:
-            bounds: of each adapter the first token and the end.
+            bounds: first token and end of each adapter's span.
 
         Raises:
-            MemoryError: there was none for what lies between A and B.
+            MemoryError: no memory for the values between A and B.
         """
         x, bottom = _rows_of(x, parts.inputs), _rows_of(out, parts.outputs)
         if (
@@ -441,7 +451,7 @@ class Kernels:
             raise MemoryError("no memory for adapters")
 
     def gated(self, x: Tensor, parts: Parts) -> Tensor:
-        """x [.., in] -> silu(x W0^T) * (x W1^T), [.., outputs of one]."""
+        """Return silu(x W0^T) * (x W1^T), [.., outputs of one weight], for x [.., in]."""
         if parts.count != 2 or parts.sizes[0] != parts.sizes[1]:
             raise ValueError("a gate and what it lets through have one size")
         x = _rows_of(x, parts.inputs)
@@ -460,9 +470,7 @@ class Kernels:
         return out
 
     def gate(self, both: Tensor) -> Tensor:
-        """[.., 2 n], a gate beside what it lets through -> silu(gate) * that, [.., n]: what `gated` makes of the same
-        products.
-        """
+        """Return silu(gate) * up, [.., n], from both side by side in [.., 2 n]; equals `gated` on the same products."""
         both = _rows_of(both, both.shape[-1])
         width = both.shape[-1] // 2
         if both.shape[-1] != 2 * width:
@@ -471,10 +479,10 @@ class Kernels:
         self._gate(both.data_ptr(), both.numel() // (2 * width), width, out.data_ptr(), self.threads)
         return out
 
-    # -- small things --------------------------------------------------------------------------------------------------
+    # -- norms and rotary positions ------------------------------------------------------------------------------------
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm over the last dimension."""
+        """Return the RMSNorm over the last dimension."""
         x = _rows_of(x, weight.numel())
         out, width = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // width
@@ -482,7 +490,7 @@ class Kernels:
         return out
 
     def norm_heads_(self, x: Tensor, weight: Tensor, eps: float) -> None:
-        """RMSNorm of each head of x [tokens, heads, head_dim], heads back to back, in place."""
+        """Apply RMSNorm in place to each head of x [tokens, heads, head_dim]; a token's heads are contiguous."""
         tokens, heads, width = x.shape
         _rows_of(weight, width)
         stride = x.stride(0)
@@ -491,8 +499,9 @@ class Kernels:
         )
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotary positions on x [tokens, heads, head_dim], heads back to back, in place; cos, sin [tokens,
-        head_dim].
+        """Apply rotary positions in place to x [tokens, heads, head_dim]; a token's heads are contiguous.
+
+        cos, sin: [tokens, head_dim].
         """
         tokens, heads, width = x.shape
         if cos.shape != (tokens, width) or sin.shape != cos.shape or width % 2:
@@ -502,7 +511,7 @@ class Kernels:
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def write_kv(self, pool: Pool, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
-        """K and V [tokens, kv_heads, head_dim], heads back to back, to (pages[i], offsets[i])."""
+        """Write K and V [tokens, kv_heads, head_dim] to (pages[i], offsets[i]); a token's heads are contiguous."""
         tokens, heads, width = key.shape
         self._keep(
             key.data_ptr(),
@@ -523,16 +532,17 @@ class Kernels:
         self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,
         tokens: Tensor | None = None, rows: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """One query token per row against its pages, into its place of `out`.
+        """Attend with one query token per row over its pages; the results go to its places in `out`.
 
         Args:
-            query, out: [all tokens, heads, head_dim], heads back to back; out contiguous.
-            lengths: [rows], this token included.
-            window: the last so many tokens, 0 for all; cap: soft cap on the scores, 0 for none.
-            tokens, rows: where a row's token and its table are, None for one after the other.
+            query, out: [all tokens, heads, head_dim], a token's heads contiguous; `out` contiguous.
+            lengths: tokens of each row [rows], this one included.
+            window: attend to the last `window` tokens only; 0 for all.
+            cap: soft cap on the scores; 0 for none.
+            tokens, rows: index of each row's token and of its table; None for 0, 1, ….
 
         Raises:
-            MemoryError: there was none for what the parts make.
+            MemoryError: no memory for partial results.
         """
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
@@ -566,8 +576,9 @@ class Kernels:
         window: int = 0,
         cap: float = 0.0,
     ) -> None:
-        """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else
-        as `decode`.
+        """Attend with chunks of prompts over their pages, which already hold the chunks' own K and V.
+
+        Otherwise as `decode`.
         """
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
@@ -592,10 +603,10 @@ class Kernels:
     def layers_(
         self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None
     ) -> None:
-        """Halves of layers [lo, hi) one after the other on hidden [1, rows, width], in place.
+        """Run half layers [lo, hi) in order on hidden [1, rows, width], in place.
 
         Raises:
-            MemoryError: there was none for what they work in.
+            MemoryError: no memory for intermediate values.
         """
         _rows_of(hidden, halves[0].width)
         count = (len(halves) if hi is None else hi) - lo
@@ -604,14 +615,15 @@ class Kernels:
             raise MemoryError("no memory for a layer")
 
     def onward_(self, rows: OnwardRows) -> None:
-        """Rows of one token each go one on. Raises IndexError, and has changed nothing, for one that has no page or no
-        angle for it.
+        """Advance rows of one token each by one token.
+
+        Raises IndexError, with nothing changed, if a row has no page or no angle for its next token.
         """
         if self._onward(rows.address):
             raise IndexError("a row has no page for its next token")
 
     def argmax(self, x: Tensor) -> Tensor:
-        """x [rows, width] -> [rows], the first of the largest; of a row that holds NaN, the first of those."""
+        """Return the index of the first maximum of each row of x [rows, width]; in a row with NaN, of the first NaN."""
         x = _rows_of(x, x.shape[-1])
         out = torch.empty(x.shape[0], dtype=torch.int64)
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
@@ -619,7 +631,7 @@ class Kernels:
 
 
 def back_to_back(heads: Tensor) -> bool:
-    """Whether each token's heads [tokens, heads, head_dim] lie back to back, in float32."""
+    """Return whether each token's heads in [tokens, heads, head_dim] are contiguous and float32."""
     return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
 
 
@@ -635,9 +647,7 @@ def _pages(pool: Pool) -> _Pages:
 
 
 def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
-    """Heads, KV heads and the width of a head. Raises ValueError where query, pages and output do not belong
-    together.
-    """
+    """Return heads, KV heads and the width of a head. Raises ValueError if query, pages and output do not match."""
     (_, heads, width), (_, _, kv_heads, kv_width) = query.shape, pool.k.shape
     if width != kv_width or heads % kv_heads or out.shape != query.shape or not out.is_contiguous():
         raise ValueError(
@@ -647,7 +657,10 @@ def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
 
 
 def _rows_of(x: Tensor, width: int) -> Tensor:
-    """Contiguous [.., width] in float32: what lies behind an address cannot be checked any more. Raises ValueError."""
+    """Return x as contiguous float32 [.., width]; C code cannot check that.
+
+    Raises ValueError for another dtype or width.
+    """
     if x.dtype != torch.float32 or x.shape[-1] != width:
         raise ValueError(f"the kernels were to read float32 [.., {width}], not {x.dtype} {list(x.shape)}")
     return x.contiguous()

@@ -1,10 +1,10 @@
-"""From `kernels.c` to a library in this process: compiled once per machine and version, kept in the user's cache.
+"""Compile `kernels.c` once per machine and version, keep it in the user's cache, and load it into this process.
 
     library() -> the loaded library, or the reason why there is none
 
-A C compiler with OpenMP is enough (about a second). The file's name is a hash of the source, the flags, the compiler
-and the processor, for it is compiled for this very one. A cache that others could write to is not used: what lies there
-would run in this process.
+A C compiler with OpenMP suffices; compiling takes about a second. The library is compiled for this very processor, so
+its file name is a hash of the source, the flags, the compiler and the processor. A cache folder that other users could
+write to is refused, because its contents would run in this process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _SECONDS = 120
 
 
 class NoKernels(Exception):
-    """Why there are no compiled kernels here."""
+    """No compiled kernels are available; the message has the reason."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | NoKernels:
-    """The kernels, compiled on first use; once per process. What goes wrong is an answer, for everything runs without
-    them too.
+    """Return the kernels, compiled on first use; at most once per process.
+
+    Errors are returned, not raised, because everything runs without the kernels as well.
     """
     try:
         import torch  # noqa: F401
@@ -50,7 +51,7 @@ def library() -> ctypes.CDLL | NoKernels:
 
 
 def compiled(folder: Path) -> Path:
-    """The library's file in a folder, compiled if it is not there. Raises NoKernels."""
+    """Return the library's path in a folder, compiling it if it is not there. Raises NoKernels."""
     compiler = _compiler()
     file = folder / f"kernels-{_fingerprint(compiler)}.so"
     if file.exists():
@@ -58,7 +59,7 @@ def compiled(folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         made = Path(scratch) / file.name
         _run([compiler, *_FLAGS, "-o", str(made), str(SOURCE), "-lm"])
-        made.replace(file)  # whole or not at all, whoever else compiles it now
+        made.replace(file)  # atomic, in case another process compiles it at the same time
     return file
 
 
@@ -76,7 +77,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on: the kind of processor and what it can do."""
+    """Return what `-march=native` depends on: the processor's model and features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -100,7 +101,7 @@ def _run(command: list[str]) -> str:
 
 
 def _cache() -> Path:
-    """Where compiled files stay. Raises NoKernels when that is not this user's alone."""
+    """Return the folder of compiled files. Raises NoKernels if other users can write to it."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockzoo"
         folder = Path(os.environ.get("BLOCKZOO_CACHE") or base) / "kernels"

@@ -1,8 +1,8 @@
-"""Attention over a dense batch's store with the kernels: what is computed of a window, each against the cells of its
-row that hold tokens.
+"""Attention over a dense batch's KV store with the kernels.
 
-To the kernels a cell is a page of one token, and a row's table says in which cell each position stands, so placeholders
-are not read. A row's result does not depend on how wide the window is, or who else is in it.
+Each computed place of a window attends to the cells of its row that hold tokens. To the kernels a cell is a page of one
+token, and a row's table maps positions to cells, so placeholders are not read. A row's result depends neither on the
+window's width nor on the other rows.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class NativeWindow:
     """One window, for all layers.
 
     Args:
-        rows: what is computed. Empty places see all that their row has.
-        tokens: which of it are tokens, None for all; cells: where these are kept.
-        places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
+        rows: the computed places by row. Empty places attend to all tokens of their row.
+        tokens: indices of tokens among the computed places; None for all.
+        cells: the cells of these tokens.
+        places: [rows, columns], the position of the token in each cell, -1 for placeholders; includes the window.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class NativeWindow:
         )
 
     def attend(self, k: Tensor, v: Tensor, now: Tokens) -> Tensor:
-        """Keep K and V of the window's tokens in a layer's store [rows, columns, kv_heads, head_dim], then attend.
+        """Store K and V of the window's tokens in a layer's store [rows, columns, kv_heads, head_dim], then attend.
 
         Returns:
             [computed, heads, head_dim].
@@ -74,12 +75,13 @@ class NativeWindow:
 
 
 class NativeOnes:
-    """A window one place wide, for programs of whole layers: `engine.kernels.program.Cells`. What is computed is a
-    place of a row each.
+    """A window one place wide, for programs of whole layers: `engine.kernels.program.Cells`.
+
+    Each computed row has one place.
 
     Args:
         places: as for `NativeWindow`.
-        stores: K and V of a layer, [rows, columns, kv_heads, head_dim], made where they are not there yet.
+        stores: returns K and V of a layer, [rows, columns, kv_heads, head_dim], created if necessary.
     """
 
     def __init__(self, window: Window, places: Tensor, stores: Callable[[int, Tensor], tuple[Tensor, Tensor]]) -> None:
@@ -105,7 +107,7 @@ class NativeOnes:
         step.tables, step.table_stride = self._tables.data_ptr(), self._tables.stride(0)
 
     def clear(self, layers: Iterable[int], like: Tensor) -> None:
-        """What the layers kept of empty places goes: placeholders are zero."""
+        """Zero what the layers wrote to empty places: placeholders must be zero."""
         if self._empty is not None:
             for layer in layers:
                 for x in self._stores(layer, like):
@@ -113,15 +115,15 @@ class NativeOnes:
 
 
 def _tables(places: Tensor) -> Tensor:
-    """[rows, columns] -> the same: in which cell, of all [rows * columns], position p of a row is."""
+    """Return a table [rows, columns] from positions to cells among all [rows * columns]."""
     count, columns = places.shape
-    # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.
+    # Position p of a row goes to p + 1, and all placeholders to 0, which is cut off.
     table = torch.empty((count, columns + 1), dtype=torch.int64)
     return table.scatter_(1, places + 1, torch.arange(count * columns).view(count, columns))[:, 1:]
 
 
 def takes(now: Tokens) -> bool:
-    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
+    """Return whether the kernels support these heads: memory layout, number, width and scaling."""
     _, heads, width = now.query.shape
     return (
         all(back_to_back(x) for x in now[:3])

@@ -1,11 +1,13 @@
-/* The engine's inner loops for CPUs in float32: products with packed weights, norms, rotary positions, pages, paged attention.
+/* CPU kernels in float32: products with packed weights, norms, rotary positions, KV pages, paged attention.
  *
- * Plain C with vector extensions and OpenMP; compiled once on the machine that runs it (build.py) and called through ctypes (calls.py).
- * Every function shares its work among `threads` threads of the OpenMP pool that torch uses too. A row's result does not depend on which
- * other rows are there: products sum over k in one order, and attention is cut at fixed places, so tokens are the same in any batch.
+ * Plain C with vector extensions and OpenMP, compiled once on the machine that runs it (build.py) and called through
+ * ctypes (bindings.py). Every function runs on `threads` threads of the OpenMP pool that torch uses too. A row's result
+ * does not depend on the other rows: products sum over k in one order, and attention is split at fixed positions, so
+ * the sampled tokens are the same in any batch.
  *
- *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros behind the last output: read once, front to back, per MR rows
- *     page pool                ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V apart
+ *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros after the last output; read once, front to
+ *                                  back, per MR rows
+ *     page pool                ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V in two pools
  */
 #include <math.h>
 #include <stddef.h>
@@ -18,7 +20,8 @@
 #include <arm_neon.h>
 #endif
 
-/* VL floats in a vector, NV vectors in a panel, MR rows at once: MR * NV accumulators, NV weights and one broadcast fill the registers. */
+/* VL floats per vector, NV vectors per panel, MR rows at a time: MR * NV accumulators, NV weights and one broadcast
+ * value fill the registers. */
 #if defined(__AVX512F__)
 #define VL 16
 #define NV 2
@@ -39,8 +42,8 @@
 typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
 
-/* a * b + c, rounded once where the processor can: for sums whose number is known to the compiler, which otherwise chooses between one rounding
- * and two by how many there are, and a row would depend on its company. */
+/* a * b + c with one rounding where the processor has FMA. Used for an unrolled number of sums: there the compiler
+ * would choose between one and two roundings by that number, and a row's result would depend on the other rows. */
 INLINE vec fused(vec a, vec b, vec c)
 {
 #if defined(__FMA__) && VL == 16
@@ -56,7 +59,7 @@ INLINE vec fused(vec a, vec b, vec c)
 #endif
 }
 
-/* The sum of a vector, halves upon halves: the order is fixed, and no element waits for all before it. */
+/* The sum of a vector by pairwise halving: a fixed order with a short dependency chain. */
 #if VL == 16
 #define SWAP(v, w) __builtin_shufflevector(v, v, 0 ^ w, 1 ^ w, 2 ^ w, 3 ^ w, 4 ^ w, 5 ^ w, 6 ^ w, 7 ^ w, 8 ^ w, 9 ^ w, 10 ^ w, 11 ^ w, \
                                            12 ^ w, 13 ^ w, 14 ^ w, 15 ^ w)
@@ -79,15 +82,15 @@ INLINE float sum_of(vec v)
     return v[0];
 }
 
-/* From so many rows on, x is laid out for the tiles first; its blocks then stay in the second-level cache. */
+/* From PACK_ROWS rows on, x is first laid out for the tiles, in chunks of PACK_BYTES that fit the L2 cache. */
 #define PACK_ROWS 96
 #define PACK_BYTES (256 << 10)
-/* Weights are fetched this far ahead of their use, in floats. */
+/* Prefetch distance of weights, in floats. */
 #define AHEAD 2048
-/* Attention over more tokens than this is cut into parts of as many. */
+/* Attention over more than SPLIT tokens is split into parts of SPLIT tokens; BLOCK tokens are scored at a time. */
 #define SPLIT 512
 #define BLOCK 16
-/* Bytes of a page of the processor's. */
+/* Bytes of a virtual memory page. */
 #define PAGE 4096
 
 struct part {
@@ -119,8 +122,8 @@ void zoo_unpack(const float *packed, int64_t n, int64_t k, float *out, int threa
         for (int64_t i = 0; i < k; i++) out[o * k + i] = packed[((o / NR) * k + i) * NR + o % NR];
 }
 
-/* m rows times one panel. Element p of row i is x[i * step + p * next]: rows as they are (k, 1) or laid out (1, MR). Meanwhile memory is
- * asked for what comes: `pace` floats from `fetch` on for every element of k. */
+/* m rows times one panel. Element p of row i is x[i * step + p * next]: rows as stored (k, 1) or laid out (1, MR).
+ * Meanwhile `pace` floats from `fetch` on are prefetched for every element of k. */
 INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_t next, const float *restrict w, const float *fetch, int64_t pace,
                  float *restrict out, int64_t across)
 {
@@ -147,7 +150,7 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         else \
             tile(m, k, x, step, 1, w, fetch, NR / 2, out, across); \
         break;
-/* m rows, `step` apart, to rows `across` apart. */
+/* m rows of x, `step` floats apart, to rows of out, `across` floats apart. */
 static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, const float *fetch, float *out, int64_t across)
 {
     switch (m) {
@@ -165,7 +168,7 @@ static void laid_tile(int64_t k, const float *x, const float *w, float *out) { t
 
 typedef float four __attribute__((vector_size(16), aligned(4)));
 
-/* Four values each of four rows as four columns, `stride` apart. */
+/* Transpose four values of each of four rows into four columns, `stride` floats apart. */
 INLINE void turn(const float *a, const float *b, const float *c, const float *d, float *out, int64_t stride)
 {
     four ra = *(const four *)a, rb = *(const four *)b, rc = *(const four *)c, rd = *(const four *)d;
@@ -177,12 +180,13 @@ INLINE void turn(const float *a, const float *b, const float *c, const float *d,
     *(four *)(out + 3 * stride) = __builtin_shufflevector(high_ab, high_cd, 2, 3, 6, 7);
 }
 
-/* Blocks [from, end) of x [rows, k] as [blocks][k][MR], zeros behind the last row; in a parallel region, all of which waits for it. */
+/* Lay out blocks [from, end) of x [rows, k] as [blocks][k][MR], zeros after the last row. Called in a parallel region;
+ * all its threads wait at the end. */
 static void lay_out(const float *x, int64_t rows, int64_t k, int64_t from, int64_t end, float *out)
 {
 #pragma omp for schedule(static)
     for (int64_t b = from; b < end; b++)
-        for (int64_t i = 0; i < MR;) { /* few rows at a time: side by side, more would take each other's place in the cache */
+        for (int64_t i = 0; i < MR;) { /* few rows at a time: more would evict each other from the cache */
             const float *row = x + (b * MR + i) * k;
             float *o = out + (b - from) * k * MR + i;
             int64_t p = 0, quick = i + 4 <= MR && b * MR + i + 4 <= rows;
@@ -202,7 +206,7 @@ INLINE vec pick(ivec mask, vec a, vec b)
 /* exp(x) for x <= 0, to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2 (Cephes). Below -87, and for NaN, it is 0. */
 INLINE vec exp_of(vec x)
 {
-    const float magic = 12582912.0f; /* adding and taking it away rounds */
+    const float magic = 12582912.0f; /* adding and subtracting it rounds to an integer */
     ivec kept = (ivec)(x > -87.0f);
     x = pick(kept, x, (vec){0});
     vec n = x * 1.44269504088896341f + magic - magic;
@@ -217,7 +221,7 @@ INLINE vec exp_of(vec x)
     return pick(kept, y * (vec)power, (vec){0});
 }
 
-/* silu(g) = g / (1 + exp(-g)), through exp of what is not positive. */
+/* silu(g) = g / (1 + exp(-g)), computed with exp of non-positive values only. */
 INLINE vec silu(vec g)
 {
     ivec negative = (ivec)(g < 0.0f);
@@ -227,7 +231,7 @@ INLINE vec silu(vec g)
 
 enum { PLAIN = 0, GATED_SILU = 1 };
 
-/* x [rows, k] times `count` weights side by side -> out [rows, sum of n]; `add` [rows, sum of n] is added where it is given.
+/* x [rows, k] times `count` weights side by side -> out [rows, sum of n], plus `add` [rows, sum of n] if not NULL.
  * `how` GATED_SILU: two weights of one size, out [rows, n] = silu(x W0) * (x W1). */
 void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
                 int threads)
@@ -238,11 +242,12 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
         total += parts[c].n;
         panels += (parts[c].n + NR - 1) / NR;
     }
-    float *laid = NULL; /* two chunks of blocks: one is laid out while another thread may still read the one before */
+    float *laid = NULL; /* two chunks of blocks: one is laid out while other threads may still read the preceding one */
     int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
     if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
     if (laid == NULL) chunk = blocks;
-    /* Threads take panels as they go, an eighth of their part at once: one that has lost its core for a while keeps nobody waiting long. */
+    /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
+     * not delay the end much. */
     int64_t share = panels / (8 * threads) > 0 ? panels / (8 * threads) : 1;
 #pragma omp parallel num_threads(threads)
     {
@@ -265,7 +270,7 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                 for (int64_t b = from; b < end; b++) {
                     int64_t lo = laid != NULL ? b * MR : rows * b / blocks;
                     int64_t hi = laid == NULL ? rows * (b + 1) / blocks : (lo + MR < rows ? lo + MR : rows);
-                    for (int64_t i = lo; i < hi; i++) /* what is written in the end comes from afar */
+                    for (int64_t i = lo; i < hi; i++) /* prefetch the output: it is not in the cache */
                         for (int64_t j = 0; j < width; j += 16) {
                             __builtin_prefetch(out + i * total + left + p * NR + j, 1);
                             if (add != NULL) __builtin_prefetch(add + i * total + left + p * NR + j);
@@ -298,11 +303,13 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
     free(laid);
 }
 
-/* So many rows of x and of a weight meet at once: LEFT * RIGHT accumulators, RIGHT values of the weight and one of x fill the registers. */
+/* Rows of x and of a weight processed at once: LEFT * RIGHT accumulators, RIGHT vectors of the weight and one of x fill
+ * the registers. */
 #define RIGHT 4
 #define LEFT (VL == 16 ? 6 : 2)
 
-/* m rows of x, k apart, against c rows of a weight, k apart -> out [m, c], `across` apart: as many sums over k, each in one order. */
+/* m rows of x times c rows of a weight, both k floats apart -> out [m, c], `across` apart. Each sum over k has one
+ * order. */
 INLINE void dots(int m, int c, int64_t k, const float *restrict x, const float *restrict w, const float *restrict bias, float *restrict out,
                  int64_t across)
 {
@@ -352,14 +359,14 @@ static void rows_dots(int64_t m, int64_t c, int64_t k, const float *x, const flo
     }
 }
 
-/* x [rows, k] times a weight [n, k] as it is stored -> out [rows, n]; bias [n] or NULL. For few rows: a weight that must stay as it is. */
+/* x [rows, k] times an unpacked weight [n, k] -> out [rows, n]; bias [n] or NULL. Fast for few rows. */
 void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const float *bias, int64_t n, float *out, int threads)
 {
     int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t g = 0; g < groups; g++) {
         int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
-        if (g + 2 < groups) /* memory is asked for what the group after the next one reads */
+        if (g + 2 < groups) /* prefetch the group after the next one */
             for (int64_t j = 0; j < RIGHT * k && (from + 2 * RIGHT) * k + j < n * k; j += 16) __builtin_prefetch(w + (from + 2 * RIGHT) * k + j);
         for (int64_t o = from; o < end; o += c)
             for (int64_t b = 0; b < blocks; b++) {
@@ -369,7 +376,7 @@ void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const f
     }
 }
 
-/* both [rows, 2 n], a gate beside what it lets through -> out [rows, n] = silu(gate) * that: GATED_SILU where something came in between. */
+/* both [rows, 2 n], gate and up side by side -> out [rows, n] = silu(gate) * up: for products with adapters. */
 void zoo_gate(const float *both, int64_t rows, int64_t n, float *out, int threads)
 {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 8192)
@@ -391,8 +398,8 @@ void zoo_gate(const float *both, int64_t rows, int64_t n, float *out, int thread
 
 #define MOST_PARTS 4
 
-/* One adapter on a group of weights that read the same x: its A's side by side and packed as one weight [ranks, k], its B's [n, rank] packed
- * each. A part without the adapter has rank 0; a group without it has ranks 0. */
+/* One adapter on a group of weights that read the same x: its A's side by side, packed as one weight [ranks, k], and
+ * its B's [n, rank], packed one by one. rank is 0 for a part without the adapter, ranks is 0 for a group without it. */
 struct low {
     const float *a;
     int64_t ranks;
@@ -401,8 +408,8 @@ struct low {
     int64_t rank[MOST_PARTS];
 };
 
-/* out[lo:hi] += (x[lo:hi] A^T) B^T for each of `count` adapters, each on its own rows alone. bounds: lo, hi of each; x [rows, k];
- * out [rows, sum of n]. Returns 0, or 1 when there was no memory. */
+/* out[lo:hi] += (x[lo:hi] A^T) B^T for each of `count` adapters, on its own rows only. bounds: lo, hi of each; x [rows,
+ * k]; out [rows, sum of n]. Returns 0, or 1 if out of memory. */
 int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *bounds, int64_t count, const int64_t *n, int parts,
                float *out, int threads)
 {
@@ -455,9 +462,10 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
     return 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ small things */
+/* ------------------------------------------------------------------------------- norms, rotary positions, KV pages */
 
-/* RMSNorm of `inner` neighbours of `width` in each of `rows` rows of x, `stride` apart -> out, alike. `weight` [width]. */
+/* RMSNorm of `inner` adjacent vectors of `width` in each of `rows` rows of x, `stride` apart, to the same places of
+ * out, rows `out_stride` apart. `weight` [width]. */
 void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_t stride, const float *weight, float eps, float *out,
               int64_t out_stride, int threads)
 {
@@ -478,7 +486,8 @@ void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_
     }
 }
 
-/* Rotary positions on the first `heads` heads of each token of x, in place: halves against each other. cos, sin [tokens, dim]. */
+/* Rotary positions in place on the first `heads` heads of each token of x, pairing the two halves of a head.
+ * cosine, sine [tokens, dim]. */
 void zoo_rotate(float *x, int64_t tokens, int64_t stride, int64_t heads, int64_t dim, const float *cosine, const float *sine, int threads)
 {
     int64_t half = dim / 2;
@@ -495,7 +504,7 @@ void zoo_rotate(float *x, int64_t tokens, int64_t stride, int64_t heads, int64_t
         }
 }
 
-/* Keep K and V of tokens [tokens, width], `stride` apart, at (pages[i], offsets[i]) of the pools. */
+/* Write K and V of tokens [tokens, width], `k_stride` and `v_stride` apart, to (pages[i], offsets[i]) of the pools. */
 void zoo_keep(const float *k, const float *v, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t width, float *k_pool,
               float *v_pool, int64_t page_stride, const int64_t *pages, const int64_t *offsets, int threads)
 {
@@ -552,7 +561,8 @@ struct reach {
     int64_t lo, hi;
 };
 
-/* Where K and V of a row's tokens [from, from + BLOCK) are, as far as it reaches, for KV heads from `first` on; how many. */
+/* Find K and V of a row's tokens [from, from + BLOCK), up to its end, for KV heads from `first` on. Returns the number
+ * of tokens. */
 INLINE int64_t find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim,
                     const float **ks, const float **vs)
 {
@@ -566,16 +576,18 @@ INLINE int64_t find(const struct pages *pages, const struct reach *row, int64_t 
     return count;
 }
 
-/* Ask for `n` floats, up to the second-level cache: the first is too small for what waits its turn. */
+/* Prefetch `n` floats into the L2 cache; L1 is too small for this distance. */
 INLINE void ask(const float *p, int64_t n)
 {
     for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(p + j, 0, 2);
 }
 
-/* Query heads of KV heads [first, first + heads) against the tokens of one row. q, out [heads * group, dim], out unnormalised, with
- * each query head's maximum and sum: softmax(q K^T) V = out / sum. A token's heads lie side by side and are read together, and memory is
- * asked for V while K is read, and for the next K, at last that of the row which probably comes `next`, while V is read: pieces of a
- * page's size are too short for the processor to foresee. `scores` [heads * group, BLOCK] is room to work in. */
+/* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row.
+ *
+ * q, out [heads * group, dim]; out is unnormalised, with each query head's maximum and sum: softmax(q K^T) V = out /
+ * sum. A token's heads are contiguous and read together. V is prefetched while K is read, and the next K while V is
+ * read, at the end that of row `next`, which probably follows: runs as short as a KV page defeat the hardware
+ * prefetcher. `scores` [heads * group, BLOCK] is scratch. */
 INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                         const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
                         float *maxima, float *sums)
@@ -588,7 +600,8 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         sums[g] = 0.0f;
     }
     memset(out, 0, (size_t)(all * dim) * 4);
-    int64_t step = PAGE / (kv_heads * dim * 4) + 1; /* finding out where pages lie takes as long as reading them: begin with all of them */
+    /* address translation takes as long as reading, so touch all pages first */
+    int64_t step = PAGE / (kv_heads * dim * 4) + 1;
     for (int64_t at = lo; at < hi; at += step) {
         int64_t place = table[at / pages->page_tokens] * pages->page_stride + at % pages->page_tokens * kv_heads * dim;
         __builtin_prefetch(pages->k + place);
@@ -620,7 +633,7 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
                 scale_by(out + g * dim, shrink, dim);
                 maxima[g] = most;
             }
-            vec total = {0}, base = (vec){0} + (maxima[g] == -INFINITY ? 0.0f : maxima[g]); /* all of them -inf: no number otherwise */
+            vec total = {0}, base = (vec){0} + (maxima[g] == -INFINITY ? 0.0f : maxima[g]); /* avoids NaN when all are -inf */
             for (int64_t t = 0; t < BLOCK; t += VL) {
                 vec p = exp_of(*(vec *)(mine + t) - base);
                 *(vec *)(mine + t) = p;
@@ -636,7 +649,7 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
 }
 
 #define ATTEND(D) attend_part(heads, group, D, q, pages, row, next, first, kv_heads, scale, cap, scores, out, maxima, sums)
-/* Known sizes let the compiler unroll. */
+/* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
                        float *maxima, float *sums)
@@ -648,7 +661,7 @@ static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q
     }
 }
 
-/* What part number `split` of row r has to read. */
+/* The tokens that part number `split` of row r reads. */
 static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, const int64_t *lengths, int64_t r, int64_t split,
                              int64_t window)
 {
@@ -658,11 +671,11 @@ static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, 
     return row;
 }
 
-/* One query token per row against its pages.
+/* Attend with one query token per row over its pages.
  *
- * q: token tokens[r] (r where NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths [rows]: tokens of the row
- * with this one. rows_of [rows]: its row in the tables (r where NULL). window: the last so many tokens, or 0. cap: soft cap, or 0.
- * Returns 0, or 1 when there was no memory. */
+ * q: token tokens[r] (r if NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths
+ * [rows]: tokens of the row, this one included. rows_of [rows]: its row in the tables (r if NULL). window: attend to
+ * the last `window` tokens only, 0 for all. cap: soft cap, 0 for none. Returns 0, or 1 if out of memory. */
 int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const int64_t *rows_of, const int64_t *lengths, int64_t rows,
                int64_t heads, int64_t kv_heads, int64_t dim, const struct pages *pages, int64_t window, float scale, float cap,
                float *out, int threads)
@@ -670,7 +683,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     int64_t group = heads / kv_heads, longest = 0;
     for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
     int64_t splits = (longest + SPLIT - 1) / SPLIT;
-    int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* few rows share their heads among the threads */
+    int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
     int64_t shares = kv_heads / at_once, width = heads * (dim + 2);
     float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, dim], maxima [heads], sums [heads] */
     if (parts == NULL) return 1;
@@ -713,15 +726,15 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     return 0;
 }
 
-/* Tokens of several rows at once, each against what its row has up to it: chunks of prompts. */
+/* A chunk of a prompt: consecutive tokens of one row, each attending to the row's tokens up to itself. */
 struct chunk {
-    int64_t token; /* the first one's place in q and out */
+    int64_t token; /* index of the first one in q and out */
     int64_t count;
-    int64_t start; /* its position; so many tokens of the row lie before it */
+    int64_t start; /* its position: the number of the row's tokens before it */
     int64_t row;   /* in the tables */
 };
 
-/* K of one chunk's row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros behind the end. */
+/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end. */
 static void lay_out_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
                          int64_t padded, float *k_out, float *v_out)
 {
@@ -736,7 +749,7 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
         }
         int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim, i = 0;
         ks[t % 4] = pages->k + place;
-        if (t % 4 == 3) { /* four tokens at once, the panel's width is a multiple of that */
+        if (t % 4 == 3) { /* four tokens at once; NR is a multiple of four */
             for (; i + 4 <= dim; i += 4) turn(ks[0] + i, ks[1] + i, ks[2] + i, ks[3] + i, k - 3 + i * NR, NR);
             for (; i < dim; i++)
                 for (int64_t j = 0; j < 4; j++) k[i * NR + j - 3] = ks[j][i];
@@ -748,7 +761,7 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
     }
 }
 
-/* Keys that are softened together: panels at fixed places, so that how a prompt is cut does not matter. */
+/* Keys per softmax update: panels at fixed positions, so that the split of a prompt into chunks does not matter. */
 #define PANELS 4
 #define KEYS (PANELS * NR)
 
@@ -766,8 +779,8 @@ INLINE float max_of(vec v)
     return v[0];
 }
 
-/* Softmax of `scale` times scores [m, keys], `KEYS` apart, for keys [from, from + keys), row i at position first + i, on top of what came
- * before. scale is positive. */
+/* One online softmax update with `scale` times scores [m, keys], rows KEYS apart, for keys [from, from + keys); query
+ * row i has position first + i. scale is positive. */
 static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima,
                    float *sums, float *acc, int64_t width)
 {
@@ -810,14 +823,14 @@ static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t
     }
 }
 
-/* One block of m query rows of one head, the first at position `first`, against the laid out K and V of its row. acc: room for MR rows of
- * the padded width and of dim. */
+/* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
+ * row. acc: scratch for MR rows of the padded width and of dim. */
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
                          int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
 {
     float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
-    float *mine = acc + MR * width; /* rows that lie a page apart would take each other's place in the cache */
+    float *mine = acc + MR * width; /* copied, because rows a page apart would evict each other */
     for (int64_t i = 0; i < m; i++) {
         maxima[i] = -INFINITY, sums[i] = 0.0f;
         memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
@@ -838,15 +851,15 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
         for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = acc[i * width + j] * (sums[i] > 0.0f ? 1.0f / sums[i] : 0.0f);
 }
 
-/* Every chunk's tokens against their rows' pages, whose last tokens they are. q: token t at q + t * q_stride, [heads, dim]; out likewise,
- * heads * dim apart. window, scale, cap as in zoo_decode. Returns 0, or 1 when there was no memory. */
+/* Attend with every chunk's tokens over their rows' pages, which end with these tokens. q: token t at q + t * q_stride,
+ * [heads, dim]; out likewise, heads * dim apart. window, scale, cap, result as in zoo_decode. */
 int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
                const struct pages *pages, int64_t window, float scale, float cap, float *out, int threads)
 {
     int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
     int64_t *offsets = malloc((size_t)(2 * count + 2) * 8), *firsts = offsets + count + 1;
     if (offsets == NULL) return 1;
-    for (int64_t c = 0; c < count; c++) { /* where each chunk's K and V are laid out, and which number its first block has */
+    for (int64_t c = 0; c < count; c++) { /* offset of each chunk's K and V, and number of its first block */
         offsets[c] = room;
         firsts[c] = blocks;
         room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * (dim + slabs * NR);
@@ -901,8 +914,8 @@ struct half {
     float eps, q_eps, k_eps, scale;
 };
 
-/* What the rows of a step have in common: each is one token. Room to work in: normed [rows, width], wide [rows, widest in_total],
- * made [rows, widest out_inputs]. */
+/* What the rows of a step have in common; each row is one token. Scratch: normed [rows, width], wide [rows, widest
+ * in_total], made [rows, widest out_inputs]. */
 struct step {
     int64_t rows;
     const float *cosine, *sine;
@@ -917,7 +930,7 @@ struct step {
     float *normed, *wide, *made;
 };
 
-/* hidden [rows, width] through `count` halves, in place. Returns 0, or 1 when there was no memory. */
+/* Run hidden [rows, width] through `count` halves, in place. Returns 0, or 1 if out of memory. */
 int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int threads)
 {
     int64_t rows = step->rows;
@@ -957,7 +970,8 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
     return failed;
 }
 
-/* Rows of one token each, and where their next one's K, V and angles lie: `OnwardData` in calls.py. Page tables as in `struct step`. */
+/* Rows of one token each, and the places of K, V and angles of their next tokens: `OnwardData` in bindings.py. Page
+ * tables as in `struct step`. */
 struct onward {
     int64_t *lengths, rows;
     const int64_t *tables;
@@ -968,7 +982,7 @@ struct onward {
     float *cosine, *sine; /* [rows, dim] */
 };
 
-/* Every row one token on. Returns 1, and has changed nothing, if one has no page or no angle for it. */
+/* Advance every row by one token. Returns 1, with nothing changed, if a row has no page or no angle for it. */
 int zoo_onward(const struct onward *on)
 {
     for (int64_t r = 0; r < on->rows; r++) {
@@ -986,7 +1000,7 @@ int zoo_onward(const struct onward *on)
     return 0;
 }
 
-/* The first index of the largest element of each row [rows, width]; of a row with NaN, the first NaN's, as torch's argmax does. */
+/* The index of the first maximum of each row [rows, width]; in a row with NaN, of the first NaN, as torch's argmax. */
 void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
 {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > 16384)

@@ -1,11 +1,11 @@
-"""Linear layers that read the same input, as the kernels take them: their packed weights together, and what
-adapters add to them.
+"""Groups of linear layers that read the same input, with packed weights and adapters, for the kernels.
 
-    NativeGroup    x -> each layer's output          NativeGated    x -> silu(gate(x)) * up(x)          NativeOnto    x,
-                                                                    h -> h + layer(x)
+    NativeGroup    x -> each layer's output
+    NativeGated    x -> silu(gate(x)) * up(x)
+    NativeOnto     x, h -> h + layer(x)
 
-They are what `engine.layers.operations` gives to fused layers, and what a program's halves point to
-(`native.program`): an adapter is packed once per group, whichever segments it runs in. Where one does more than add
+`engine.layers.operations` gives them to fused layers, and the halves of a program (`kernels.program`) point to them. An
+adapter is packed once per group, whatever segments it runs in. With an adapter that does more than add to the output
 (IA3, DoRA), the layers run as stock.
 """
 
@@ -29,7 +29,7 @@ Stock = TypeVar("Stock")
 
 
 class AdapterSpans:
-    """The adapters of a frame's spans, and the first token and the end of each, back to back."""
+    """The adapters of a forward context's spans, and the first token and end of each as a C array."""
 
     def __init__(self, frame: ForwardContext) -> None:
         edges = [edge for span in frame.adapters for edge in (span.lo, span.hi)]
@@ -38,7 +38,7 @@ class AdapterSpans:
 
 
 def spans_of(frame: ForwardContext) -> AdapterSpans:
-    """A frame's, made once."""
+    """Return a forward context's `AdapterSpans`, made once."""
     found = frame.notes.get(AdapterSpans)
     if found is None:
         found = frame.notes[AdapterSpans] = AdapterSpans(frame)
@@ -47,8 +47,9 @@ def spans_of(frame: ForwardContext) -> AdapterSpans:
 
 @dataclass(frozen=True, slots=True)
 class PackedLowRank:
-    """`engine.layers.linear.LowRank` of one layer of a group: the matrices are made anew for who wants them plain. Its
-    bytes are the group's.
+    """`engine.layers.linear.LowRank` of one layer of a group, over the group's packed matrices.
+
+    Reading `a` or `b` unpacks them anew. The bytes are counted by the group, so `nbytes` is 0.
     """
 
     low: Low
@@ -70,8 +71,9 @@ class PackedLowRank:
 
 
 class Added:
-    """What low-rank adapters add to a group's outputs. Each is packed when it is attached, and the layers let their own
-    copy go.
+    """The low-rank adapters of a group, packed for the kernels.
+
+    An adapter is packed when it is attached; the layers then drop their own copies.
     """
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear]) -> None:
@@ -82,11 +84,11 @@ class Added:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that adapters have here."""
+        """Bytes of all adapters of the group."""
         return sum(low.nbytes for low in self._packed.values())
 
     def attach(self, adapter: str) -> None:
-        """Pack what an adapter has been given on the group's layers."""
+        """Pack an adapter that has been attached to the group's layers."""
         there = [layer.adapters.get(adapter) for layer in self._layers]
         if all(part is None for part in there):
             return
@@ -99,12 +101,12 @@ class Added:
                 layer.attach(adapter, PackedLowRank(low, at, layer.product.outputs))
 
     def detach(self, adapter: str) -> None:
-        """Let go of an adapter, whom the layers have let go of."""
+        """Drop an adapter that has been detached from the layers."""
         if self._packed.pop(adapter, None) is not None:
             self._last = None
 
     def lows(self, frame: ForwardContext) -> Lows | None:
-        """What the frame's adapters have here, in the order of its spans; None where none of them has anything."""
+        """Return the packed adapters in the order of the context's spans; None if none applies to this group."""
         if not self._packed or not frame.adapters:
             return None
         names = spans_of(frame).names
@@ -117,8 +119,9 @@ class Added:
 
 
 class Grouped(Generic[Stock]):
-    """Layers over packed weights in one product. `added`: what adapters add to it. `stock`: the same without
-    kernels.
+    """Layers over packed weights that run as one product.
+
+    `added` has their adapters; `stock` computes the same without kernels.
     """
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts, stock: Stock) -> None:
@@ -132,9 +135,7 @@ class Grouped(Generic[Stock]):
         return all(layer.added_only for layer in self._layers)
 
     def product(self, x: Tensor, frame: ForwardContext, add: Tensor | None = None) -> Tensor:
-        """x [1, tokens, in] -> [1, tokens, sum of outputs], each layer's beside the last one's; plus `add` of that
-        shape.
-        """
+        """Return x [1, tokens, in] times each layer's weight, side by side: [1, tokens, sum of outputs]; plus `add`."""
         made = self.kernels.linear(x, self.parts, add)
         lows = self.added.lows(frame)
         if lows is not None:
@@ -143,7 +144,7 @@ class Grouped(Generic[Stock]):
 
 
 class NativeGroup(Grouped[Callable[[Tensor, ForwardContext], Sequence[Tensor]]]):
-    """`engine.layers.operations.Group`."""
+    """`engine.layers.operations.Group` with kernels."""
 
     def __call__(self, x: Tensor, frame: ForwardContext) -> Sequence[Tensor]:
         if frame.adapters and not self.added_only:
@@ -152,7 +153,7 @@ class NativeGroup(Grouped[Callable[[Tensor, ForwardContext], Sequence[Tensor]]])
 
 
 class NativeGated(Grouped[Callable[[Tensor, ForwardContext], Tensor]]):
-    """`engine.layers.operations.Gated`, of a gate and what it lets through."""
+    """`engine.layers.operations.Gated` with kernels: a gate and an up projection."""
 
     def __call__(self, x: Tensor, frame: ForwardContext) -> Tensor:
         if frame.adapters and not self.added_only:
@@ -163,7 +164,7 @@ class NativeGated(Grouped[Callable[[Tensor, ForwardContext], Tensor]]):
 
 
 class NativeOnto(Grouped[Callable[[Tensor, Tensor, ForwardContext], Tensor]]):
-    """`engine.layers.operations.Onto`, of one layer."""
+    """`engine.layers.operations.Onto` with kernels, for one layer."""
 
     def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext) -> Tensor:
         if frame.adapters and not self.added_only:
@@ -172,7 +173,7 @@ class NativeOnto(Grouped[Callable[[Tensor, Tensor, ForwardContext], Tensor]]):
 
 
 def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
-    """Their packed weights for one call; None where one is not packed for the kernels."""
+    """Return the layers' packed weights for one call; None if one of them is not packed for the kernels."""
     products = [layer.product for layer in layers]
     packed = [product for product in products if isinstance(product, NativeProduct)]
     if len(packed) < len(products):
@@ -181,6 +182,6 @@ def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
 
 
 def is_silu(act: nn.Module) -> bool:
-    """Whether this is the gate that the kernels know: torch's, or transformers' where that is there at all."""
+    """Return whether this is the SiLU activation, torch's or transformers'; does not import transformers."""
     known = sys.modules.get("transformers.activations")
     return isinstance(act, nn.SiLU) or (known is not None and isinstance(act, type(known.ACT2FN["silu"])))

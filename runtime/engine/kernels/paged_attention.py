@@ -1,7 +1,6 @@
-"""Attention over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a
-CPU).
+"""Attention over pages with the kernels: K and V are read in place, each row only as far as it reaches.
 
-What the kernels do not take goes the way that runs anywhere.
+float32 on a CPU. Layers that the kernels do not support use `engine.attention.gathered`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from runtime.kv.pool import PageView
 
 
 class NativeAttention:
-    """`engine.step.context.Paged`."""
+    """`engine.step.context.AttentionBackend` with the kernels."""
 
     def __init__(self, kernels: Kernels, paging: PagedMetadata) -> None:
         self.paging = paging
@@ -83,7 +82,7 @@ class NativeAttention:
 
 
 def native_attention(kernels: Kernels) -> PagedMaker:
-    """How a device with kernels attends."""
+    """Return the attention backend factory of a device with kernels."""
 
     def made(paging: PagedMetadata) -> AttentionBackend:
         return NativeAttention(kernels, paging)
@@ -92,7 +91,7 @@ def native_attention(kernels: Kernels) -> PagedMaker:
 
 
 def _takes(now: Tokens) -> bool:
-    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
+    """Return whether the kernels support these heads: memory layout, number, width and scaling."""
     _, heads, width = now.query.shape
     return (
         back_to_back(now.query)
@@ -104,6 +103,6 @@ def _takes(now: Tokens) -> bool:
 
 
 def _terms(now: Tokens) -> tuple[float, int, float]:
-    """Factor, window and soft cap as the kernels take them: 0 for none."""
+    """Return factor, window and soft cap as the kernels take them: 0 for none."""
     how = now.how
     return how.factor(now.query.shape[2]), how.window or 0, how.softcap or 0.0

@@ -1,10 +1,10 @@
-"""Halves of layers run by one call: a decode step of a small model is otherwise more Python than arithmetic.
+"""Programs: half layers run by one call into C, because a decode step of a small model is mostly Python overhead.
 
     program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
 
-A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these
-would, by the same kernels, and is asked to only where every row of the frame is one token, at one depth for all models,
-in pages of one size (`run`) or in the cells of one dense batch (`run_cells`).
+A program is made for neighbouring units with modules that are fused halves over packed weights. It computes the same as
+these, by the same kernels. It can run only if every row of the forward context is one token, at one depth for all
+models, in pages of one size (`run`) or in the cells of one dense batch (`run_cells`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTENTION, _FFN = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class _ProgramStep:
-    """A half, and the module's own groups, which it points to. Keeps them alive."""
+    """One half layer, its module, and the module's groups that it points to. Keeps them alive."""
 
     half: Half
     module: FusedAttention | FusedFfn
@@ -37,29 +37,29 @@ class _ProgramStep:
 
     @property
     def plain(self) -> bool:
-        """Whether adapters do nothing here but add to products."""
+        """Whether adapters here only add to products."""
         return not self.module.side and self.into.added_only and self.out.added_only
 
 
 class Cells(Protocol):
-    """K and V of a dense batch whose rows compute one place each (`engine.kernels.dense_attention`)."""
+    """K and V of a dense batch with one computed place per row (`engine.kernels.dense_attention`)."""
 
     @property
     def lengths(self) -> Tensor:
-        """[rows]: tokens that each has, this one included."""
+        """Tokens of each row [rows], this one included."""
         ...
 
     def put(self, step: StepData, layer: int, like: Tensor) -> None:
-        """Point to the store of a layer whose K is shaped `like`, [.., kv_heads, head_dim]."""
+        """Set the step's pointers to the store of a layer with K shaped like `like`, [.., kv_heads, head_dim]."""
         ...
 
     def clear(self, layers: Iterable[int], like: Tensor) -> None:
-        """These layers have run: what they kept of places without a token goes."""
+        """Zero what these layers have written to places without a token."""
         ...
 
 
 class _ProgramWork:
-    """What a run writes to, and what its step points to, kept alive."""
+    """The buffers of one run, and the step data that points to them."""
 
     def __init__(self, program: Program, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
         rows = hidden.shape[1]
@@ -74,27 +74,28 @@ class _ProgramWork:
 
 
 class Program:
-    """See the top of the file."""
+    """Neighbouring half layers that run in one call."""
 
     def __init__(self, kernels: Kernels, steps: Sequence[_ProgramStep]) -> None:
         self.kernels = kernels
         self._steps = tuple(steps)
         self._halves = (Half * len(steps))(*(step.half for step in steps))
-        #: Room that a row needs: for the normed, the widest products, and what goes into the last ones.
+        #: Floats per row: normed input, widest input products, and widest inputs of the output products.
         self.room = (
             max(step.half.width for step in steps),
             max(step.half.in_total for step in steps),
             max(step.half.out_inputs for step in steps),
         )
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
-        #: Shaped as K of its attention, None where nothing attends.
+        #: A tensor with the shape of one token's K; None where no half attends.
         self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
     def takes(
         self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
     ) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half
-        attends).
+        """Return whether it can run over this forward context, with this paging and these rotary tables.
+
+        `paging` and `rotary` may be None where no half attends.
         """
         if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
@@ -103,7 +104,7 @@ class Program:
     def takes_cells(
         self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None
     ) -> bool:
-        """As `takes`, with K and V in cells."""
+        """Return the same as `takes`, for K and V in cells."""
         if self._geometries and (cells is None or cells.lengths.numel() != frame.tokens):
             return False
         return self._plain(hidden, frame, rotary)
@@ -116,8 +117,9 @@ class Program:
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None
-        for an FFN.
+        """Run on hidden [1, rows, width] and return the result in the same shape.
+
+        `layers`: the number of each half's attention layer in `paging`; None for an FFN.
         """
         work = _ProgramWork(self, hidden, rotary)
         step = work.step
@@ -147,7 +149,7 @@ class Program:
         layers: Sequence[int | None],
         rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
+        """Run with K and V in cells. One call per layer, because each layer has a store of its own."""
         work = _ProgramWork(self, hidden, rotary)
         lows = self._adapters(frame, work.step, self._halves)
         starts = [at for at, layer in enumerate(layers) if layer is not None]
@@ -166,8 +168,9 @@ class Program:
     def bound(
         self, frame: ForwardContext, layers: Sequence[int | None]
     ) -> tuple[ctypes.Array[Half], StepData, list[object]]:
-        """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must
-        live as long.
+        """Return a copy of the halves with these layers and adapters, and step data to complete.
+
+        The third value is what must be kept alive as long as these are used.
         """
         step, halves = StepData(), (Half * len(self._steps))(*self._halves)
         alive = self._adapters(frame, step, halves)
@@ -176,7 +179,7 @@ class Program:
         return halves, step, [self, frame, *alive]
 
     def _plain(self, hidden: Tensor, frame: ForwardContext, rotary: tuple[Tensor, Tensor] | None) -> bool:
-        """Whether what is not K and V is as the kernels take it."""
+        """Return whether everything but K and V is in a form that the kernels support."""
         if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
             return False
         if not self._geometries:
@@ -187,7 +190,7 @@ class Program:
         return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
 
     def _adapters(self, frame: ForwardContext, data: StepData, halves: ctypes.Array[Half]) -> list[object]:
-        """Point to what the frame's adapters have; returns what must live until the call is over."""
+        """Point the step data and halves to the context's adapters; return what must be kept alive during the call."""
         if frame.adapters:
             bounds = spans_of(frame).bounds
             data.bounds, data.adapters = ctypes.addressof(bounds), len(frame.adapters)
@@ -200,7 +203,7 @@ class Program:
 
 
 def program_of(modules: Sequence[nn.Module]) -> Program | None:
-    """A program of these modules; None where one of them is not the kernels' affair."""
+    """Return a program of these modules; None if the kernels do not support one of them."""
     steps = [_step(module) for module in modules]
     known = [step for step in steps if step is not None]
     if not known or len(known) < len(steps) or len({step.half.width for step in known}) > 1:
@@ -240,7 +243,7 @@ def _step(module: nn.Module) -> _ProgramStep | None:
 
 
 def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:
-    """Fill in what an attention has beyond an FFN; whether the kernels take it."""
+    """Fill in the attention fields of a half; return whether the kernels support it."""
     dim, how = module.head_dim, module.how
     half.kind, half.dim = _ATTENTION, dim
     half.heads, half.kv_heads = qkv.sizes[0] // dim, qkv.sizes[1] // dim

@@ -1,4 +1,4 @@
-"""Which of a segment's units run in one call: found once per segment, forgotten when units come or go."""
+"""Cache of programs: which units of a segment run in one call; cleared when units are loaded or dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """Programs by segment and by the unit that they begin with. `most`: segments remembered."""
+    """Programs by segment and first unit. With `most` of them in the cache, the next one clears it."""
 
     def __init__(self, wanted: bool, most: int = 256) -> None:
         self._wanted = wanted
@@ -22,8 +22,9 @@ class Programs:
     def get_program(
         self, key: tuple[str, ...], units: Sequence[SharedComponent], at: int
     ) -> tuple[Program, int] | None:
-        """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the
-        units' digests.
+        """Return a program of units [at, end) of a segment, and end; None if it would cover fewer than two units.
+
+        `key`: the digests of the segment's units.
         """
         if not self._wanted:
             return None
@@ -34,7 +35,7 @@ class Programs:
         return self._known[key, at]
 
     def clear(self) -> None:
-        """Units have come or gone."""
+        """Forget all programs, because units were loaded or dropped."""
         self._known.clear()
 
     @staticmethod
@@ -51,5 +52,5 @@ class Programs:
 
 
 def _first(units: Sequence[SharedComponent], at: int) -> str | None:
-    """The rotary tables of the first unit that has any."""
+    """Return the rotary key of the first unit that has one."""
     return next((unit.rotary for unit in units[at:] if unit.rotary is not None), None)

@@ -1,9 +1,7 @@
-"""A program over rows that go one token on from step to step: what it reads is brought up to date where it lies, not
-made anew.
+"""Run a program over a batch that decodes on: positions, angles and pages are updated in place from step to step.
 
-Contract: rows, adapters and layers stay as they were in the step that it is made of; `tables` are told again whenever a
-row's pages change.
-The halves are copies: the program may run other rows in between.
+Rows, adapters and layers stay as they were in the step that it was made from. `tables` has to be called whenever a row
+has got pages. The program's halves are copied, so that it may run other rows in between.
 """
 
 from __future__ import annotations

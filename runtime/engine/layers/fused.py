@@ -1,10 +1,9 @@
-"""Fused halves of a layer for the common shape: RMSNorm, rotary positions, grouped heads, gated FFN (llama, mistral,
-qwen2, qwen3).
+"""Fused half layers of the common shape: RMSNorm, rotary positions, grouped heads, gated FFN (llama, mistral, qwen).
 
-The same arithmetic as the stock half in fewer and larger operations (`engine.layers.operations`), without transformers'
-calls in between; the linear layers are the very modules of the stock half, so weights and adapters are shared as
-before. Stock is the oracle: `EngineConfig.layers` chooses, tests hold both against transformers. What a half cannot
-express stays stock.
+They compute the same as the stock half in fewer and larger operations (`engine.layers.operations`), without the calls
+of transformers in between. The linear layers are the modules of the stock half, so weights and adapters stay shared.
+`EngineConfig.layers` chooses between stock and fused; tests compare both with transformers. A half that cannot be
+expressed this way stays stock.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FFN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
-    """The fused form of a component's module, or the module itself where there is none."""
+    """Return the fused form of a component's module, or the module itself if there is none."""
     if component.kind == "attention" and component.family in _ATTENTION and isinstance(module, AttentionHalf):
         return FusedAttention(component.family, module, ops)
     if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
@@ -41,13 +40,13 @@ def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
 
 
 def added_of(module: nn.Module) -> tuple[Added, ...]:
-    """Where adapters on a component's module are packed for the kernels, if they are."""
+    """Return the packed adapters of a component's module; empty where adapters are not packed for the kernels."""
     groups: tuple[object, ...] = module.groups if isinstance(module, FusedAttention | FusedFfn) else ()
     return tuple(group.added for group in groups if isinstance(group, Grouped))
 
 
 class FusedAttention(nn.Module):
-    """`hidden + o(attend(rope(q, k), v))` of the normed input. hidden [1, tokens, width] -> the same."""
+    """`hidden + o(attend(rope(q, k), v))` of the normed input. hidden [1, tokens, width] -> the same shape."""
 
     def __init__(self, family: str, half: AttentionHalf, ops: Operations) -> None:
         super().__init__()
@@ -63,11 +62,11 @@ class FusedAttention(nn.Module):
         self.side = half.side
         self.layers = nn.ModuleList(
             (stock.q_proj, stock.k_proj, stock.v_proj)
-        )  # the module's parameters, wherever it is looked through
+        )  # registers their parameters with this module
 
     @property
     def groups(self) -> tuple[Group, Onto]:
-        """What reads its input, and what writes its output."""
+        """The operations that read its input and that write its output."""
         return self.qkv, self.onto
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
@@ -87,7 +86,7 @@ class FusedAttention(nn.Module):
 
 
 class FusedFfn(nn.Module):
-    """`hidden + down(act(gate(x)) * up(x))` of the normed input. hidden [1, tokens, width] -> the same."""
+    """`hidden + down(act(gate(x)) * up(x))` of the normed input. hidden [1, tokens, width] -> the same shape."""
 
     def __init__(self, half: ResidualHalf, ops: Operations) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class FusedFfn(nn.Module):
 
     @property
     def groups(self) -> tuple[Gated, Onto]:
-        """What reads its input, and what writes its output."""
+        """The operations that read its input and that write its output."""
         return self.gated, self.onto
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
@@ -114,7 +113,7 @@ class FusedFfn(nn.Module):
 
 
 def _window(family: str, attention: Any) -> int | None:
-    """The window that the family's own attention would pass on."""
+    """Return the sliding window that the family's own attention passes on."""
     if family in ("mistral", "mixtral"):
         return getattr(attention.config, "sliding_window", None)
     return getattr(attention, "sliding_window", None) if family in ("qwen2", "qwen3") else None

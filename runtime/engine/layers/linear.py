@@ -1,11 +1,8 @@
-"""Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter
-group.
+"""Linear layers and embeddings shared by many models: the base product over all rows, plus a low-rank part per adapter.
 
-Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the
-current frame.
-Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of
-adapters costs two products and one mask, not a loop over rows (S-LoRA's and Punica's grouped products, on stock
-matrix products).
+Each replaces a module of transformers in place, with the same weights. The current forward context states which rows
+use which adapter. The A's and B's of the active adapters are stacked, so that any number of adapters costs two products
+and one mask instead of a loop over rows (the grouped products of S-LoRA and Punica, with stock matrix products).
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ from runtime.engine.step.context import ForwardContext, current
 
 
 class LowRank(Protocol):
-    """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None.
+    """One adapter on one linear layer: a [rank, in], b [out, rank] (scaling included), bias [out] or None.
 
-    In float32 whatever the base's dtype: that is how peft computes it, and the sum is rounded to the base's dtype once.
+    Always float32, as peft computes it; the sum is rounded to the base's dtype once.
     """
 
     @property
@@ -43,13 +40,13 @@ class LowRank(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are nobody else's to count."""
+        """Bytes that are not counted elsewhere."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLowRank:
-    """`LowRank`, as it is."""
+    """`LowRank` with plain tensors."""
 
     a: Tensor
     b: Tensor
@@ -70,10 +67,10 @@ class _Stack:
 
 
 class SharedLinear(nn.Module):
-    """A linear layer with any number of adapters: low-rank parts, and vectors that scale what goes in or comes out.
+    """A linear layer with any number of adapters: low-rank parts, and vectors that scale its input or output.
 
     Args:
-        weight: [out, in], or [in, out] when `transposed` (transformers' Conv1D).
+        weight: [out, in], or [in, out] if `transposed` (transformers' Conv1D).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
@@ -83,38 +80,41 @@ class SharedLinear(nn.Module):
         self.adapters: dict[str, LowRank] = {}
         self.inputs, self.outputs = Scales(), Scales()
         self._plain = True
-        #: What its packed weight is known by; None while it is plain.
+        #: Key of its packed weight; None while it is plain.
         self.packed_as: str | None = None
         self._stacks: StackCache[_Stack] = StackCache()
         self._bind(transposed)
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all that adapters hold here."""
+        """Bytes of all adapters on this layer."""
         return sum(part.nbytes for part in self.adapters.values()) + self.inputs.nbytes + self.outputs.nbytes
 
     def _bind(self, transposed: bool) -> None:
-        """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a
-        small product.
+        """Set `product` to one on the plain weight.
+
+        The product holds plain references, because looking up a module's parameters by name costs as much as a small
+        product.
         """
         weight = self.weight.data.t() if transposed else self.weight.data
         self.product: Product = plain_product(weight, None if self.bias is None else self.bias.data)
 
     def pack(self, packed: Packed, key: str) -> None:
-        """Read this packed form of the weight [out, in] from now on; the plain one is let go. `key`: what it is known
-        by.
+        """Use this packed form of the weight [out, in] from now on and drop the plain one.
+
+        `key`: the key of the packed weight.
         """
         self.packed_as = key
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
 
     def stay(self, kernels: Kernels) -> None:
-        """The weight stays as it is stored; have it multiplied by the kernels, where they can."""
+        """Keep the weight as it is stored, and use the kernels for it where they can."""
         if takes_stored(self.product):
             self.product = StoredProduct(kernels, self.product)
 
     def unpack(self, weight: Tensor) -> None:
-        """Read the weight [out, in] as it lies from now on; the packed form is let go."""
+        """Use the plain weight [out, in] from now on and drop the packed form."""
         self.packed_as = None
         self.weight = nn.Parameter(weight, requires_grad=False)
         self._bind(False)
@@ -135,19 +135,20 @@ class SharedLinear(nn.Module):
         return out.to(x.dtype)
 
     def attach(self, adapter: str, part: LowRank) -> None:
-        """Put a low-rank part on the layer."""
+        """Attach a low-rank part."""
         self.adapters[adapter] = part
         self._changed()
 
     def scale(self, adapter: str, vector: Tensor, inputs: bool) -> None:
-        """Scale what goes in ([in]) or comes out ([out], bias included, low-rank parts not) for an adapter's tokens, in
-        float32.
+        """Scale the input [in] or the output [out] for an adapter's tokens, in float32.
+
+        The output is scaled with its bias, but without low-rank parts.
         """
         (self.inputs if inputs else self.outputs).attach(adapter, vector)
         self._changed()
 
     def detach(self, adapter: str) -> None:
-        """Take off whatever an adapter has here."""
+        """Detach all parts of an adapter."""
         self.adapters.pop(adapter, None)
         self.inputs.detach(adapter)
         self.outputs.detach(adapter)
@@ -186,8 +187,10 @@ class SharedLinear(nn.Module):
 
 
 class SharedEmbedding(nn.Module):
-    """An embedding table with adapters: low-rank ones add `b @ a[:, ids]` on their tokens, times the table's own scale
-    if it has one; prompts [virtual tokens, width] stand in for what the table gives at virtual tokens, unscaled.
+    """An embedding table with adapters.
+
+    Low-rank adapters add `b @ a[:, ids]` on their tokens, times the table's own scale if it has one. Prompts (prompt
+    tuning) [virtual tokens, width] replace the table's output at virtual tokens, unscaled.
     """
 
     def __init__(self, table: nn.Embedding) -> None:
@@ -198,7 +201,7 @@ class SharedEmbedding(nn.Module):
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all that adapters hold here."""
+        """Bytes of all adapters on this table."""
         prompts = sum(prompt.numel() * prompt.element_size() for prompt in self.prompts.values())
         return prompts + sum(part.nbytes for part in self.adapters.values())
 
@@ -231,15 +234,16 @@ class SharedEmbedding(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A module of transformers and the shared layer that stands in its place."""
+    """A module of transformers and the shared layer that replaces it."""
 
     old: nn.Module
     new: SharedLinear | SharedEmbedding
 
 
 def share_linears_(module: nn.Module) -> list[Replaced]:
-    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place, weights
-    untouched.
+    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place.
+
+    The weights are not copied.
     """
     done: list[Replaced] = []
     for parent in list(module.modules()):
@@ -262,8 +266,6 @@ def _shared(name: str, module: nn.Module) -> SharedLinear | SharedEmbedding | No
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D; where transformers is not there, nothing is, and it is not fetched to find
-    that out.
-    """
+    """Return whether it is transformers' Conv1D, without importing transformers."""
     known = sys.modules.get("transformers.pytorch_utils")
     return known is not None and isinstance(module, known.Conv1D)

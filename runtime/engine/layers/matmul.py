@@ -1,10 +1,9 @@
-"""Products with a weight [out, in]: as it is stored, or in a layout that a processor multiplies faster. x [.., in]
--> [.., out].
+"""Products with a weight [out, in], stored plainly or in a faster layout: x [.., in] -> [.., out].
 
-    Layout.pack(weight) -> packed tensor, for anybody who has this weight      WeightLayout.product(packed, out, bias)
-                                                                               -> Product
+    WeightLayout.pack(weight) -> packed tensor, shared by all users of this weight
+    WeightLayout.product(packed, out, bias) -> Product
 
-Knows nothing of layers, of models, or of which layout is the best one here (`engine.layers.packed_weights`).
+`engine.layers.packed_weights` decides which layout is used. This module is independent of layers and models.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runtime.engine.kernels.bindings import Kernels, Parts
 
 
 class Product(Protocol):
-    """What a call of a linear layer reads."""
+    """A weight and bias that a linear layer multiplies by."""
 
     @property
     def bias(self) -> Tensor | None: ...
@@ -31,14 +30,14 @@ class Product(Protocol):
 
     @property
     def weight(self) -> Tensor:
-        """[out, in]; unpacked anew where it is packed."""
+        """[out, in]; unpacked into a new tensor if it is packed."""
         ...
 
     def multiply(self, x: Tensor) -> Tensor: ...
 
 
 class WeightLayout(Protocol):
-    """A way to hold weights."""
+    """A layout of weights."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +45,10 @@ class WeightLayout(Protocol):
     def takes(self, dtype: torch.dtype) -> bool: ...
 
     def pack(self, weight: Tensor) -> Tensor:
-        """Raises RuntimeError, AttributeError: this build of torch cannot, for this dtype and processor."""
+        """Pack a weight.
+
+        Raises RuntimeError or AttributeError if this build of torch cannot, for this dtype and processor.
+        """
         ...
 
     def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> Product: ...
@@ -57,8 +59,11 @@ class WeightLayout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and
-    large matrices.
+    """The range of rows in which a transposed product (W X^T instead of X W^T) is faster.
+
+    Fields:
+        first_small, first_large: First number of rows for small and for large matrices.
+        last: Last number of rows.
     """
 
     first_small: int
@@ -66,7 +71,7 @@ class Turned:
     last: int
 
 
-#: On a CPU, where stock products are far from the speed of memory at few rows; measured by
+#: On a CPU, where stock products of few rows are far below memory bandwidth; measured by
 #: `benchmarks/serving/skinny.py`.
 TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
 #: Elements from which a matrix counts as large.
@@ -75,7 +80,7 @@ LARGE = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class PlainProduct:
-    """Over a weight [out, in] where it lies; from `first` to `last` rows it is turned around."""
+    """A product with a weight [out, in] as it is stored; from `first` to `last` rows it is computed transposed."""
 
     weight: Tensor
     bias: Tensor | None
@@ -94,7 +99,7 @@ class PlainProduct:
 
 
 def plain_product(weight: Tensor, bias: Tensor | None) -> PlainProduct:
-    """The product for a weight [out, in] where it lies."""
+    """Return the product for a weight [out, in] as it is stored."""
     turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
     if turned is None:
         return PlainProduct(weight, bias, 1, 0)
@@ -126,8 +131,9 @@ class OneDnnProduct:
 
 @dataclass(frozen=True, slots=True)
 class OneDnn:
-    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque. `smallest`: elements
-    below which a call costs more than it gives.
+    """Blocks chosen by oneDNN. The packed tensor has the shape [out, in] but is opaque.
+
+    `smallest`: elements below which a call costs more than it gains.
     """
 
     name: str = "oneDNN"
@@ -148,7 +154,7 @@ class OneDnn:
 
 
 class NativeProduct:
-    """Over panels [panels, in, panel]."""
+    """A product with panels [panels, in, panel]."""
 
     def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -163,15 +169,16 @@ class NativeProduct:
         return self._kernels.linear(x, self._parts)
 
 
-#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by
+#: Up to this many rows the kernels are faster than torch on a weight as stored; measured by
 #: `benchmarks/serving/skinny.py`.
 STORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StoredProduct:
-    """Over a weight [out, in] that stays as it is stored, for others read it too (a tied head's table): by kernels
-    while rows are few.
+    """A product with a weight [out, in] that must stay as stored because another unit reads it (a tied head's table).
+
+    It uses the kernels for few rows, else the plain product.
     """
 
     kernels: Kernels
@@ -195,7 +202,7 @@ class StoredProduct:
 
 
 def takes_stored(product: Product) -> bool:
-    """Whether the kernels can read a product's weight where it lies."""
+    """Return whether the kernels can read a product's weight as it is stored."""
     if not isinstance(product, PlainProduct):
         return False
     held = [x for x in (product.weight, product.bias) if x is not None]
@@ -204,7 +211,7 @@ def takes_stored(product: Product) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """As the kernels read it, front to back (`native/kernels.c`)."""
+    """The kernels' layout, read front to back (`engine/kernels/kernels.c`)."""
 
     kernels: Kernels
     name: str = "panels"

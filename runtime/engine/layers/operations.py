@@ -1,10 +1,10 @@
-"""What fused layers are made of, as stock torch does it, and as kernels of our own do it where they can (float32 on a
-CPU).
+"""The operations that fused layers are made of: stock torch, or native kernels where possible (float32 on a CPU).
 
-    StockOperations()      NativeOperations(kernels)          fused.py is written against what both are, `Operations`
+`engine.layers.fused` is written against the protocol `Operations`, which `StockOperations` and `NativeOperations`
+implement.
 
-A *group* is some linear layers that read the same input. Adapters are the layers' own affair: where one is in use, what
-it adds is put on the group's outputs, or the layers run one by one.
+A *group* is a set of linear layers that read the same input. Where an adapter is in use, its output is added to the
+group's outputs, or the layers run one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.sampling.sampler import stock_largest
 from runtime.engine.step.context import ForwardContext
 
-#: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
+#: x [1, tokens, in] -> each layer's output [1, tokens, out], which the caller may write to.
 Group = Callable[[Tensor, ForwardContext], Sequence[Tensor]]
 #: x -> act(gate(x)) * up(x).
 Gated = Callable[[Tensor, ForwardContext], Tensor]
@@ -31,10 +31,10 @@ Onto = Callable[[Tensor, Tensor, ForwardContext], Tensor]
 
 
 class Operations(Protocol):
-    """Over hidden states [1, tokens, width] and heads [tokens, heads, head_dim]."""
+    """The operations of fused layers, over hidden states [1, tokens, width] and heads [tokens, heads, head_dim]."""
 
     def norm(self, stock: Any) -> nn.Module:
-        """The RMSNorm of transformers' module."""
+        """Return the RMSNorm for transformers' module."""
         ...
 
     def together(self, layers: Sequence[SharedLinear]) -> Group: ...
@@ -44,11 +44,14 @@ class Operations(Protocol):
     def onto(self, layer: SharedLinear) -> Onto: ...
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
-        """Norm each head; may write into what it is given."""
+        """Return the heads normed one by one; may write into the argument."""
         ...
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary positions, halves against each other; cos, sin [tokens, head_dim]; may write into what it is given."""
+        """Apply rotary positions, pairing the halves of a head; cos, sin [tokens, head_dim].
+
+        May write into the arguments.
+        """
         ...
 
     def largest(self, logits: Tensor) -> Tensor:
@@ -57,8 +60,9 @@ class Operations(Protocol):
 
 
 class StockNorm(nn.Module):
-    """RMSNorm in one operation in float32; in half precision transformers' own, whose rounding between its two products
-    matters.
+    """RMSNorm in one operation in float32.
+
+    In half precision it is transformers' own, because the rounding between its two products matters.
     """
 
     def __init__(self, stock: Any) -> None:
@@ -103,7 +107,7 @@ class StockOperations:
 
 
 class NativeNorm(StockNorm):
-    """RMSNorm by a kernel."""
+    """RMSNorm with a kernel."""
 
     def __init__(self, stock: Any, kernels: Kernels) -> None:
         super().__init__(stock)
@@ -112,12 +116,12 @@ class NativeNorm(StockNorm):
 
     @property
     def ready(self) -> bool:
-        """Whether its weight is as the kernel reads it."""
+        """Whether the kernel can read its weight."""
         weight = self.stock.weight
         return isinstance(weight, Tensor) and weight.dtype == torch.float32 and weight.is_contiguous()
 
     def serves(self, x: Tensor) -> bool:
-        """Whether the kernel does: everything is float32."""
+        """Return whether the kernel can be used: everything is float32."""
         return x.dtype == torch.float32 and self.ready
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,9 +129,9 @@ class NativeNorm(StockNorm):
 
 
 class NativeOperations(StockOperations):
-    """Kernels where all that is needed is float32 on this CPU and packed for them; else as stock.
+    """Kernels where everything needed is float32 on this CPU and packed for them; else as stock.
 
-    Which of both a layer takes is decided when it is built: the engine loads weights in one dtype.
+    A layer's choice is made when it is built, because the engine loads weights in one dtype.
     """
 
     def __init__(self, kernels: Kernels) -> None:

@@ -1,11 +1,10 @@
-"""Weights of linear layers in the layout that this processor multiplies fastest, each distinct weight once on a device,
-instead of the plain one.
+"""Packed weights of linear layers, in the fastest layout of this processor; each distinct weight once per device.
 
-    packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
+    packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain weight stays
 
-One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known
-(`benchmarks/serving/packed_weights.py`); whether oneDNN's is worth it depends on the processor, and a first use
-measures it. Knows nothing of layers or models.
+One layout serves any number of rows. With native kernels it is their layout, measured by
+`benchmarks/serving/packed_weights.py`. Whether oneDNN's is faster than plain weights depends on the processor, so it is
+measured at first use. Independent of layers and models.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from surgery.tensors.pool import Counted
 
 _log = logging.getLogger(__name__)
 
-#: What is measured: so many square matrices, by the rows of decode steps.
+#: What is measured: the width and number of square matrices, the rows of decode steps, and the rounds.
 _WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed weight and what reads it."""
+    """A packed weight and its layout."""
 
     layout: WeightLayout
     data: Tensor
@@ -41,8 +40,9 @@ class Packed:
 
 @functools.cache
 def faster(layout: WeightLayout, dtype: torch.dtype, threads: int) -> bool:
-    """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of
-    `_ROWS`.
+    """Return whether a layout multiplies faster than plain weights on this processor, averaged over `_ROWS`.
+
+    `threads` is part of the cache key: the result is measured once per layout, dtype and number of threads.
     """
     ratio = _measured(layout, dtype)
     _log.info(
@@ -53,10 +53,11 @@ def faster(layout: WeightLayout, dtype: torch.dtype, threads: int) -> bool:
 
 @torch.inference_mode()
 def _measured(layout: WeightLayout, dtype: torch.dtype) -> float:
-    """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack.
-    Both alternate.
+    """Return the time of packed products relative to plain ones: the geometric mean over rows, measured alternately.
+
+    Infinite if the layout cannot pack this dtype.
     """
-    chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
+    chance = torch.Generator().manual_seed(0)  # leaves the process's global generator untouched
     weights = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
     try:
         packed = [layout.product(layout.pack(weight), _WIDTH, None) for weight in weights]
@@ -81,12 +82,12 @@ def _measured(layout: WeightLayout, dtype: torch.dtype) -> float:
 
 
 class PackedWeights:
-    """The packed weights of a device. `acquire` and `release` go in pairs.
+    """The packed weights of a device. Each `acquire` needs one `release`.
 
     Args:
-        wanted: `plain` packs nothing, `packed` everything that can be, `auto` what is large enough where that is
+        wanted: `plain` packs nothing, `packed` everything that can be packed, `auto` large weights where that is
             faster.
-        kernels: our own, where there are any; their layout goes before others.
+        kernels: the native kernels, if there are any; their layout is preferred.
     """
 
     def __init__(self, wanted: Weights, device: torch.device, kernels: Kernels | None = None) -> None:
@@ -97,7 +98,7 @@ class PackedWeights:
         self._layout_of: dict[str, WeightLayout] = {}
 
     def acquire(self, digest: str, weight: Tensor) -> Packed | None:
-        """The packed form of a weight [out, in], counted once more; None where the plain one is to be used."""
+        """Return the packed form of a weight [out, in] and count one more user; None if the plain one is to be used."""
         if digest not in self._counted:
             made = self._packed(weight)
             if made is None:
@@ -107,12 +108,12 @@ class PackedWeights:
         return Packed(self._layout_of[digest], self._counted.acquire(digest))
 
     def release(self, digests: Iterable[str]) -> None:
-        """Count down; a weight without users is dropped."""
+        """Count one user less; a weight without users is dropped."""
         self._counted.release(digests)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights held, each once (without what oneDNN's layout pads)."""
+        """Bytes of all weights held, each once (without the padding of oneDNN's layout)."""
         return self._counted.nbytes
 
     def _packed(self, weight: Tensor) -> Packed | None:

@@ -1,7 +1,6 @@
-"""Rotary tables looked up instead of computed: an angle depends on its position alone, in all but a few kinds of
-scaling.
+"""Rotary tables looked up instead of computed, for the kinds of scaling with angles that depend on the position alone.
 
-Memory: one row of cos and one of sin per position that was ever asked for, and at most twice as many.
+Memory: one row of cos and one of sin per position, for the next power of two of the highest position requested.
 """
 
 from __future__ import annotations
@@ -9,14 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-#: Kinds (transformers' `rope_type`) whose angles do not change with the length of what is run.
+#: Kinds (transformers' `rope_type`) with angles that do not change with the sequence length.
 _FIXED = frozenset({"default", "linear", "llama3", "yarn"})
 _FIRST = 256
 
 
 class RotaryTables(nn.Module):
-    """(like, positions [1, tokens]) -> (cos, sin) [1, tokens, width] in the dtype of `like`, as transformers' module
-    gives them.
+    """A lookup table in place of transformers' rotary module.
+
+    (like, positions [1, tokens]) -> (cos, sin) [1, tokens, width] in the dtype of `like`.
     """
 
     def __init__(self, stock: nn.Module) -> None:
@@ -31,7 +31,7 @@ class RotaryTables(nn.Module):
         return tables[0].index_select(0, flat).view(shape), tables[1].index_select(0, flat).view(shape)
 
     def upto(self, like: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [positions, width] of `most` positions or more, in the dtype of `like`."""
+        """Return (cos, sin) [positions, width] for at least `most` positions, in the dtype of `like`."""
         key = (like.dtype, like.device)
         tables = self._tables.get(key)
         if tables is None or most > tables[0].shape[0]:
@@ -42,5 +42,5 @@ class RotaryTables(nn.Module):
 
 
 def looked_up(stock: nn.Module) -> nn.Module:
-    """The module with tables where its angles are fixed; itself where they are not."""
+    """Return the module with lookup tables if its angles are fixed, else the module itself."""
     return RotaryTables(stock) if getattr(stock, "rope_type", None) in _FIXED else stock

@@ -1,1 +1,1 @@
-"""Models of a device: loaded from the store, each distinct weight once."""
+"""Models of a device, loaded from the store with each distinct weight held once."""

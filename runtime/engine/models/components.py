@@ -1,8 +1,8 @@
-"""Units: components without their adapters, each loaded once per device however many models use it.
+"""Units: components without their adapters, each loaded once per device for all models that use it.
 
-    model chain:  (component = unit + adapter?) …      unit: module + its tensors, counted by users
+    model chain:  (component = unit + adapter?) …      unit: module + its tensors, with a count of users
 
-Knows how to load and to drop; nothing of steps.
+`ComponentPool` loads units and drops those without users; `models.load` calls it. Independent of steps.
 """
 
 from __future__ import annotations
@@ -37,20 +37,28 @@ from surgery.modules.skeleton_pool import Skeletons
 from surgery.tensors.pool import TensorPool
 from zoo.manifest import Component, ComponentKind
 
-#: Marks the packed form of a weight that is stored turned around (transformers' Conv1D).
+#: Suffix in the key of a packed weight that is stored transposed (transformers' Conv1D).
 _TURNED = "/turned"
 
 
 @dataclass(slots=True)
 class SharedComponent:
-    """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the
-    device's plain and
-    packed weights. `private_bytes`: memory beyond the pooled tensors.
+    """A unit: a component loaded onto the device, shared by all models that contain it.
 
-    `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
-    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck
-    adapters stand,
-    in halves that can have them. `added`: where the kernels have its low-rank adapters packed.
+    Fields:
+        digest: The component's digest without its adapter.
+        kind: Embedding, attention, FFN, whole layer, stitch or head.
+        module: The module that runs; its weights are the device's pooled tensors.
+        rotary: Key of its rotary module in `ComponentPool.rotaries`; None if it uses none.
+        targets: Shared layer by adapter module path.
+        tensors: Digests of the plain weights that it holds in the device's tensor pool.
+        packs: Keys of the packed weights that it holds.
+        private_bytes: Memory beyond the pooled tensors.
+        masked: Whether its layer attends by itself with an explicit mask, and so needs its rows as a batch.
+        users: Number of uses by loaded models.
+        prefixes: K and V [virtual tokens, kv width] of this layer by adapter (prefix tuning).
+        side: The bottleneck adapters attached to it; None for components that cannot have any.
+        added: Its low-rank adapters as the native kernels pack them.
     """
 
     digest: str
@@ -73,7 +81,7 @@ class SharedComponent:
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all adapters on it."""
+        """Bytes of all adapters attached to it."""
         prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
         side = 0 if self.side is None else self.side.nbytes
         packed = sum(added.nbytes for added in self.added)
@@ -82,7 +90,7 @@ class SharedComponent:
 
 @dataclass(slots=True)
 class ComponentPool:
-    """All units of a device, by digest, and the rotary modules that they share."""
+    """All units of a device by digest, the rotary modules that they share, and the kernels that run them."""
 
     pool: TensorPool
     device: torch.device
@@ -105,8 +113,9 @@ class ComponentPool:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
 
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
-        """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it
-        must be built.
+        """Return the unit of a component and count one more user; build it on first use.
+
+        `link` is the place of the component's modules in `skeletons`, in case it must be built.
         """
         unit = self.units.get(component.base_digest)
         if unit is None:
@@ -116,7 +125,7 @@ class ComponentPool:
         return unit
 
     def release(self, unit: SharedComponent) -> None:
-        """Count down; a unit without users gives its tensors back."""
+        """Count one user less; drop a unit without users and release its tensors."""
         unit.users -= 1
         if unit.users == 0:
             del self.units[unit.digest]
@@ -150,7 +159,7 @@ class ComponentPool:
         pairs = share_linears_(module)
         targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
         private = _private_bytes(module, tensors)
-        if private:  # the pooled originals of converted tensors are not read again
+        if private:  # release the pooled originals of converted tensors: nothing reads them again
             shared = {tensor.data_ptr() for tensor in module.parameters()}
             kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
@@ -176,13 +185,13 @@ class ComponentPool:
         )  # fmt: skip
 
     def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Give linear layers the packed form of their weights where that is wanted; the names of what was taken."""
+        """Pack the weights of linear layers where packing is configured. Returns the keys of the packed weights."""
         digests = {tensors[name].data_ptr(): digest for name, digest in component.tensors}
         own = Counter(digest for _, digest in component.tensors)
         taken = []
         for linear in linears:
             digest = digests.get(linear.weight.data_ptr())
-            # One copy of each: what another unit reads as it is, such as the table of a tied head, stays as it is.
+            # One copy of each weight: one that another unit reads plain (the table of a tied head) stays plain.
             if digest is None or self.pool.users(digest) > own[digest]:
                 if self.kernels is not None and self.weights != "plain":
                     linear.stay(self.kernels)
@@ -196,8 +205,10 @@ class ComponentPool:
         return taken
 
     def _unpack_(self, digests: Sequence[str]) -> None:
-        """Let heads read their table as it is where somebody else does from now on (a tied head that was there before
-        the embedding): one copy of each, whoever comes first.
+        """Make heads read the plain tensor again where another unit now reads it plain.
+
+        A tied head that was loaded before its embedding is such a case. Each weight is held once whatever the loading
+        order.
         """
         for unit in self.units.values():
             for digest in set(unit.packs).intersection(digests) if unit.kind == "lm_head" else ():
@@ -212,22 +223,25 @@ class ComponentPool:
                 unit.tensors = (*unit.tensors, digest)
 
     def _rotary(self, component: Component, module: nn.Module) -> str:
-        """One rotary module for all components with the same rotary settings."""
+        """Return the key of the one rotary module that all components with these rotary settings share."""
         spec = json.loads(component.spec)
         key = json.dumps(
             [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))],
             sort_keys=True,
         )
         if key not in self.rotaries:
-            # Elsewhere than on a CPU asking for the largest position would wait for the device.
+            # Only on a CPU: the table lookup reads the largest position, which on a GPU would wait for the device.
             self.rotaries[key] = looked_up(module) if self.device.type == "cpu" else module.to(self.device)
         return key
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A component's module before its layers are shared. `paths`: id of a module -> its path in adapters. `rotary`: if
-    it uses one.
+    """A component's module before its layers are shared.
+
+    Fields:
+        paths: Adapter path by module id.
+        rotary: The rotary module; None if it uses none.
     """
 
     module: nn.Module
@@ -253,6 +267,6 @@ def _is_masked(component: Component) -> bool:
 
 
 def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:
-    """Bytes of parameters that are not the pooled tensors themselves (Mixtral's stacked experts)."""
+    """Return the bytes of parameters that are not pooled tensors themselves (for example Mixtral's stacked experts)."""
     pooled = {tensor.data_ptr() for tensor in tensors.values()}
     return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in pooled)

@@ -1,5 +1,6 @@
-"""From a name in the store to a loaded model: its chain as units, its adapter parts attached, its spec for the control
-plane.
+"""Load a model by its name in the store: chain as units, adapter parts attached, spec for the control plane.
+
+`ModelRegistry` calls `load_model`, and `release_units` to drop a model again.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ def load_model(
     executor: Executor = "paged",
     part: Stage | None = None,
 ) -> LoadedModel:
-    """Load one model, or a part of it, onto the device for an executor; all or nothing. Of a part, no other's units are
-    loaded.
+    """Load one model, or one stage of it, onto the device for an executor. Loads everything or nothing.
+
+    For a stage (`part`) only the units of its components are loaded.
 
     Raises:
-        NotServable: the executor does not run it exactly.
+        NotServable: the executor cannot run the model exactly.
         MalformedCheckpoint: its config does not describe its components.
         DamagedObject: a stored tensor does not match its digest.
     """
     found = servable(store, manifest, dtype, executor)
-    page_tokens = found.page_tokens(pool)  # refuses what does not fit before anything is loaded
+    page_tokens = found.page_tokens(pool)  # raises before anything is loaded if a token does not fit into a page
     own, links, width = manifest, found.plan.links, found.widths[0]
     if part is not None:
         own = part_of(manifest, part)
@@ -68,7 +70,7 @@ def load_model(
 def _acquire(
     manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: ComponentPool, executor: Executor
 ) -> list[SharedComponent]:
-    """The chain's units with the model's adapter parts on them; none stays when one fails."""
+    """Acquire the chain's units and attach the model's adapter parts; release all of them if one fails."""
     skeletons = Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
     held: list[SharedComponent] = []
     try:
@@ -92,7 +94,7 @@ def spec_of(
     kv_layers: int,
     page_tokens: int,
 ) -> ModelSpec:
-    """What the control plane is told of the model."""
+    """Return the model's spec for the control plane. Raises NotServable if virtual tokens fill its whole context."""
     settings = found.settings
     virtual = virtual_tokens(manifest.components)
     limit = context_length(settings) - virtual
@@ -116,7 +118,7 @@ def spec_of(
 
 
 def release_units(units: ComponentPool, held: Sequence[SharedComponent], keys: Sequence[str | None]) -> None:
-    """Take a model's adapter parts, by their keys, off its units and count the units down."""
+    """Detach a model's adapter parts, by their keys, from its units and release the units."""
     for unit, key in zip(held, keys, strict=False):
         if key is not None:
             detach(unit, key)

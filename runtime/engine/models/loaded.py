@@ -1,7 +1,6 @@
-"""A model, or a part of one, ready to run: its chain as units, what each takes of pages and adapters, and its
-sequences' page tables.
+"""A loaded model or stage: its chain as units, the attention layer and adapter key of each, and its page tables.
 
-Knows what one model is; nothing of steps or of other models.
+Describes one model, independent of steps and of other models.
 """
 
 from __future__ import annotations
@@ -23,7 +22,14 @@ from zoo.manifest import ModelManifest
 
 @dataclass(slots=True)
 class Held:
-    """What the engine keeps of a sequence: the request, what it has produced, and its row in the model's tables."""
+    """The engine's state of one sequence.
+
+    Fields:
+        request: The request that opened it.
+        output: Tokens that it has produced.
+        slot: Its row in the model's page tables.
+        groups: Page groups in its table.
+    """
 
     request: SequenceRequest
     output: list[int]
@@ -32,10 +38,9 @@ class Held:
 
 
 class PageTables:
-    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by
-    doubling.
+    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page.
 
-    `version` grows whenever what is in them changes.
+    Grows by doubling. `version` increases with every change of the contents that can affect an open sequence.
     """
 
     def __init__(self, layers: int, padding: int, device: torch.device) -> None:
@@ -45,7 +50,7 @@ class PageTables:
         self.version = 0
 
     def open(self) -> int:
-        """A slot for a new sequence, all padding."""
+        """Return a slot for a new sequence; all its entries are padding."""
         if not self._free:
             slots = self.data.shape[0]
             self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)))
@@ -53,13 +58,13 @@ class PageTables:
         return self._free.pop()
 
     def close(self, slot: int) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         self.data[slot].fill_(self.padding)
         self.version += 1
         self._free.append(slot)
 
     def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
-        """Page groups, each one page id per layer, at the end of a sequence's table."""
+        """Append page groups, each one page id per layer, to a sequence's table."""
         end = sequence.groups + len(groups)
         while end > self.data.shape[2]:
             self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)), dim=2)
@@ -71,11 +76,14 @@ class PageTables:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model on this device, or components in a row of one, with a manifest that names no others (`part_of`).
+    """A model on this device, or consecutive components of one with a manifest that lists only those (`part_of`).
 
-    `kv_index[i]`: which attention layer component i of the chain is, None where it has none. `adapters[i]`: the key of
-    its adapter parts on unit i, None for a model without any. Hidden states before it are [1, tokens, `width`] of
-    `dtype`.
+    Fields:
+        kv_index: Number of the attention layer of each component of the chain; None for components without one.
+        adapters: Key of the model's adapter parts on each unit; None for a model without adapters.
+        width: Size of the hidden states [1, tokens, width] that the first component reads.
+        dtype: Dtype of these hidden states.
+        sequences: Open sequences by name.
     """
 
     manifest: ModelManifest
@@ -102,31 +110,32 @@ class LoadedModel:
 
     @property
     def has_embedding(self) -> bool:
-        """Whether the chain starts from token ids; else from hidden states."""
+        """Whether the chain starts from token ids; otherwise it starts from hidden states."""
         return self.units[0].kind == "embedding"
 
     @property
     def has_head(self) -> bool:
-        """Whether logits are behind the chain; else hidden states."""
+        """Whether the chain ends with logits; otherwise it ends with hidden states."""
         return self.units[-1].kind == "lm_head"
 
     @property
     def drops_from(self) -> int:
-        """The unit of the chain from which on nobody reads tokens whose logits are not wanted; its length without a
-        head.
+        """Index of the first unit that needs only tokens with wanted logits; the chain's length without a head.
+
+        It is the unit after the last attention layer: nothing after it reads other tokens.
         """
         return self._drops_from
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
-        """Learn a sequence."""
+        """Open a sequence: allocate its slot in the page tables."""
         self.sequences[request.seq] = Held(request, list(output), self.tables.open())
 
     def close(self, seq: str) -> None:
-        """Forget a sequence."""
+        """Drop a sequence and free its slot."""
         self.tables.close(self.sequences.pop(seq).slot)
 
     def pages(self, seqs: Sequence[str], groups: int) -> Tensor:
-        """Tables of these sequences: [len(seqs), attention layers, groups]."""
+        """Return the page tables of these sequences: [len(seqs), attention layers, groups]."""
         slots = put([self.sequences[seq].slot for seq in seqs], self.tables.data.device)
         data = self.tables.data
         if data.shape[2] < groups:
@@ -135,8 +144,9 @@ class LoadedModel:
 
 
 def part_of(manifest: ModelManifest, part: Stage) -> ModelManifest:
-    """Components [lo, hi) of a model as a manifest of their own, under the part's id. Raises NotServable where there
-    are none such.
+    """Return components [lo, hi) of a model as a manifest of their own, named by the stage's id.
+
+    Raises NotServable if the model does not have these components.
     """
     if not 0 <= part.lo < part.hi <= len(manifest.components):
         raise NotServable(f"{part.id}: {manifest.name} has {len(manifest.components)} components")
@@ -149,7 +159,7 @@ def part_of(manifest: ModelManifest, part: Stage) -> ModelManifest:
 
 
 def kv_indices(units: Sequence[SharedComponent]) -> tuple[int | None, ...]:
-    """Attention layers numbered from 0 along the chain."""
+    """Return the number of each unit's attention layer along the chain, from 0; None for units without attention."""
     out: list[int | None] = []
     count = 0
     for unit in units:
@@ -159,11 +169,10 @@ def kv_indices(units: Sequence[SharedComponent]) -> tuple[int | None, ...]:
 
 
 def adapter_keys(manifest: ModelManifest) -> tuple[str | None, ...]:
-    """Under which key a model's adapter parts stand on each of its units: its name, and once more for a unit that it
-    uses again.
+    """Return the key under which a model's adapter parts are attached to each of its units; None without adapters.
 
-    A unit that stands twice in a chain may have another adapter each time. No model's name holds the separator, which
-    is not printable.
+    The key is the model's name, plus a number for further uses of the same unit, which may have another adapter each
+    time. The separator is not printable, so no model name contains it.
     """
     if all(placed.component.adapter is None for placed in manifest.components):
         return (None,) * len(manifest.components)

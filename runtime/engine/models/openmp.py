@@ -1,9 +1,9 @@
-"""The threads that share a step's work: one team, of the engine's thread.
+"""Release the OpenMP thread team of the loading thread, so that only the engine's thread keeps one.
 
-OpenMP keeps a team of threads for every thread that ever asked for one. While there are more of them than cores, GNU's
-runtime lets waiting threads sleep at once instead of spinning for a while, and each product of a decode step begins
-with waking them: loading models on one thread and running them on another makes a small model's step half as slow
-again. So whoever loads gives its team back.
+OpenMP keeps a team of threads for every thread that has ever run a parallel region. With more team threads than cores,
+GNU's runtime puts waiting threads to sleep at once instead of letting them spin, and each matrix product of a decode
+step then begins with waking them. Loading models on one thread and running them on another makes a step of a small
+model 50% slower. The loading code therefore calls `give_back` when it is done.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-_HARD = 2  # omp_pause_hard: threads end, and come again when they are wanted
+_HARD = 2  # omp_pause_hard: the threads end; the next parallel region starts them again
 
 
 def give_back() -> None:
-    """End the calling thread's team, until it wants one again. Where OpenMP is older than 5.0, or not GNU's, nothing
-    happens.
+    """End the calling thread's OpenMP team until its next parallel region.
+
+    Does nothing where OpenMP is older than 5.0 or is not GNU's.
     """
     pause = _pause()
     if pause is not None:

@@ -1,7 +1,6 @@
-"""The models of one device: loaded from the store, each distinct weight once, and dropped again. What every executor
-has in common.
+"""The models of one device: load them from the store, each distinct weight once, and drop them again.
 
-Knows nothing of steps or of how K and V are held.
+All executors use this registry. It is independent of steps and of how K and V are held.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _PAGE_ALIGNMENT = 64
 
 
 class ModelRegistry:
-    """See the top of the file.
+    """The loaded models and stages of a device, by name or stage id, and the units that they share.
 
     Args:
-        store: where the weights are.
+        store: the store that holds the weights.
         config: device, dtype, layers.
-        executor: which one they are loaded for.
+        executor: the executor that the models are loaded for.
     """
 
     def __init__(self, store: Store, config: EngineConfig, executor: Executor) -> None:
@@ -53,10 +52,11 @@ class ModelRegistry:
         return tuple(model.spec for model in self.models.values())
 
     def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
-        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids,
-        whose models may be pinned to a version (`engine.models.versions`).
+        """Load a model or a stage of it; return at once if it is loaded already.
 
-        Raises NotServable, NotFound (also for another version), AmbiguousName, DamagedObject.
+        Stages are registered by id. A stage's model name may be pinned to a version (`engine.models.versions`).
+
+        Raises NotServable, NotFound (also if the store holds another version), AmbiguousName, DamagedObject.
         """
         name, version = (name, "") if part is None else unpinned(name)
         with self._store.keeping():  # no collection between reading the manifest and mapping its objects
@@ -76,24 +76,25 @@ class ModelRegistry:
         return model
 
     def unload(self, name: str) -> None:
-        """Drop a model, or a part by its id; what no other uses is freed. Raises NotFound."""
+        """Drop a model by name, or a stage by id, and free what no other one uses. Raises NotFound."""
         model = self.models.pop(name, None)
         if model is None:
             raise NotFound(f"{name} is not loaded")
         release_units(self.units, model.units, model.adapters)
 
     def bytes_alone(self) -> int:
-        """What the models would take, each for itself."""
+        """Return the bytes that the models would take without sharing."""
         return sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self.models.values())
 
     def half_page(self, names: Sequence[str]) -> int:
-        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
+        """Return the bytes of K in a page for these models; see the function `half_page`."""
         return half_page(self._store, self._config, names, self._executor)
 
 
 def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> int:
-    """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer. Raises as
-    loading does.
+    """Return the bytes of K in a page: `page_tokens` tokens of the model with the largest K per token and layer.
+
+    Raises as loading does.
     """
     widest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
     with store.catalog.reading() as catalog:
@@ -104,8 +105,9 @@ def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor
 
 
 def kernels_for(config: EngineConfig) -> Kernels | None:
-    """Our own kernels, where the device is a CPU and they are wanted and can be had. Raises InputError when they must
-    be, and cannot.
+    """Return the native kernels if the device is a CPU and the config allows them, else None.
+
+    If they cannot be built, raises InputError where the config requires them and returns None elsewhere.
     """
     if config.kernels == "stock" or torch.device(config.device).type != "cpu":
         return None
@@ -118,7 +120,7 @@ def kernels_for(config: EngineConfig) -> Kernels | None:
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a setting. Raises ValueError for one that is not served."""
+    """Return the torch dtype of a setting. Raises ValueError for a dtype that is not served."""
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
         raise ValueError(f"dtype must be one of {', '.join(known)}, not {name!r}")

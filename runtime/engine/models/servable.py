@@ -1,9 +1,8 @@
-"""Whether a stored model can run, and what its layers' K and V look like: decided from manifest and configs, before
-anything is loaded.
+"""Decide from manifest and configs, before anything is loaded, whether a stored model can run and what its K and V are.
 
 A model's components may come from several configs (`surgery.chains.plan`); each attention layer then has the KV
-geometry of its own. All components must have one dtype, unless the engine casts them: no checkpoint, and no stack
-outside the engine, defines what hidden states of one dtype are to a layer of another.
+geometry of its own config. All components must have one dtype unless the engine casts them: no checkpoint defines what
+hidden states of one dtype mean to a layer of another.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
 
-#: Ways of running models on a device: attention through page tables, or Baton's left-padded batches.
+#: Executor kinds: attention through page tables, or Baton's left-padded batches.
 Executor = Literal["paged", "dense"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,9 +31,13 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Servable:
-    """A model that can run. `settings`: its `config.json`; `geometries`: the distinct ones of its attention layers.
+    """A stored model that can run.
 
-    `widths[i]`: values a token that component i reads; the embedding's are those that it gives.
+    Fields:
+        settings: Its `config.json`.
+        plan: Its components and the configs that they come from.
+        geometries: The distinct KV geometries of its attention layers.
+        widths: Values per token that each component reads; for the embedding, those that it returns.
     """
 
     settings: Mapping[str, Any]
@@ -46,24 +49,26 @@ class Servable:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K of one token in its widest layer."""
+        """Bytes of K of one token in the widest layer."""
         return max(geometry.token_bytes for geometry in self.geometries)
 
     def page_tokens(self, pool: Pages) -> int:
-        """Tokens that every layer of the model fits into a page. Raises NotServable when not one fits."""
+        """Return the tokens that every layer of the model fits into a page. Raises NotServable if not even one fits."""
         return min(pool.page_tokens(geometry) for geometry in self.geometries)
 
 
 def servable(
     store: Store, manifest: ModelManifest, dtype: torch.dtype | None, executor: Executor = "paged"
 ) -> Servable:
-    """What serving must know of a model before it loads it. `dtype`: what the engine casts weights to, None for as they
-    are.
-    `executor`: which one is to run it; the dense one runs all that the paged one does, and families whose layers attend
-    by themselves.
+    """Return what serving needs of a model before it is loaded.
+
+    Args:
+        dtype: the dtype that the engine casts weights to; None leaves them as stored.
+        executor: the executor that is to run the model. The dense one runs all that the paged one does, and also
+            families with layers that attend by themselves.
 
     Raises:
-        NotServable: the executor does not run this model exactly, with the reason.
+        NotServable: the executor cannot run this model exactly; the message has the reason.
         MalformedCheckpoint: no usable config, or one that does not describe the components.
     """
     name = manifest.name
@@ -83,7 +88,7 @@ def servable(
 
 
 def stored_dtype(manifest: ModelManifest) -> torch.dtype:
-    """The dtype of a model's components. Raises NotServable when it is no float, or not one."""
+    """Return the dtype of a model's components. Raises NotServable if it is not a float or if there are several."""
     metas = {tensor.digest: tensor for tensor in manifest.tensors}
     found: dict[str, Placed] = {}
     for placed in manifest.components:
@@ -122,7 +127,7 @@ def _check_source(config: Mapping[str, Any], manifest: ModelManifest, executor: 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of a config: vocabulary, width of the hidden states, and heads of K and V."""
+    """Sizes from a config: vocabulary, width of the hidden states, and heads of K and V."""
 
     vocabulary: int
     width: int
@@ -151,8 +156,10 @@ def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
 
 
 def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape]) -> tuple[int, ...]:
-    """What the components read. Raises NotServable for a chain without beginning or end, MalformedCheckpoint where one
-    is given other.
+    """Return the width that each component reads.
+
+    Raises NotServable for a chain without beginning or end, MalformedCheckpoint where a component would receive another
+    width than it reads.
     """
     kinds = [link.kind for link in plan.links]
     ends = kinds[:1] == ["embedding"] and kinds[-1:] == ["lm_head"]
@@ -175,7 +182,7 @@ def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape])
 
 
 def _widths(link: ChainLink, component: Component, shapes: list[_Shape]) -> tuple[int, int]:
-    """How many values a token a component reads and gives."""
+    """Return how many values per token a component reads and returns."""
     if link.kind == STITCH or link.source is None:
         spec = stitch_spec(component)
         return spec.width_in, spec.width_out
@@ -183,8 +190,9 @@ def _widths(link: ChainLink, component: Component, shapes: list[_Shape]) -> tupl
 
 
 def _vocabulary(plan: ChainPlan, name: str, shapes: list[_Shape]) -> int:
-    """Tokens that the embedding knows. Raises NotServable when the head knows others: it would answer with tokens that
-    cannot be read.
+    """Return the embedding's vocabulary size.
+
+    Raises NotServable if the head has another one: it could sample tokens that the embedding cannot read.
     """
     first, last = (shapes[link.source or 0].vocabulary for link in (plan.links[0], plan.links[-1]))
     if first != last:

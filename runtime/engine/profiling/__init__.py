@@ -1,1 +1,1 @@
-"""Measures what blocks and links cost on a device (BL-11)."""
+"""Measure what blocks and links cost on a device (BL-11)."""

@@ -1,7 +1,6 @@
-"""The profile of a model on a device: its blocks, their surrogates, pairs of blocks at once, and the device's links, as
-one document.
+"""The profile of a model on a device as one document: blocks, surrogates, pairs of blocks, and the device's links.
 
-Stored in the catalogue under the device's key, with the hardware and versions that it holds for;
+It is stored in the catalogue under the device's key, with the hardware and versions that it is valid for;
 `runtime.policy.profiles` reads it.
 """
 
@@ -31,25 +30,25 @@ from zoo.records import Document, ScoredRun
 from zoo.store import Store
 
 KIND = "profile"
-#: Neighbouring blocks that are measured together, at most, and at how many rows each.
+#: Maximum number of pairs of neighbouring blocks that are measured, and the rows of each block.
 _PAIRS = 4
 _PAIR_ROWS = 4
 
-#: Called with (blocks done, blocks in all).
+#: Called with (blocks done, total blocks).
 Progress = Callable[[int, int], None]
 
 
 def profile_model(
     store: Store, name: str, config: EngineConfig, extent: MeasuredExtent, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Measure a model and keep the result in place of an older one of the same device.
+    """Measure a model and store the result; it replaces an older profile of the same device.
 
     Returns:
         {"model", "device", "key", "hardware", "versions", "blocks", "pairs", "links", "left_out"}; times in seconds.
 
     Raises:
         NotServable: no executor runs the model.
-        NotFound, AmbiguousName, DamagedObject, InputError: as loading and `MeasuredExtent` say.
+        NotFound, AmbiguousName, DamagedObject, InputError: as loading and `MeasuredExtent` raise them.
     """
     with store.catalog.reading() as reader:
         manifest = reader.model(reader.resolve(name))
@@ -78,7 +77,7 @@ def profile_model(
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Passes blocks on and tells how many there were."""
+    """Return a function that reports progress for each block and returns the block."""
     count = itertools.count(1)
 
     def finished(block: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +96,7 @@ def _surrogates(
     extent: MeasuredExtent,
     finished: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The blocks that stand in for the model's own, and why others are left out."""
+    """Measure the surrogates of the model's blocks. Returns them, and the reasons why some are left out."""
     blocks, left_out = [], []
     for stand_in, parent in surrogates.items():
         try:
@@ -127,7 +126,7 @@ def _document(
 
 
 def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:
-    """What was measured of a model, oldest first. Raises NotFound, AmbiguousName."""
+    """Return all profiles of a model, oldest first. Raises NotFound, AmbiguousName."""
     with store.catalog.reading() as reader:
         return [dict(document.value) for document in reader.documents(KIND, reader.resolve(name))]
 
@@ -136,7 +135,7 @@ def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:
 def _bench(
     store: Store, name: str, config: EngineConfig, extent: MeasuredExtent
 ) -> Iterator[tuple[Workbench, MeasuredExtent]]:
-    """A model's workbench, and the extent as far as the model's context goes."""
+    """Yield a model's workbench, and the extent limited to the model's context length."""
     with store.catalog.reading() as reader:
         longest = context_length(servable(store, reader.model(name), None).settings)
 
@@ -184,7 +183,7 @@ def _digest(manifest: ModelManifest, run: ScoredRun) -> str:
 
 
 def hardware_of(device: str) -> dict[str, Any]:
-    """What the figures hold for."""
+    """Return the hardware that measurements on this device are valid for."""
     if device.startswith("cuda"):
         found = torch.cuda.get_device_properties(device)
         return {"name": found.name, "memory": found.total_memory}
@@ -192,7 +191,7 @@ def hardware_of(device: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's own name where the system tells it."""
+    """Return the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -202,6 +201,9 @@ def _processor() -> str:
 
 
 def device_key(device: str, hardware: dict[str, Any]) -> str:
-    """Profiles of one key replace each other: the kind of device, its name and, on a CPU, its threads."""
+    """Return the key of a device's profiles: its kind, name and, on a CPU, number of threads.
+
+    A new profile replaces an older one of the same key.
+    """
     threads = f", {hardware['threads']} threads" if "threads" in hardware else ""
     return f"{device.partition(':')[0]}: {hardware['name']}{threads}"

@@ -1,8 +1,7 @@
-"""What moving bytes takes: copies in the host's memory, between host and GPU, and between two processes over the
-loopback.
+"""Measure the time to move bytes: in host memory, between host and GPU, and to another process over loopback.
 
-The other process is a bare interpreter that reads and acknowledges; it is ours, and ends when its socket closes. Knows
-no models.
+The other process is a bare Python interpreter, started here, that reads and acknowledges; it ends when its socket
+closes. Independent of models.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import torch
 
 from runtime.engine.profiling.measure import timed
 
-#: Bytes that are moved: small enough to show what a move costs at all, large enough to show the bandwidth.
+#: Transfer sizes in bytes: small ones show the fixed cost of a transfer, large ones the bandwidth.
 SIZES = (1 << 16, 1 << 20, 1 << 24)
 _SECONDS = 20.0
 
-#: Reads a length and so many bytes, answers one byte; until the socket closes.
+#: Reads a length and that many bytes and answers one byte, until the socket closes.
 _SINK = """
 import socket, sys
 with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) as s:
@@ -37,9 +36,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20) as s:
 
 
 def measure_links(device: str) -> list[dict[str, Any]]:
-    """Every link that this machine has between itself, `device` and another process: {"a", "b", "seconds": {bytes:
-    seconds}}.
-    """
+    """Measure all links between this process, `device` and another process: {"a", "b", "seconds": {bytes: seconds}}."""
     links = [_link("host", "host", _copier("cpu", "cpu"), "cpu")]
     if device != "cpu":
         links += [
@@ -65,7 +62,7 @@ def _copier(source: str, target: str) -> Callable[[int], Callable[[], object]]:
 
 
 def _loopback() -> dict[str, Any]:
-    """One way to another process and its one-byte answer."""
+    """Measure one transfer to another process, with its one-byte answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_SECONDS)
         child = subprocess.Popen([sys.executable, "-I", "-c", _SINK, str(server.getsockname()[1])])

@@ -1,10 +1,9 @@
-"""Timing a model's blocks on the engine's own modules, pages and attention (BL-11): decode by batch and context,
-prompts, loading.
+"""Time a model's blocks on the engine's modules, pages and attention (BL-11): decode, prefill, loading, pairs.
 
-A block runs as it does in a step: made-up rows with pages of their own, a layout and its frame, the units in order.
-Seconds are medians of repeated warm runs. Surrogates are blocks of other models; a pair is two blocks at the same time,
-in two threads (streams on a GPU), against each alone. It measures; what the figures mean is `runtime.policy.profiles`'s
-affair.
+A block runs as in a step: made-up rows with pages of their own, a layout, a forward context, and the units in order.
+Seconds are medians of repeated warm runs. Surrogates are measured as blocks of other models. A pair is two blocks at
+the same time in two threads (streams on a GPU), compared with each alone. `runtime.policy.profiles` interprets the
+results.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Runs that are timed and runs before them that are not.
+#: Timed runs, and warm runs before them.
 REPEATS = 5
 WARM = 2
 #: A token that every vocabulary has.
@@ -46,7 +45,10 @@ _TOKEN = 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredExtent:
-    """How far to measure: rows of a decode, tokens that each attends to, tokens of a prompt's chunk."""
+    """What to measure: decode batch sizes, context lengths in tokens, prefill chunk sizes in tokens.
+
+    Raises InputError for an empty list or a number below 1.
+    """
 
     batches: tuple[int, ...] = (1, 4, 16, 64)
     contexts: tuple[int, ...] = (64, 256)
@@ -59,8 +61,9 @@ class MeasuredExtent:
 
 
 class Workbench:
-    """One model on a device, with pages enough for the extent. Raises as an engine's loading does, and InputError when
-    pages do not fit.
+    """One model on a device, with enough pages for the extent.
+
+    Raises as an engine's loading does, and InputError if the pages do not fit.
     """
 
     def __init__(self, store: Store, name: str, config: EngineConfig, extent: MeasuredExtent) -> None:
@@ -91,7 +94,7 @@ class Workbench:
 
     @contextmanager
     def rows(self, count: int, tokens: int, context: int) -> Iterator[ProfileBench]:
-        """Rows of `tokens` tokens each, at the end of `context` tokens."""
+        """Yield a bench with `count` rows of `tokens` tokens each, the last ones of `context` tokens."""
         model = self._model
         groups, layers = groups_for(model.spec, context), model.spec.kv_layers
         rows = []
@@ -116,7 +119,7 @@ class Workbench:
 
 
 def _groups(extent: MeasuredExtent, page_tokens: int) -> tuple[int, int]:
-    """Page groups that the largest decode and the largest prompt take."""
+    """Return the page groups that the largest decode and the largest prefill take."""
     return (
         max(extent.batches) * -(-max(extent.contexts) // page_tokens),
         -(-max(extent.chunks) // page_tokens),
@@ -124,8 +127,9 @@ def _groups(extent: MeasuredExtent, page_tokens: int) -> tuple[int, int]:
 
 
 class ProfileBench:
-    """Rows that stand ready; blocks run over them. `other`: a second run of the same rows, for what goes on at the same
-    time.
+    """Open rows over which blocks are run.
+
+    `other` is a second run of the same rows, for measuring two blocks at once.
     """
 
     def __init__(self, run: StepRun, other: StepRun, name: str, device: str) -> None:
@@ -134,18 +138,18 @@ class ProfileBench:
 
     @torch.inference_mode()
     def once(self, lo: int, hi: int, run: StepRun | None = None) -> None:
-        """Run components [lo, hi). What comes out is not read: two runs at once share pages and scratch."""
-        if lo and lo not in self._starts:  # chains of several widths: what comes in is what the components before give
+        """Run components [lo, hi). The output is not read: two runs at once share pages and scratch."""
+        if lo and lo not in self._starts:  # run the components before: chains may have several widths
             self._starts[lo] = self.run.run_part(self._name, 0, lo)
         (run or self.run).run_part(self._name, lo, hi, self._starts.get(lo))
 
     def seconds(self, lo: int, hi: int) -> float:
-        """Median over warm runs."""
+        """Return the median seconds of warm runs."""
         return timed(lambda: self.once(lo, hi), self._device)
 
 
 def timed(work: Callable[[], object], device: str = "cpu", repeats: int = REPEATS) -> float:
-    """Median seconds of some work, device included, after warm runs."""
+    """Return the median seconds of some work, device included, after warm runs."""
     taken = []
     for attempt in range(WARM + repeats):
         begin = time.perf_counter()
@@ -162,9 +166,7 @@ def _finish(device: str) -> None:
 
 
 def together(works: Sequence[Callable[[], object]], device: str) -> float:
-    """Median seconds until all of several works are done that start at once, each in a thread (and a stream) of its
-    own.
-    """
+    """Return the median seconds until several works are done that start together, each in its own thread and stream."""
 
     def run(work: Callable[[], object]) -> None:
         if device.startswith("cuda"):
@@ -181,7 +183,7 @@ def together(works: Sequence[Callable[[], object]], device: str) -> float:
 
 
 def decode_grid(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> dict[str, Any]:
-    """Seconds of one decode step, by batch and context."""
+    """Return the seconds of one decode step by batch and context."""
     seconds = []
     for batch in extent.batches:
         row = []
@@ -193,7 +195,7 @@ def decode_grid(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> d
 
 
 def prefill_line(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> dict[str, float]:
-    """Seconds of one prompt's chunk from its start, by its tokens."""
+    """Return the seconds of a prompt's first chunk by its tokens."""
     found = {}
     for chunk in extent.chunks:
         with bench.rows(1, chunk, chunk) as ready:
@@ -202,7 +204,10 @@ def prefill_line(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> 
 
 
 def pair(bench: Workbench, a: tuple[int, int], b: tuple[int, int], batch: int, context: int) -> dict[str, float]:
-    """Two blocks at once against each alone: `slowdown` 1 would be free company, 2 is taking turns between equals."""
+    """Time two blocks at once and each alone.
+
+    `slowdown` is 1 if they do not affect each other, 2 if two equal ones alternate.
+    """
     with bench.rows(batch, 1, context) as ready:
         alone = [ready.seconds(*each) for each in (a, b)]
         both = together([lambda: ready.once(*a), lambda: ready.once(*b, ready.other)], bench.device)
@@ -210,8 +215,9 @@ def pair(bench: Workbench, a: tuple[int, int], b: tuple[int, int], batch: int, c
 
 
 def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: str) -> dict[str, float]:
-    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to
-    the device; bytes.
+    """Return the bytes of a block's tensors, and the seconds to read and to copy them to the device.
+
+    They are read from disk and from memory; the disk time is cold as far as the system drops the files from its cache.
     """
     digests = tensors_of(manifest, lo, hi)
     for digest in digests:
@@ -230,7 +236,7 @@ def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: 
 
 
 def tensors_of(manifest: ModelManifest, lo: int, hi: int) -> list[str]:
-    """Digests of components [lo, hi), adapters included, each once."""
+    """Return the digests of components [lo, hi), adapters included, each once."""
     found: dict[str, None] = {}
     for placed in manifest.components[lo:hi]:
         adapter = placed.component.adapter
@@ -240,7 +246,7 @@ def tensors_of(manifest: ModelManifest, lo: int, hi: int) -> list[str]:
 
 
 def _forget(store: Store, digest: str) -> None:
-    """Ask the system to drop a file from its cache; where that cannot be asked, the time is a warm one."""
+    """Ask the system to drop a file from its cache; where it cannot, the disk time is a warm one."""
     path = getattr(store.open_tensor(digest), "path", None)
     if path is None or not hasattr(os, "posix_fadvise"):
         return

@@ -1,1 +1,1 @@
-"""Records decode steps and replays them (CUDA graphs)."""
+"""Recorded decode steps that are replayed (CUDA graphs)."""

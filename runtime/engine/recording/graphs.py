@@ -1,15 +1,14 @@
-"""Decode steps that are recorded once per shape and then replayed, so that a step costs one launch and no Python per
-module.
+"""Record decode steps once per shape and replay them, so that a step costs one launch and no Python per module.
 
-    rows --filled up to a bucket, tables to a width--> layouts --copied into the recording's own--> replay --> logits,
-    fillers dropped
+    rows --padded to a bucket, tables to a width--> layouts --copied into the recording's own--> replay --> logits,
+    padding rows dropped
 
-A part of a chain that begins with hidden states has these copied, too; one without a head gives hidden states instead
-of logits.
+For a stage that starts from hidden states these are copied too; a stage without a head returns hidden states instead of
+logits.
 
-A shape is the models of the step, in order, with the bucket of each one's rows, and the width of their tables. Which
-adapter a token uses follows from its model. A shape is recorded when it comes a second time. A row that only fills up
-stands alone at position 0; its K and V go to a page that nobody reads (`kv.pool`).
+A shape consists of the step's models in order, the bucket of each one's rows, and the width of their tables; which
+adapter a token uses follows from its model. A shape is recorded when it occurs for the second time. A padding row is
+one token at position 0; its K and V go to a page that is never read (`kv.pool`).
 """
 
 from __future__ import annotations
@@ -31,19 +30,25 @@ from runtime.engine.step.layout import ContextBuilder, Filling, StepLayout, lay_
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pool import PagePool
 
-#: Rows of one model, at most; a step with more of them has enough to do for its modules to be run one by one.
+#: Maximum rows of one model; in larger steps the overhead of running the modules one by one does not matter.
 MOST_ROWS = 128
-#: Recordings that are kept, and shapes that are known to have come once.
+#: Maximum number of recordings, and of remembered shapes that have occurred once.
 MOST_RECORDED, MOST_MET = 64, 4096
 _SMALL, _STEP = (1, 2, 4), 8
 
-#: Models and their rows, and the widths of the tables of each layout.
+#: (model, padded rows) of each model, and the table width of each layout.
 _Shape = tuple[tuple[tuple[str, int], ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """`layouts`, `hidden` (by part): what it reads. `kept`, `scratches`: what else it has the addresses of."""
+    """A recorded step.
+
+    Fields:
+        layouts, hidden: The tensors that it reads; `hidden` by stage.
+        replay: Runs it on their current contents.
+        kept, scratches: Other tensors at addresses that it uses.
+    """
 
     layouts: Sequence[StepLayout]
     hidden: Mapping[str, Tensor]
@@ -53,7 +58,10 @@ class _Recorded:
 
 
 class Graphs:
-    """See the top of the file. `recorded`, `replayed`, `refused`: how often."""
+    """The recorded steps of a device.
+
+    `recorded`, `replayed` and `refused` count recordings, replays and steps that could not be recorded.
+    """
 
     def __init__(self, recorder: StepRecorder, units: ComponentPool, pool: PagePool, most: int = MOST_RECORDED) -> None:
         self._recorder, self._units, self._pool, self._most = recorder, units, pool, most
@@ -67,14 +75,15 @@ class Graphs:
         return len(self._recordings)
 
     def clear(self) -> None:
-        """Drop everything: models came or went, and adapters with them."""
+        """Drop all recordings, because models or adapters were loaded or dropped."""
         self._recordings.clear()
         self._met.clear()
         self._unfit.clear()
 
     def forward(self, batches: Mapping[str, ModelBatch]) -> Mapping[str, Tensor] | None:
-        """Logits [rows, vocabulary] by model, of parts without a head hidden states [1, rows, width], valid until the
-        next step; None for a step that is to be run as it is.
+        """Return logits [rows, vocabulary] by model, or hidden states [1, rows, width] for a stage without a head.
+
+        They are valid until the next step. Returns None for a step that must run without a recording.
         """
         if tuple(batches) in self._unfit or not batches or not all(_decodes(batch) for batch in batches.values()):
             return None
@@ -108,8 +117,9 @@ class Graphs:
         return known.replay()
 
     def _record(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> _Recorded | None:
-        """These layouts become the recording's own. None where it cannot be; then these models' steps run as they are
-        from now on.
+        """Record a step over these layouts, which then belong to the recording.
+
+        Returns None if it cannot be recorded; steps of these models then always run without a recording.
         """
         kept: Kept = {}
         try:
@@ -122,13 +132,16 @@ class Graphs:
         return _Recorded(layouts, _hidden(filled), replay, kept, self._pool.scratches)
 
     def _store_recording(self, shape: _Shape, recorded: _Recorded) -> None:
-        """Keep a recording; the one that was not used for longest makes room."""
+        """Store a recording; beyond the limit, drop the least recently used one."""
         self._recordings[shape] = recorded
         if len(self._recordings) > self._most:
             self._recordings.popitem(last=False)
 
     def _work(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout], kept: Kept | None) -> Work:
-        """A step over what layouts hold: nothing in it depends on the rows but through them."""
+        """Return a function that runs a step over the contents of the layouts.
+
+        Rows affect it only through these contents, so it can be recorded.
+        """
         still = {name: _still(filled[name], layout) for layout in layouts for name in layout.members}
         batches = {name: still[name] for name in filled}  # in the step's order
         picks = {name: range(batch.tokens) for name, batch in batches.items()}
@@ -143,7 +156,7 @@ class Graphs:
 
 
 def graphs_for(choice: GraphChoice, units: ComponentPool, pool: PagePool) -> Graphs | None:
-    """What an engine on this device records with; None where it does not."""
+    """Return the recordings of an engine on this device; None if it does not record."""
     cuda = units.device.type == "cuda"
     if choice == "off" or (choice == "auto" and not cuda):
         return None
@@ -151,18 +164,19 @@ def graphs_for(choice: GraphChoice, units: ComponentPool, pool: PagePool) -> Gra
 
 
 def bucket(rows: int) -> int:
-    """How many rows so many are filled up to: 1, 2, 4, 8, 16, 24, …"""
+    """Return the number of rows that a batch is padded to: 1, 2, 4, 8, 16, 24, …"""
     return next((size for size in _SMALL if rows <= size), -(-rows // _STEP) * _STEP)
 
 
 def table_width(groups: int) -> int:
-    """How many page groups tables have room for: a power of two."""
+    """Return the width of tables in page groups: a power of two."""
     return 1 << (groups - 1).bit_length()
 
 
 def _decodes(batch: ModelBatch) -> bool:
-    """Whether every row of a model is one token behind the virtual ones, of which logits, where there are any, are
-    wanted for the next.
+    """Return whether every row is one token after the virtual ones, without prompt log-probabilities.
+
+    With a head, every row must also be sampled.
     """
     return len(batch.rows) <= MOST_ROWS and all(
         len(row.tokens) == 1
@@ -173,7 +187,7 @@ def _decodes(batch: ModelBatch) -> bool:
 
 
 def _filled(batch: ModelBatch) -> ModelBatch:
-    """A model's decodes with rows of nobody behind them: token 0, or zeros, at position 0."""
+    """Add padding rows to a model's decode rows: token 0, or zeros, at position 0."""
     more = bucket(len(batch.rows)) - len(batch.rows)
     spans = tuple(RowSpan(batch.tokens + i, batch.tokens + i + 1, 0) for i in range(more))
     hidden = None if batch.hidden is None else torch.nn.functional.pad(batch.hidden, (0, 0, 0, more))
@@ -181,7 +195,7 @@ def _filled(batch: ModelBatch) -> ModelBatch:
 
 
 def _still(batch: ModelBatch, layout: StepLayout) -> ModelBatch:
-    """The same for every step of a shape: rows that could each be as long as the tables are wide."""
+    """Return a batch that is the same for every step of a shape: its rows are as long as the tables are wide."""
     last = layout.tables.shape[2] * layout.page_tokens - 1
     return ModelBatch(
         batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden
@@ -189,12 +203,12 @@ def _still(batch: ModelBatch, layout: StepLayout) -> ModelBatch:
 
 
 def _hidden(batches: Mapping[str, ModelBatch]) -> dict[str, Tensor]:
-    """What parts of chains start from."""
+    """Return the input hidden states of stages without an embedding."""
     return {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
 
 
 def _own(batch: ModelBatch, made: Tensor) -> Tensor:
-    """Without what fills up."""
+    """Return the result without the padding rows."""
     return made[: len(batch.rows)] if batch.model.has_head else made[:, : len(batch.rows)]
 
 

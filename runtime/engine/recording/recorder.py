@@ -1,7 +1,7 @@
-"""Ways to have a step's work done again without the step: a CUDA graph, or, where there are none, by running it again.
+"""Ways to repeat a step's work without Python: a CUDA graph, or, where there are none, running the work again.
 
-What is recorded reads and writes the same tensors every time; new values are copied into them before. Knows nothing of
-steps.
+Recorded work reads and writes the same tensors every time; the caller copies new values into them before a replay. This
+module is independent of steps.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: What a step computes, in tensors that are overwritten by the next time.
+#: Runs a step's work; the results are overwritten by the next run.
 Work = Callable[[], Mapping[str, Tensor]]
 
 
 class Unrecordable(Exception):
-    """The work cannot be recorded: it waits for the device, or needs what a recording must not."""
+    """The work cannot be recorded: it waits for the device, or uses something that a recording does not allow."""
 
 
 class StepRecorder(Protocol):
+    """Records work so that it can be repeated."""
+
     def record(self, work: Work) -> Work:
-        """What does the work again, on what its tensors hold by then. The work itself has been run, more than once
-        perhaps.
+        """Return a function that repeats the work on the current contents of its tensors.
+
+        The work itself is run at least once.
 
         Raises:
-            Unrecordable: it must be run as it is.
+            Unrecordable: the work cannot be recorded.
         """
         ...
 
 
 class Rerun:
-    """`StepRecorder` without any: the work is run again."""
+    """`StepRecorder` without recording: the work is run again."""
 
     def record(self, work: Work) -> Work:
         work()
@@ -41,11 +44,11 @@ class Rerun:
 
 
 class CudaRecorder:
-    """`StepRecorder` by CUDA graphs. All of one recorder share their memory: one runs at a time, and its results are
-    read before the next.
+    """`StepRecorder` with CUDA graphs.
 
-    The work is run twice beside the stream of steps before it is recorded: once for what is made on first use
-    (libraries' handles, joined adapters), and once on watch, since what waits for the device cannot be recorded.
+    All recordings of one recorder share their memory: only one runs at a time, and its results must be read before the
+    next one runs. The work is run twice on a side stream before it is recorded: once for what is created at first use
+    (library handles, joined adapters), and once to detect waits for the device, which cannot be recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -78,7 +81,7 @@ class CudaRecorder:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Have torch raise RuntimeError wherever it would wait for the device."""
+    """Make torch raise RuntimeError wherever it would wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,5 +1,6 @@
-"""From a step's logits to its tokens: which rows want any, and what is sampled of them. Knows nothing of how the logits
-came about.
+"""From a step's logits to its tokens: which rows need logits, and the sampling of their tokens.
+
+Used by `StepRun` and by replayed recordings; it does not depend on how the logits were computed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from runtime.types import PromptLogprobs, Row, Sampled
 
 
 class WantedLogits(msgspec.Struct, frozen=True, gc=False):
-    """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt
-    log-probabilities.
+    """A row that needs logits of its model's tokens [lo, hi).
+
+    These are the last token, to sample, or all tokens of a chunk, for prompt log-probabilities.
     """
 
     row: Row
@@ -30,14 +32,14 @@ class WantedLogits(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gives: tokens in the plan's order by model, and prompt log-probabilities."""
+    """A step's sampled tokens, in the plan's order by model, and its prompt log-probabilities."""
 
     sampled: tuple[Sampled, ...]
     prompts: tuple[PromptLogprobs, ...]
 
 
 def wanted_of(batch: ModelBatch) -> tuple[WantedLogits, ...]:
-    """Which of a model's tokens go through the head; none where there is no head."""
+    """Return which of a model's tokens go through the head; none for a stage without a head."""
     wanted: list[WantedLogits] = []
     if not batch.model.has_head:
         return ()
@@ -50,8 +52,9 @@ def wanted_of(batch: ModelBatch) -> tuple[WantedLogits, ...]:
 
 
 def picks_of(batch: ModelBatch, wanted: Sequence[WantedLogits]) -> Sequence[int]:
-    """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no
-    head.
+    """Return the model's tokens needed after the last attention layer.
+
+    These are the tokens with wanted logits, or all tokens for a stage without a head.
     """
     if not batch.model.has_head:
         return range(batch.tokens)
@@ -59,7 +62,7 @@ def picks_of(batch: ModelBatch, wanted: Sequence[WantedLogits]) -> Sequence[int]
 
 
 class Sampling:
-    """What a step has chosen, on the device until it is read: `drawn` by model."""
+    """The tokens that a step has sampled, on the device until they are read."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, Drawn] = {}
@@ -68,14 +71,17 @@ class Sampling:
         self._outcome: Outcome | None = None
 
     def add(self, name: str, drawn: Drawn, held: list[Held]) -> None:
-        """A model's tokens, and the sequences that get them."""
+        """Add a model's tokens and the sequences that get them."""
         self._drawn[name], self._held[name] = drawn, held
 
     def add_prompt(self, scores: Sequence[PartScores]) -> None:
         self._prompts.extend(scores)
 
     def tokens_of(self, name: str, seqs: Sequence[str]) -> Tensor:
-        """[len(seqs)]: what these sequences of a model got, where it is. KeyError: they got nothing."""
+        """Return the tokens of these sequences of a model, [len(seqs)], on the device.
+
+        Raises KeyError for a sequence without a token.
+        """
         drawn = self._drawn[name]
         if len(seqs) == len(drawn.draws) and all(draw.seq == seq for draw, seq in zip(drawn.draws, seqs, strict=True)):
             return drawn.tokens
@@ -83,7 +89,10 @@ class Sampling:
         return drawn.tokens[put([rows[seq] for seq in seqs], drawn.tokens.device)]
 
     def read(self) -> Outcome:
-        """Wait for it, and let the sequences have their tokens; again: nothing to do."""
+        """Wait for the tokens, append them to their sequences' outputs, and return them.
+
+        Tokens of an output from the draw's index on are replaced. Further calls return the same result.
+        """
         if self._outcome is None:
             sampled: list[Sampled] = []
             for name, drawn in self._drawn.items():
@@ -106,9 +115,10 @@ def sampling_of(
     """Sample every model's rows.
 
     Args:
+        wanted: the rows with wanted logits, by model.
         logits: [wanted rows, vocabulary] by model.
-        before: of the step before, if that has not been read for certain: rows that are told apart by what they have
-            produced wait for it.
+        before: the sampling of the preceding step if it may not have been read yet. It is read first if an awaiting row
+            has penalties, which depend on the tokens produced so far.
     """
     made = Sampling()
     for name, batch in batches.items():
@@ -126,7 +136,7 @@ def _finish(
     before: Sampling | None,
     made: Sampling,
 ) -> None:
-    """Sample a model's rows; prompt log-probabilities come from the same logits."""
+    """Sample a model's rows and compute prompt log-probabilities from the same logits."""
     chosen: list[int] = []
     rows: list[Row] = []
     at = 0

@@ -1,4 +1,4 @@
-"""What a row asks of its logits: a draw, and the log-probabilities of its prompt's tokens."""
+"""What a row needs from its logits: a sampled token, and the log-probabilities of its prompt's tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.types import Logprob, PromptLogprobs, Row
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A chunk of a prompt with the logits [tokens of the row, vocabulary] of each of its positions."""
+    """A chunk of a prompt with the logits [tokens of the row, vocabulary] of its positions."""
 
     model: LoadedModel
     row: Row
@@ -21,14 +21,14 @@ class PromptPart:
 
 
 def asks_prompt(model: LoadedModel, row: Row) -> bool:
-    """Whether a row's sequence wants log-probabilities of prompt tokens, and the row still runs prompt."""
+    """Return whether a row's sequence requests prompt log-probabilities and the row still runs prompt tokens."""
     request = model.sequences[row.seq].request
     return request.sampling.prompt_logprobs is not None and row.start < model.spec.virtual_tokens + len(request.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """Log-probabilities of prompt tokens number `start`, … of a sequence, which the host has not seen yet."""
+    """Log-probabilities of a sequence's prompt tokens from number `start` on, not copied to the host yet."""
 
     seq: str
     start: int
@@ -36,13 +36,14 @@ class PartScores:
     scores: LogitScores
 
     def read(self) -> PromptLogprobs:
+        """Wait for them and return them."""
         rows = self.scores.rows
         chosen = tuple(Logprob(token, row.chosen) for token, row in zip(self.targets, rows, strict=True))
         return PromptLogprobs(self.seq, self.start, chosen, tuple(row.top for row in rows))
 
 
 def prompt_part(part: PromptPart) -> list[PartScores]:
-    """Log-probabilities of the prompt tokens that a chunk's positions predict; none for what comes after the prompt."""
+    """Return the log-probabilities of the prompt tokens that a chunk's positions predict; none after the prompt."""
     request = part.model.sequences[part.row.seq].request
     begin = part.row.start - part.model.spec.virtual_tokens
     first = max(begin, 0) + 1
@@ -57,10 +58,10 @@ def prompt_part(part: PromptPart) -> list[PartScores]:
 
 
 def draw_of(model: LoadedModel, row: Row) -> Draw:
-    """How a row's next token is to be chosen."""
+    """Return how a row's next token is to be sampled."""
     held = model.sequences[row.seq]
     params = held.request.sampling
-    # A row may go back behind what a tentative one has chosen (BL-25).
+    # A row may start again before tokens that a speculated row has sampled (BL-25).
     produced = held.output if len(held.output) <= row.generated else held.output[: row.generated]
     stops = tuple(dict.fromkeys((*model.spec.eos_token_ids, *params.stop_token_ids)))
     return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops)

@@ -1,14 +1,14 @@
-"""From logits to tokens, for all rows of a step at once.
+"""Sample tokens from logits, for all rows of a step at once.
 
-Order of operations, as vLLM's users expect it: logit bias, minimum-length masking, repetition, frequency and presence
-penalties, temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of
-the raw logits.
+Order of operations, as in vLLM: logit bias, minimum-length masking, repetition, frequency and presence penalties,
+temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of the raw
+logits.
 
-What is chosen stays on the device until it is read, so the next step can begin from it without the host having seen it.
-Only penalties read tokens on the host, and wait for them.
+Sampled tokens stay on the device until they are read, so the next step can start from them before the host has seen
+them. Only penalties read tokens on the host, and wait for them.
 
-A draw is the inverse of the cumulated distribution at a number that depends only on (seed, index of the token): a
-sequence samples the same tokens whatever else is in the batch, and after a preemption it goes on as it would have.
+A draw inverts the cumulative distribution at a number that depends only on (seed, index of the token). So a sequence
+samples the same tokens in any batch, and continues identically after a preemption.
 """
 
 from __future__ import annotations
@@ -26,19 +26,25 @@ from torch import Tensor
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
-#: Logits [rows, vocabulary] in float32 -> [rows], the first of each row's largest; of a row that holds NaN, the first
-#: of those.
+#: Logits [rows, vocabulary] in float32 -> [rows], the index of each row's first maximum; in a row with NaN, of the
+#: first NaN.
 Largest = Callable[[Tensor], Tensor]
 
 
 def stock_largest(logits: Tensor) -> Tensor:
-    """`Largest`, as torch has it."""
+    """`Largest` with torch's argmax."""
     return torch.argmax(logits, dim=-1)
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
-    """One row to sample: whose it is, how, and the tokens it has seen. `stops`: ids masked until `min_tokens` are
-    out.
+    """One row to sample.
+
+    Fields:
+        seq: The sequence.
+        params: How its tokens are sampled.
+        generated: Tokens produced so far, the index of this one.
+        prompt, output: Tokens that penalties count.
+        stops: Ids that are masked until `min_tokens` are produced.
     """
 
     seq: str
@@ -50,14 +56,14 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) from 53 bits of BLAKE3(seed, index)."""
+    """Return a number in [0, 1) from 53 bits of BLAKE3(seed, index)."""
     digest = blake3(f"{seed}:{index}".encode()).digest(8)
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each of `draws`: `tokens` [draws] where the logits were. `read` waits for them."""
+    """One token for each of `draws`: `tokens` [draws] on the logits' device."""
 
     draws: Sequence[Draw]
     tokens: Tensor
@@ -65,7 +71,7 @@ class Drawn:
     _scores: Mapping[int, Callable[[], RowLogprobs]]
 
     def read(self) -> list[Sampled]:
-        """In the order of the draws, with log-probabilities where they are wanted."""
+        """Wait for the tokens and return them in the order of the draws, with log-probabilities where requested."""
         out = []
         for row, (draw, token) in enumerate(zip(self.draws, self._chosen.values(), strict=True)):
             if row in self._scores:
@@ -77,17 +83,17 @@ class Drawn:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> list[Sampled]:
-    """One token per row, read at once. Arguments as `draw`."""
+    """Sample one token per row and read them at once. Arguments as `draw`."""
     return draw(logits, draws, largest).read()
 
 
 def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> Drawn:
-    """Choose one token per row.
+    """Sample one token per row.
 
     Args:
         logits: [rows, vocabulary] in any float dtype; not modified.
         draws: one per row.
-        largest: how greedy rows' tokens are found.
+        largest: the argmax function for greedy rows.
     """
     raw = logits.float()
     shaped = _shape(raw, draws)
@@ -100,7 +106,7 @@ def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest
 
 
 def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Biases, masks and penalties on the rows that ask for them; the input itself when none does."""
+    """Apply biases, masks and penalties to the rows that have any; return the input itself if none has."""
     out = logits
     for row, draw in enumerate(draws):
         if not _reshapes(draw):
@@ -113,7 +119,7 @@ def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def penalises(params: SamplingParams) -> bool:
-    """Whether a sequence's next token depends on which ones it has, but through the model."""
+    """Return whether a sequence's penalties make its next token depend on the tokens it already has."""
     return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
@@ -130,8 +136,9 @@ def _bias_(row: Tensor, draw: Draw) -> None:
 
 
 def _penalise_(row: Tensor, draw: Draw) -> None:
-    """Repetition over prompt and output (as transformers and vLLM), frequency and presence over the output only (as
-    OpenAI).
+    """Apply the repetition penalty over prompt and output, frequency and presence penalties over the output only.
+
+    The repetition penalty is as in transformers and vLLM, the other two are as in OpenAI's API.
     """
     p = draw.params
     if p.repetition_penalty != 1.0:
@@ -144,7 +151,7 @@ def _penalise_(row: Tensor, draw: Draw) -> None:
 
 
 def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Draw from the truncated distributions. logits [rows, vocabulary] -> token ids [rows]."""
+    """Sample from the truncated distributions: logits [rows, vocabulary] -> token ids [rows]."""
     device = logits.device
     temperature = put([draw.params.temperature for draw in draws], device, torch.float32)[:, None]
     order = torch.sort(logits / temperature, dim=-1, descending=True, stable=True)
@@ -153,13 +160,14 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     cumulated = kept.double().cumsum(-1)
     u = put([uniform(draw.params.seed, draw.generated) for draw in draws], device, torch.float64)[:, None]
     place = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
-    last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # nothing is kept of a row that is not a number
+    last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # a row of NaN keeps no token
     return order.indices.gather(1, torch.minimum(place, last))[:, 0]
 
 
 def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """True where top-k, top-p or min-p drop a token. `probabilities` are sorted from high to low; the first is always
-    kept.
+    """Return True where top-k, top-p or min-p drop a token; the first token is always kept.
+
+    `probabilities` are sorted in descending order.
     """
     device, width = probabilities.device, probabilities.shape[1]
     rank = torch.arange(width, device=device)
@@ -176,7 +184,7 @@ def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _scores(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> Mapping[int, Callable[[], RowLogprobs]]:
-    """Log-probabilities of the rows that ask for them, by row, for whoever reads them."""
+    """Return functions that read the log-probabilities of a row, for the rows that request them."""
     wanted = {row: draw.params.logprobs for row, draw in enumerate(draws) if draw.params.logprobs is not None}
     if not wanted:
         return {}
@@ -194,12 +202,12 @@ class RowLogprobs:
 
 
 class LogitScores:
-    """Log-probabilities of chosen tokens, and of the best ones, on their way to the host.
+    """Log-probabilities of chosen tokens and of the best ones, being copied to the host.
 
     Args:
         logits: [rows, vocabulary] in float32.
         chosen: [rows].
-        wanted: how many of the best ones, for each row.
+        wanted: the number of best ones for each row.
     """
 
     def __init__(self, logits: Tensor, chosen: Tensor, wanted: Sequence[int]) -> None:
@@ -214,7 +222,7 @@ class LogitScores:
 
     @functools.cached_property
     def rows(self) -> list[RowLogprobs]:
-        """Waits for them."""
+        """The log-probabilities of all rows; the first access waits for them."""
         own = self._own.values()
         if self._best is None:
             return [RowLogprobs(value, ()) for value in own]
@@ -230,7 +238,8 @@ class LogitScores:
 
 
 def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> LogitScores:
-    """Log-probabilities of the tokens that followed each position. logits [positions, vocabulary]; targets: one id per
-    position.
+    """Return the log-probabilities of the tokens that followed each position.
+
+    logits: [positions, vocabulary]; targets: one id per position.
     """
     return LogitScores(logits.float(), put(targets, logits.device), [count] * len(targets))

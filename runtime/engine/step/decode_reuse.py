@@ -1,18 +1,15 @@
-"""Decode steps whose rows are those of a step before, each one token on, with what that one made brought up to date
-(native kernels).
+"""Run the decode steps of a persistent batch by the call of the step before (native kernels).
 
-    step n      rows -> layouts, frames, paging -> units … one call (`step.Call`) … head          as ever; its call is
-                kept
-    step n + 1  the same rows, one token on     -> embedding | what came -> that call again (`native.onward`) -> head
+    first step    rows -> layouts, contexts, paging -> components ... one call (`step.runner.Call`) ... head    (kept)
+    later steps   the same rows, one token on -> embedding or inputs -> that call again (`ProgramReuse`) -> head
 
-Frames of 32 rows cost more than a small part of a chain computes, and from one decode step to the next nothing in
-them changes but positions. A step is one to go on from if its rows are one token each, of models that run the same
-units all the way, in one call but for embedding and head. Any other step, rows in another order among them, is run
-as ever, and is the next one to go on from.
+Building layouts and contexts for 32 rows costs more than a small part of a chain computes, and from one decode step to
+the next only positions change in them. `StepPlan.batch` numbers the batch. Its steps can be run this way if its rows
+are one token each, of models that run the same components all the way, in one call but for embedding and head.
 
-Contract: `follow` gives None for a step that does not follow, and has changed nothing then; `ran` is told of every
-step that was run otherwise, `forget` when stages or adapters come or go. New pages are in the tables before
-`follow` (kept tables are as old as their `version`).
+`follow` returns None for a step that has to be run as usual, and has changed nothing then. `remember_step` is called
+after each step that was run as usual, `clear` when stages or adapters come or go. New pages have to be in the tables
+before `follow` is called; tables are read again when their `version` has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from runtime.kv.transfers import put
 from runtime.types import Row, SegmentRun, StepPlan
 from surgery.modules.components import Where
 
-#: Sets of rows that are remembered.
+#: Batches that are kept.
 _MOST = 8
 #: Puts what these rows start from, in this order, into bytes. Raises ValueError where it does not fit.
 Start = Callable[[Sequence[str], memoryview], None]
@@ -68,40 +65,46 @@ class ReusedStep:
 
 @dataclass(slots=True)
 class _Kept:
-    """A step that may be gone on from: its rows, and what it ran, or how to."""
+    """What a batch's last step ran, or how to run the next one.
 
-    rows: tuple[Row, ...]
+    Fields:
+        names: Tables of its rows. (A batch may be split over devices and come here in parts.)
+        start: Position of its first row in that step.
+    """
+
+    names: list[str]
+    start: int
     ran: tuple[Mapping[str, ModelBatch], Call] | None
     course: _Course | None = None
 
 
 class DecodeReuse:
-    """See the top of the file. Several sets of rows may take turns: a chain that comes back to a device has hops that
-    do.
-    """
+    """The persistent batches of one device. Several may run in turn: those of the hops of a chain that comes back."""
 
     def __init__(self, units: ComponentPool) -> None:
         self._units = units
         self._room = Room()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        #: Steps that went on from one before.
+        self._kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
+        #: Steps that were run by the call of the step before.
         self.followed = 0
 
     def clear(self) -> None:
-        """No step follows any before."""
+        """Drop all batches."""
         self._kept.clear()
 
     def remember_step(self, plan: StepPlan, batches: Mapping[str, ModelBatch], run: StepRun) -> None:
-        """A step that was run as ever: perhaps the next one of these rows follows it."""
+        """Keep a step that was run as usual, if the next one of its batch can be run by its call."""
         segments = segments_of(batches)
-        if plan.rows and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
-            self._store_step(_Kept(plan.rows, (batches, run.calls[0])))
+        if plan.batch and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
+            names = [row.seq for row in plan.rows]
+            self._store_step(plan, _Kept(names, plan.rows[0].start, (batches, run.calls[0])))
 
     def follow(self, plan: StepPlan, start: Start) -> ReusedStep | None:
-        """Run a step that goes on from one before. Raises what `start` raises."""
+        """Run the next step of a batch that is kept. Raises what `start` raises."""
         rows = plan.rows
-        kept = self._kept.pop(rows[0].seq, None) if rows else None  # whatever fails now, the next step is run as ever
-        if kept is None or plan.opened or not _follow(rows, kept.rows):
+        # Taken out: a step that fails now is not followed.
+        kept = self._kept.pop((plan.batch, rows[0].seq), None) if plan.batch else None
+        if kept is None or plan.opened or rows[0].start != kept.start + 1 or [row.seq for row in rows] != kept.names:
             return None
         course = kept.course
         if course is None:
@@ -109,28 +112,14 @@ class DecodeReuse:
             if course is None:
                 return None
         made = course.run(rows, start, self._units)
-        self._store_step(_Kept(rows, None, course))
+        self._store_step(plan, _Kept(kept.names, rows[0].start, None, course))
         self.followed += 1
         return made
 
-    def _store_step(self, kept: _Kept) -> None:
-        self._kept[kept.rows[0].seq] = kept
+    def _store_step(self, plan: StepPlan, kept: _Kept) -> None:
+        self._kept[plan.batch, plan.rows[0].seq] = kept
         if len(self._kept) > _MOST:
             self._kept.popitem(last=False)
-
-
-def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
-    """Whether these are rows of the same sequences in the same order, each one token on. By columns: it is asked at
-    every step.
-    """
-    return (
-        len(rows) == len(before)
-        and [row.seq for row in rows] == [row.seq for row in before]
-        and [row.start - 1 for row in rows] == [row.start for row in before]
-        and [row.model for row in rows] == [row.model for row in before]
-        and [row.sample for row in rows] == [row.sample for row in before]
-        and not any([len(row.tokens) > 1 or row.awaits for row in rows])  # noqa: C419
-    )
 
 
 def _is_plain(call: Call, segment: Segment, batches: Mapping[str, ModelBatch]) -> bool:

@@ -1,10 +1,9 @@
-"""Between tensors and the arrays that pass from device to device (`runtime.chains.Array`), by their bytes, whatever the
-dtype.
+"""Convert between tensors and the arrays that pass between devices (`runtime.chains.Array`), byte for byte.
 
-Out: one copy to the host, where the tensor is not there already; the array is a view of it. In: one copy, into what the
-rows of a model start from together. Where arrays go directly from device to device (`engine.tensors.links`) their data
-is a flat tensor of uint8 on its device, of which `len` and slices mean what they mean of bytes; such a one is never
-taken to the host here, but to be compared, or where bytes are asked for. Knows nothing of steps.
+Outgoing: at most one copy to the host; the array is a view of it. Incoming: one copy into the tensor that a model's
+rows start from. With direct links (`engine.tensors.links`) an array's data is a flat uint8 tensor on its device, on
+which `len` and slices mean the same as on bytes. Such an array is copied to the host only to be compared, or where
+bytes are requested.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from runtime.chains import Array, Likeness, Stacked
 
 
 def whole_of(hidden: Tensor, stays: bool = False) -> Array:
-    """Hidden states [1, tokens, width] as an array [tokens, width]. `stays`: on their device."""
+    """Return hidden states [1, tokens, width] as an array [tokens, width]; `stays` keeps it on the tensor's device."""
     return staying(hidden[0]) if stays else array_of(hidden[0].cpu().contiguous())
 
 
 def staying(tensor: Tensor) -> Array:
-    """A tensor on its device, as it is there."""
+    """Return a tensor as an array on its device."""
     return Array(_name_of(tensor.dtype), tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8))
 
 
 def is_tensor(array: Array) -> bool:
-    """Whether its data is a flat tensor of uint8."""
+    """Return whether the array's data is a flat uint8 tensor."""
     return isinstance(array.data, Tensor)
 
 
 def flat_of(array: Array) -> Tensor:
-    """Its bytes, flat, where they lie; of bytes a view, only to be read."""
+    """Return the array's bytes as a flat tensor on their device. For host bytes this is a read-only view."""
     if is_tensor(array):
         return array.data  # type: ignore[no-any-return]
     if not memoryview(array.data).nbytes:
@@ -43,7 +42,7 @@ def flat_of(array: Array) -> Tensor:
 
 
 def array_of(pages: Tensor) -> Array:
-    """A contiguous tensor of the host as it is."""
+    """Return a contiguous host tensor as an array, without a copy."""
     return Array(_name_of(pages.dtype), tuple(pages.shape), bytes_of(pages))
 
 
@@ -54,14 +53,15 @@ def gathered(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> Tensor:
-    """As `joined`, those of these rows; one copy where they lie back to back. Raises KeyError for a row that has
-    none.
+    """Return the arrays of these rows as one tensor, as `joined`; one copy if they are back to back in one array.
+
+    Raises KeyError for a row without an array.
     """
     return joined(_parts(inputs, names), shape, dtype, device)
 
 
 def gather(inputs: Mapping[str, Array], names: Sequence[str], into: memoryview, width: int, dtype: torch.dtype) -> None:
-    """As `gathered`, into bytes."""
+    """Write the arrays of these rows into host bytes; see `gathered`."""
     _put(_parts(inputs, names), into, width, dtype)
 
 
@@ -74,8 +74,10 @@ def _parts(inputs: Mapping[str, Array], names: Sequence[str]) -> list[Array]:
 def joined(
     arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | None = None
 ) -> Tensor:
-    """Arrays [some, width] below each other: a tensor [rows, width] = `shape` of its own, on `device` (the host).
-    Raises ValueError unless all fits, dtypes too."""
+    """Concatenate arrays [n, width] into a new tensor [rows, width] of `shape` on `device` (None: the host).
+
+    Raises ValueError unless the sizes and dtypes match.
+    """
     target = device or torch.device("cpu")
     if not any(map(is_tensor, arrays)):
         out = torch.empty(shape, dtype=dtype)
@@ -97,7 +99,7 @@ def _put(arrays: Sequence[Array], into: memoryview, width: int, dtype: torch.dty
 
 
 def _require_fit(arrays: Sequence[Array], rows: int, width: int, dtype: torch.dtype) -> None:
-    """Raises ValueError unless these are so many rows."""
+    """Raise ValueError unless the arrays have this width and dtype and `rows` rows in all."""
     name, size = _name_of(dtype), width * dtype.itemsize
     for array in arrays:
         nbytes = len(array.data) if is_tensor(array) else memoryview(array.data).nbytes
@@ -109,13 +111,14 @@ def _require_fit(arrays: Sequence[Array], rows: int, width: int, dtype: torch.dt
 
 
 def _memory(array: Array) -> memoryview:
-    """Its bytes in the host's memory; they are copied there if they are not."""
+    """Return the array's bytes in host memory, copied there if necessary."""
     return bytes_of(array.data.cpu()) if is_tensor(array) else memoryview(array.data).cast("B")
 
 
 def likeness(a: Array, b: Array) -> Likeness:
-    """Of two arrays [tokens, width] of one dtype and shape; what has no cosine (zeros, infinities) is not alike at all:
-    -1.
+    """Compare two arrays [tokens, width] of one dtype and shape.
+
+    A token without a cosine (zeros, infinities) counts as -1.
     """
     x, y = (_tensor_of(each) for each in (a, b))
     y = y.to(x.device)
@@ -132,7 +135,7 @@ def _tensor_of(array: Array) -> Tensor:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor of the host, to be read or written."""
+    """Return the bytes of a contiguous host tensor, readable and writable."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 

@@ -1,13 +1,12 @@
-"""The two ends of one direct link, each with a thread that makes the group and then waits for what was begun on it.
+"""The two ends of one direct link, each with a thread that makes the group and then waits for transfers.
 
-    Outgoing     making -> ready: send …      over            IncomingTensors     making -> ready: expect … came
-                                                                                  over
+    OutgoingTensors     making -> ready: send …      over
+    IncomingTensors     making -> ready: expect … came      over
 
-Contract: `begin` first. What is called from outside does not wait. A link that stands was proven: each end has made
-a token, told it by the cluster's own messages, and got it back over the link, so at the other end is who was spoken
-with. Then one sends and the other receives, in order; a tensor is kept until it has gone, or come. Whatever fails,
-or takes longer than its limit, ends the link, once, with a reason: what was under way is given up, and what comes
-in spite of that is dropped.
+Contract: call `begin` first. Only `join` waits. A ready link is authenticated: each end has made a token, sent it in a
+message of the cluster, and received it back over the link. Then one end sends and the other receives, in order.
+A tensor is kept until it has been sent or has arrived. Any failure or timeout ends the link, once, with a reason:
+transfers under way are given up, and data that arrives later is dropped.
 """
 
 from __future__ import annotations
@@ -31,22 +30,25 @@ from runtime.engine.tensors.process_groups import ProcessGroup
 from runtime.engine.tensors.rendezvous import Rendezvous
 
 _TOKEN_BYTES = 32
-#: Tags of tokens; tickets begin behind them.
+#: Tags of the two token transfers, and the first tag of tickets.
 _THERE, _BACK, _FIRST = 0, 1, 2
-#: Keys under which tokens are told; the store's own begin with its name.
+#: Key of the token, and prefix of the store's own keys.
 _TOKEN, _STORE = "token", "store/"
-#: How long what was sent is left alone while there is room, in seconds: a look at once would take the processor, and
-#: the interpreter, from the loop, which has just sent it and goes on, for nothing but to let its memory go.
+#: Seconds after which a completed send is checked while there is room. Checking at once would take the CPU and the
+#: interpreter lock from the agent's loop, which has just sent it, only to free the tensor earlier.
 _LATER = 0.02
-#: What is said of an error.
+#: Maximum length of an error text, in characters.
 _SAID = 200
 
-#: Tells the other end a key.
+#: Sends a rendezvous key and its value to the other end.
 Tell = Callable[[str, bytes], None]
 
 
 class _End:
-    """What both have. `ended`: is called once, with the reason, unless it was closed; on any thread."""
+    """The common part of both ends.
+
+    `tell` sends a rendezvous key to the other end. `ended` is called once with the reason, on any thread.
+    """
 
     def __init__(
         self,
@@ -81,12 +83,12 @@ class _End:
         self._thread.start()
 
     def handle_rendezvous(self, key: str, value: bytes) -> None:
-        """The other end has told this."""
+        """Store a rendezvous key that the other end has sent."""
         if key == _TOKEN or key.startswith(_STORE):
             self._store.learn(key.removeprefix(_STORE) if key != _TOKEN else "/" + _TOKEN, value)
 
     def end(self, reason: str) -> None:
-        """It is over. From any thread; again: nothing to do."""
+        """End the link. Any thread may call it; further calls do nothing."""
         with self._lock:
             if self._over:
                 return
@@ -99,7 +101,7 @@ class _End:
             self._process_group.abort(group)
 
     def join(self, seconds: float) -> None:
-        """Behind `end`."""
+        """Wait for the thread; call it after `end`."""
         self._thread.join(seconds)
 
     # -- on its thread -----------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ class _End:
             self.end(_words(error))
 
     def _make(self) -> Any:
-        """A group whose other end has proven who it is."""
+        """Make the group and exchange tokens over it. Raises RuntimeError if the other end shows a wrong token."""
         process_group, seconds = self._process_group, self._config.connect_timeout_s
         group = process_group.group(self._store, self._rank, seconds)
         expected = self._store.get("/" + _TOKEN)
@@ -137,7 +139,7 @@ class _End:
         return group
 
     def _token_of(self, told: bytes) -> bytes:
-        """What the other end is to be shown: its own token. Raises RuntimeError for one that is none."""
+        """Return the token that the other end must receive back. Raises RuntimeError if it has the wrong length."""
         if len(told) != _TOKEN_BYTES:
             raise RuntimeError("the other end gave no token")
         return told
@@ -147,19 +149,19 @@ class _End:
             raise RuntimeError("somebody else is at the other end")
 
     def _stands(self) -> None:
-        """The group is there, and whoever is outside may use it."""
+        """React to the group being ready for use."""
 
     def _work(self) -> None:
-        """Until it is over."""
+        """Wait for transfers until the link ends."""
         raise NotImplementedError
 
     def _give_up(self, reason: str) -> None:
-        """What was under way."""
+        """Drop the transfers under way."""
         raise NotImplementedError
 
 
 class OutgoingTensors(_End):
-    """The end that sends. Tensors are flat, of uint8."""
+    """The sending end. Tensors are flat and of uint8."""
 
     def __init__(
         self, process_group: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str
@@ -169,11 +171,14 @@ class OutgoingTensors(_End):
         self._nbytes = 0
 
     def carries(self, nbytes: int) -> bool:
-        """Whether it stands, and has room. (What is larger than the room goes when nothing else is under way.)"""
+        """Return whether the link is ready and has room for `nbytes` bytes.
+
+        A tensor larger than the limit is accepted when no other one is under way.
+        """
         return self._ready and (self._nbytes + nbytes <= self._config.max_inflight_bytes or not self._nbytes)
 
     def send(self, tensor: Tensor, ticket: int) -> None:
-        """The link is over if it fails."""
+        """Begin to send a tensor. A failure ends the link."""
         with self._lock:
             group = self._group
             self._nbytes += tensor.numel()
@@ -195,7 +200,7 @@ class OutgoingTensors(_End):
             del one, work, tensor
 
     def _give_up(self, reason: str) -> None:
-        """The thread may be at one of them until its limit; the others go now."""
+        """Drop the queued transfers; the thread may still wait for one of them until its limit."""
         with suppress(queue.Empty):
             while True:
                 self._under_way.get_nowait()
@@ -204,7 +209,7 @@ class OutgoingTensors(_End):
 
 @dataclass(slots=True)
 class _Awaited:
-    """`work`: None until it has been begun."""
+    """An expected tensor. `tensor` and `work` are None until its receive has begun."""
 
     ticket: int
     nbytes: int
@@ -213,8 +218,11 @@ class _Awaited:
 
 
 class IncomingTensors(_End):
-    """The end that receives. `came`: is called once for each ticket that is expected, with the tensor or why there is
-    none, on any thread."""
+    """The receiving end.
+
+    `came` is called once for each expected ticket, with the tensor or with the reason why it does not arrive, on any
+    thread.
+    """
 
     def __init__(
         self,
@@ -228,8 +236,8 @@ class IncomingTensors(_End):
         super().__init__(process_group, config, 1, tell, ended, f"from-{name}")
         self._came = came
         self._awaited: deque[_Awaited] = deque()
-        self._begun = 0  # of those awaited: their receives have been begun
-        self._bytes = 0  # of these
+        self._begun = 0  # number of awaited tensors with a receive under way
+        self._bytes = 0  # their bytes
         self._changed = threading.Condition(self._lock)
 
     def expect(self, ticket: int, nbytes: int) -> None:
@@ -252,7 +260,7 @@ class IncomingTensors(_End):
             self.end(_words(error))
 
     def _begin_some(self) -> None:
-        """Begin receives, in order, as long as there is room for their bytes. The lock is held."""
+        """Begin receives in order, as long as there is room for their bytes. The caller holds the lock."""
         while self._group is not None and self._begun < len(self._awaited):
             one = self._awaited[self._begun]
             if self._bytes and self._bytes + one.nbytes > self._config.max_inflight_bytes:
@@ -294,6 +302,6 @@ class IncomingTensors(_End):
 
 
 def _words(error: Exception) -> str:
-    """What is said of an error: its last line, which of torch's is what happened, and no path of theirs."""
+    """Return a short text for an error, without the file path that torch puts in front."""
     said = str(error).strip().split("] ", 1)[-1].splitlines()
     return f"{type(error).__name__}: {said[0] if said else ''}"[:_SAID]

@@ -1,12 +1,14 @@
-"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.TensorTransport`
-over a rail, an end for each way.
+"""Tensors between agents' devices without a copy in host memory (BL-33).
 
-    send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> OutgoingTensors
-    came       IncomingTensors -> one flat tensor -> arrays, views of it
+`DirectLinks` implements `runtime.transport.interfaces.TensorTransport` over a process group, with one endpoint per peer
+and direction:
 
-Contract: of the protocol: one thread calls, and nothing waits but what says so. Arrays are whatever the engine makes:
-bytes of the host, or flat tensors of uint8 (`engine.tensors.convert`); those that come are tensors, or, for an engine
-that knows none, bytes.
+    send       arrays -> one flat uint8 tensor on the device (a view, for a single array) -> OutgoingTensors
+    arrival    IncomingTensors -> one flat tensor -> arrays, views of it
+
+Contract: that of the protocol. One thread calls it, and only methods that document it wait. Outgoing arrays are what
+the engine makes: host bytes or flat uint8 tensors (`engine.tensors.convert`). Incoming ones are tensors, or bytes for
+an engine that does not use torch.
 """
 
 from __future__ import annotations
@@ -31,14 +33,17 @@ from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice
 
 _log = logging.getLogger(__name__)
 
-#: How long the threads of links are waited for at the end, in seconds.
+#: Seconds to wait for the links' threads when closing.
 _PATIENCE = 2.0
 
-warnings.filterwarnings("ignore", message="The given buffer is not writable")  # what goes out is only read
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # outgoing buffers are only read
 
 
 class DirectLinks:
-    """See the top of the file. `as_bytes`: arrays come as bytes of the host's memory, which on a CPU costs nothing."""
+    """`TensorTransport` over direct links.
+
+    `as_bytes`: incoming arrays have host bytes as data; on a CPU this needs no copy.
+    """
 
     def __init__(self, process_group: ProcessGroup, config: DirectConfig, as_bytes: bool = False) -> None:
         self._process_group, self._config = process_group, config
@@ -104,7 +109,7 @@ class DirectLinks:
             del self._announced[each]
 
     def close(self) -> None:
-        """Waits a moment for what is under way."""
+        """End all links and wait up to `_PATIENCE` seconds for their threads."""
         ends = [*self._outgoing.values(), *self._incoming.values()]
         self._outgoing, self._incoming = {}, {}
         for end in ends:
@@ -112,7 +117,7 @@ class DirectLinks:
         for end in ends:
             end.join(_PATIENCE / len(ends))
 
-    # -- arrays on their way -----------------------------------------------------------------------------------------
+    # -- transfers ---------------------------------------------------------------------------------------------------
 
     def carries(self, peer: str, nbytes: int) -> bool:
         end = self._outgoing.get(peer)
@@ -125,7 +130,7 @@ class DirectLinks:
         try:
             parts = [self._on_device(array) for array in arrays]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        except Exception as error:  # no room on the device, say
+        except Exception as error:  # for example out of device memory
             end.end(f"it could not be sent: {type(error).__name__}")
             return
         end.send(whole, ticket)
@@ -147,7 +152,7 @@ class DirectLinks:
             out.append(ArrivedTensor(peer, ticket, () if whole is None else self._cut(whole, kinds), error))
         return out
 
-    # -- arrays wherever they lie ------------------------------------------------------------------------------------
+    # -- arrays on any device ----------------------------------------------------------------------------------------
 
     def hosted(self, array: Array) -> Array:
         return Array(array.dtype, array.shape, bytes_of(array.data.cpu())) if is_tensor(array) else array
@@ -195,7 +200,7 @@ class DirectLinks:
         self._wake()
 
     def _is_now(self, end: object, peer: str, outgoing: bool) -> bool:
-        """Whether it is of a life that counts."""
+        """Return whether an endpoint is the current one of a peer, and not of an earlier incarnation."""
         return (self._outgoing if outgoing else self._incoming).get(peer) is end
 
     def _on_device(self, array: Array) -> Tensor:

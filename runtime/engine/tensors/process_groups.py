@@ -1,17 +1,17 @@
-"""The transports under direct links, each a group of two of torch.distributed: gloo between CPUs, NCCL between
-GPUs.
+"""The transports of direct links, each a torch.distributed group of two: gloo between CPUs, NCCL between GPUs.
 
-    group      by a rendezvous; rank 0 sends, rank 1 receives        send, receive      begun, not waited for
-                                                                     arrived      waited for
+    group              makes a group by a rendezvous; rank 0 sends, rank 1 receives
+    send, receive      begin a transfer, without waiting
+    arrived            waits for a transfer
 
-Contract: `group` and `arrived` wait, within a limit, and are called on threads of a link's own; `send` and
-`receive` do not, once the group has been used. A tensor belongs to the transport from `send` or `receive` until it
-has `arrived`. On CUDA both are ordered behind what was launched on the caller's current stream, and run on a stream
-of the group's own. Raises RuntimeError (torch's own errors) and TimeoutError.
+Contract: `group` and `arrived` wait, within a limit, and are called on a link's own threads; `send` and `receive` do
+not wait once the group has been used. A tensor belongs to the transport from `send` or `receive` until `arrived`
+returns. On CUDA both are ordered behind the work on the caller's current stream and run on a stream of the group's own.
+Raises RuntimeError (torch's own errors) and TimeoutError.
 
-Neither encrypts, nor knows who is at the other end; gloo ends the process on a tensor that is larger than was said,
-and does not tell of a peer's end in the middle of what goes there (of what comes from there it does): that ends at
-its limit. NCCL is written after torch's own use of it, and has run on no GPU yet.
+Neither transport encrypts or authenticates. Gloo ends the process on a tensor larger than announced. It reports a
+peer's end while receiving, but a send to an ended peer fails only at its time limit. NCCL follows torch's own use of it
+and has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from torch import Tensor
 from runtime.engine.tensors.rendezvous import Rendezvous
 from zoo.errors import NotServable
 
-#: What of a link's limit is looked at a time, where there is nothing to wait for but by looking.
+#: Polling interval, in seconds, where completion can only be polled.
 _LOOK = 50e-6
 #: Tags are 32 bits wide, signed.
 _TAGS = 1 << 31
 
 
 class ProcessGroup(Protocol):
-    """`device`: where tensors lie. `name`: as `runtime.transport.interfaces.TensorTransport.rail`."""
+    """A transport for direct links.
+
+    `device` holds the tensors. `name` is what `runtime.transport.interfaces.TensorTransport.process_group` returns.
+    """
 
     device: torch.device
 
@@ -47,7 +50,7 @@ class ProcessGroup(Protocol):
     def group(self, store: Rendezvous, rank: int, seconds: float) -> Any: ...
 
     def empty(self, nbytes: int) -> Tensor:
-        """Room for so many bytes on the device: flat, uint8."""
+        """Return an uninitialized flat uint8 tensor on the device."""
         ...
 
     def send(self, group: Any, tensor: Tensor, tag: int, to: int = 1) -> Any: ...
@@ -57,15 +60,15 @@ class ProcessGroup(Protocol):
     def arrived(self, work: Any, seconds: float) -> None: ...
 
     def abort(self, group: Any) -> None:
-        """Nothing goes over it any more; whoever waits for it need not much longer."""
+        """Stop all traffic of a group; calls that wait for it return soon."""
         ...
 
 
 class Gloo:
-    """See the top of the file. `host`: the address that it listens on; empty: only on this machine."""
+    """Gloo between CPUs. `host`: the address that it listens on; empty means this machine only."""
 
     def __init__(self, host: str = "") -> None:
-        """Raises NotServable where torch has none."""
+        """Raise NotServable if this build of torch has no gloo."""
         if not (dist.is_available() and dist.is_gloo_available()):
             raise NotServable("this torch has no gloo: tensors go by the host's memory only")
         self.device, self._host = torch.device("cpu"), host
@@ -96,20 +99,21 @@ class Gloo:
         work.wait(timedelta(seconds=seconds))
 
     def abort(self, group: Any) -> None:
-        """What waits ends when the other end closes, or at its limit; the connection closes when nobody has the group
-        any more.
+        """Do nothing: waiting calls end when the other end closes, or at their limit.
+
+        The connection closes when the last reference to the group is dropped.
         """
 
 
 class Nccl:
-    """See the top of the file. `device`: whose GPU; `host`: as of Gloo, for how it is named."""
+    """NCCL between GPUs. `device`: the GPU; `host`: as for `Gloo`, used in the name."""
 
     def __init__(self, device: torch.device, host: str = "") -> None:
-        """Raises NotServable where torch has none."""
+        """Raise NotServable if this build of torch has no NCCL."""
         if not (dist.is_available() and dist.is_nccl_available()):
             raise NotServable("this torch has no NCCL: tensors go by the host's memory only")
         self.device, self._host = torch.device(device), host
-        # A link that fails is our affair; by default it would end the process, from a thread of torch's.
+        # The link handles failures itself; by default torch would end the process from a thread of its own.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         if not host:
@@ -137,7 +141,7 @@ class Nccl:
             return group.recv([tensor], of, tag % _TAGS)
 
     def arrived(self, work: Any, seconds: float) -> None:
-        """By looking: its own `wait` has a stream wait, not the caller."""
+        """Wait by polling: NCCL's own `wait` makes a stream wait, not the caller."""
         end = time.monotonic() + seconds
         while not work.is_completed():
             if time.monotonic() > end:
@@ -152,7 +156,7 @@ class Nccl:
 
 
 def rail_for(device: torch.device, host: str) -> ProcessGroup:
-    """Raises NotServable where torch has none for such devices."""
+    """Return the transport for a device. Raises NotServable if torch has none for it."""
     if device.type == "cpu":
         return Gloo(host)
     if device.type == "cuda":
@@ -161,14 +165,15 @@ def rail_for(device: torch.device, host: str) -> ProcessGroup:
 
 
 def reach(host: str) -> str:
-    """Who can be linked with an end on this machine: those that give the same. Of one that listens on the network: all
-    of its kind.
+    """Return a string that is the same for all ends that can be linked with one on this machine.
+
+    For an end that listens on the network it is the same everywhere.
     """
     return "network" if host else _machine()
 
 
 def _machine() -> str:
-    """This machine since it was started, and the network that a process sees of it."""
+    """Return an identifier of this boot of the machine and of the process's network namespace."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{booted}/{Path('/proc/self/ns/net').stat().st_ino}"

@@ -1,12 +1,11 @@
-"""Where the two ends of a direct link find each other: a store of torch.distributed whose keys travel as messages of
-the cluster.
+"""The rendezvous of a direct link: a torch.distributed store with its keys sent as messages of the cluster.
 
-torch's own stores listen on a port that nobody guards, or share a folder. Here a key that one end sets is said to the
-other (`tell`), and what the other says is `learn`t; so addresses go where all control messages go, encrypted and
-authenticated where those are. torch asks from threads of its own for what has not come yet, and waits, up to a limit.
+torch's own stores listen on an unprotected port or share a folder. Here a key that one end sets is sent to the other
+with `tell`, and what the other end sends arrives through `learn`. So addresses travel like all control messages,
+encrypted and authenticated where those are. torch reads keys on threads of its own and waits for missing ones until a
+deadline.
 
-Contract: keys and values are bounded, and so is their number; whoever says more is not heard. `tell` is called on
-torch's threads.
+Contract: the number of keys is bounded; keys beyond the limit are dropped. `tell` is called on torch's threads.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ _MOST = 64
 
 
 class Rendezvous(Store):
-    """See the top of the file. `seconds`: that this may take in all, from now on."""
+    """A torch.distributed store shared by the two ends of one link.
+
+    `seconds`: the time limit for the whole rendezvous, from the construction on.
+    """
 
     def __init__(self, tell: Callable[[str, bytes], None], seconds: float) -> None:
         super().__init__()
@@ -32,22 +34,22 @@ class Rendezvous(Store):
         self._values: dict[str, bytes] = {}
         self._over = ""
 
-    # -- of whoever makes the link -----------------------------------------------------------------------------------
+    # -- called by the link's endpoint -------------------------------------------------------------------------------
 
     def learn(self, key: str, value: bytes) -> None:
-        """The other end has set it."""
+        """Store a key that the other end has set."""
         with self._changed:
             if len(self._values) < _MOST or key in self._values:
                 self._values[key] = value
                 self._changed.notify_all()
 
     def end(self, reason: str) -> None:
-        """Nothing more comes."""
+        """End the rendezvous: waiting calls raise TimeoutError with this reason."""
         with self._changed:
             self._over = self._over or reason
             self._changed.notify_all()
 
-    # -- what torch calls, on threads of its own ---------------------------------------------------------------------
+    # -- called by torch, on threads of its own ----------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
@@ -55,12 +57,15 @@ class Rendezvous(Store):
         self._tell(key, data)
 
     def get(self, key: str) -> bytes:
-        """Raises TimeoutError where it does not come."""
+        """Wait for a key and return its value. Raises TimeoutError if it does not arrive in time."""
         self.wait([key])
         return self._values[key]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Raises TimeoutError where they do not come."""
+        """Wait for keys until the rendezvous' own deadline; `timeout` is ignored.
+
+        Raises TimeoutError if they do not arrive in time.
+        """
         left = self._end - time.monotonic()
         with self._changed:
             there = self._changed.wait_for(
@@ -74,9 +79,9 @@ class Rendezvous(Store):
             return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Here; the other end keeps what it knows."""
+        """Delete a key here only; the other end keeps its copy."""
         with self._changed:
             return self._values.pop(key, None) is not None
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The limit is one for all of it."""
+        """Do nothing: one deadline holds for the whole rendezvous."""

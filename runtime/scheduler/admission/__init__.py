@@ -1,1 +1,1 @@
-"""Sequences that wait, which of them are admitted, and which variant of a model they get."""
+"""Admit waiting sequences, and choose the variant of a model that each gets."""

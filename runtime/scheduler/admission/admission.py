@@ -1,8 +1,11 @@
-"""Admit waiting sequences: find a path whose stages are loaded, and pages for all the context that a sequence has.
+"""Admit waiting sequences: find a path with loaded stages, and pages for all the context that a sequence has.
 
-Contract: chains are considered by the rank of their first waiting sequence. A sequence that does not fit holds back its
-chain and every sequence that needs a device of its path, so that none overtakes it on the way to the same pages. A
-sequence goes where its prefix is cached, if that path has room. A sequence that can never run ends with the reason.
+Contract:
+- Chains are considered by the rank of their first waiting sequence.
+- A sequence that does not fit holds back its chain and every sequence that needs a device of its path, so that none
+  overtakes it on the way to the same pages.
+- A sequence goes where its prefix is cached, if that path has room and costs little more (BL-19).
+- A sequence that can never run ends with the reason.
 """
 
 from __future__ import annotations
@@ -27,21 +30,23 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 from runtime.types import SequenceRequest
 
-#: How long after idle copies of a chain were looked for, in ns, it is not done again: loading one takes far longer.
+#: Least time in ns between two searches for idle instances of one chain; loading one takes far longer.
 _LOOKED = 50_000_000
 
 
 class Admission:
+    """Accept or refuse requests, and admit waiting sequences to paths."""
+
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser) -> None:
         self._state = state
         self._seating = seating
         self._adaptive = adaptive
         self._arrivals = 0
-        #: By chain: when idle copies of it were looked for, lately.
+        #: By version of a chain: time in ns of the latest search for idle instances of it.
         self._looked: dict[str, int] = {}
 
     def arrive(self, request: SequenceRequest, now: int) -> None:
-        """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
+        """Add a request to the waiting queue, or refuse it. Raises ValueError if its name is in use."""
         state = self._state
         if request.seq in state.sequences or request.seq in self._seating.prefix_cache:
             raise ValueError(f"sequence {request.seq} exists already")
@@ -68,7 +73,7 @@ class Admission:
         state.changed = True
 
     def admit(self, now: int) -> None:
-        """Let in whoever fits."""
+        """Admit every waiting sequence that fits, chain by chain in rank order."""
         state = self._state
         if not state.placed:
             return
@@ -87,7 +92,7 @@ class Admission:
                     and state.block_map.within(sequence.chain, full)
                     and not (state.tell.on and state.router.measured(sequence.chain))
                 ):
-                    state.router.turn()  # as `route` does; without it nobody is told of candidates that are full
+                    state.router.turn()  # `route` does so too; skipped here, since every path of the chain is full
                 else:
                     route = state.router.route(
                         sequence.chain,
@@ -108,16 +113,14 @@ class Admission:
                 heapq.heapreplace(heads, (after.rank, after))
 
     def turn_away(self, now: int) -> None:
-        """End whoever waits for a chain that the cluster cannot hold."""
+        """End all waiting sequences of chains that the cluster cannot hold."""
         for sequence in tuple(self._state.waiting):
             why = self._state.block_map.why_not(sequence.chain)
             if why is not None:
                 self._seating.end(sequence, "error", now, why)
 
     def _joins(self, sequence: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
-        """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear
-        (BL-19).
-        """
+        """Place a sequence on the path with the longest cached prefix that has room and costs little enough (BL-19)."""
         for match in self._matches(sequence):
             if any(hop.device in full for hop in match.path) or not self._state.router.allows(
                 sequence.chain, match.path
@@ -132,8 +135,9 @@ class Admission:
         return False
 
     def _matches(self, sequence: ScheduledSequence) -> list[PrefixMatch]:
-        """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by
-        running only.
+        """Return the cached prefixes of a sequence, longest first; none where sharing is off or impossible for it.
+
+        Prompt scores need every token to run, and virtual tokens are not shared.
         """
         state, spec = self._state, sequence.chain.spec
         if (
@@ -146,9 +150,10 @@ class Admission:
         return state.prefixes.matches(sequence.realm, sequence.mark(), (sequence.tokens - 1) // spec.page_tokens)
 
     def _worth_it(self, sequence: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
+        """Return whether a cached prefix justifies its path: not much dearer than the cheapest, and as roomy."""
         config, loads, holds = self._state.config, self._state.devices.loads, self._state.router.holds
         if holds(route) < min(sequence.longest, holds(cheapest)):
-            return False  # it would end earlier there
+            return False  # its output would have a lower limit there
         there, best = (
             path_cost(devices_of(sequence.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path)
         )
@@ -158,16 +163,16 @@ class Admission:
     def _trace_choice(
         self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None
     ) -> None:
-        """All terms of each candidate, and the choice (BL-21)."""
+        """Trace all latency terms of each candidate, and the choice (BL-21)."""
         if self._state.tell.on:
             for use, row, device in zip(chain.uses, table, chosen or (), strict=False):
                 terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
                 self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
 
     def _let_in(self, sequence: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
-        """Seat it, or end what will never run; false where it has to wait."""
+        """Place a sequence on a route, or end it if it can never run; return False where it has to wait."""
         router, alive = self._state.router, self._state.devices.alive
-        if router.holds(route) < sequence.longest:  # is that the last word?
+        if router.holds(route) < sequence.longest:  # another route may hold it
             route = router.roomier(sequence.chain, route, sequence.longest)
         if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
             return False
@@ -182,7 +187,7 @@ class Admission:
             for device, stage in missing:
                 self._state.ask_for(sequence.chain, device, stage)
             self._warm(sequence.chain, route, now)
-            # Meanwhile it may run where all is loaded already.
+            # While these load, it may run on a path with all stages loaded.
             other = router.route(
                 sequence.chain,
                 self._state.devices.loads,
@@ -203,8 +208,10 @@ class Admission:
         return True
 
     def _shunned(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
-        """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may
-        have been given them again since.)"""
+        """Remove the instances of refused stages where their blocks have other ones; return whether any was removed.
+
+        A device may have been given such blocks again since the refusal.
+        """
         state, shunned = self._state, False
         for device, stage in missing:
             refused = state.devices[device].stages.refused
@@ -213,13 +220,12 @@ class Admission:
         return shunned
 
     def _again(self, sequence: ScheduledSequence, full: set[str], now: int) -> bool:
-        """As `_let_in`, over the path that is there now; each time there is one instance less."""
+        """Retry `_let_in` with a new route; each retry has one instance less to choose from."""
         route = self._state.router.route(sequence.chain, self._state.devices.loads, groups=sequence.longest)
         return route is not None and self._let_in(sequence, route, full, now)
 
     def _warm(self, chain: Chain, route: Route, now: int) -> None:
-        """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more
-        than one when they are let in."""
+        """Load idle instances of a chain on other devices while several of its sequences wait for the first load."""
         state = self._state
         if state.waiting.count(chain.version) < 2 or now - self._looked.get(chain.version, -_LOOKED) < _LOOKED:
             return
@@ -233,9 +239,7 @@ class Admission:
                     state.ask_for(chain, name, stage)
 
     def _hopeless(self, sequence: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
-        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for
-        the sequence.
-        """
+        """Return why a route can never run a sequence (a refused stage, a device with too few pages), or None."""
         state, chain = self._state, sequence.chain
         for device, stage in missing:
             refused = state.devices[device].stages.refused
@@ -251,10 +255,9 @@ class Admission:
         return None
 
     def _fits(self, sequence: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
-        """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does
-        not count.
+        """Return whether a sequence's context, less what it shares, fits now; evicts cached prefixes if it does.
 
-        Donors have gone for it then.
+        The watermark stays free on devices that run sequences.
         """
         devices, config = self._state.devices, self._state.config
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):

@@ -16,7 +16,8 @@ base, which may run anyway:
 
     queue      rows of the other options' batches      compute    rows of its own batch, and the request
 
-Without profiles a delta counts with the bytes that it adds to its base, so it is taken wherever it is served.
+With profiles of the chain and the delta, variants without one are left out. Without both, a delta counts with the
+bytes that it adds to its base, so it is taken wherever it is served.
 
 Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It
 changes nothing.
@@ -69,18 +70,20 @@ class VariantChooser:
         self._estimates = estimates
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
-        """The variant that a request gets; None for the chain that it named."""
+        """Return the variant that a request gets; None for the chain that it named."""
         if not (request.adaptive and self._state.placed):
             return None
-        deltas = self._nearest_delta(exact)
-        variants = (*self._state.variants.get(exact.loaded_as, ()), *deltas)
-        if not variants:
+        own = Variant(exact.model, exact, exact.version, 1.0)
+        deltas, others = self._nearest_delta(exact), self._state.variants.get(exact.loaded_as, ())
+        if deltas and all(map(self._measured, (own, *deltas))):
+            others = tuple(filter(self._measured, others))
+        known = (own, *others, *deltas)
+        if len(known) == 1:
             return None
-        known = (Variant(exact.model, exact, exact.version, 1.0), *variants)
         chains = [each.chain for each in known]
         batches = self._step_batches(chains, len(request.prompt)) if deltas else [None] * len(chains)
         options = [
-            self._option(request, each, "own" if each.chain is exact else each.kind, profile, beside)
+            self._option(request, each, "own" if each is own else each.kind, profile, beside)
             for each, profile, beside in zip(known, self._chain_profiles(known), batches, strict=True)
         ]
         options = self._warm(chains, options)
@@ -89,12 +92,12 @@ class VariantChooser:
             return None
         at = options.index(found.chosen)
         self._state.tell.dispatched(now, request, found)
-        return None if at == 0 else variants[at - 1]
+        return None if at == 0 else known[at]
 
     # -- options -------------------------------------------------------------------------------------------------------
 
     def _nearest_delta(self, exact: Chain) -> tuple[Variant, ...]:
-        """The low-rank delta of a chain, of those that are served the one with the best score; none where none is."""
+        """Return the low-rank delta of a chain with the best score of those that are served, if any is."""
         deltas = [
             Variant(chain.model, chain, exact.version, chain.rewriting.score, "delta")
             for chain in self._state.chains.values()
@@ -106,7 +109,7 @@ class VariantChooser:
     def _option(
         self, request: SequenceRequest, variant: Variant, kind: Kind, profile: BlockProfile, beside: Batches | None
     ) -> Option:
-        """`beside`: the batches of a step with it, where they are what counts."""
+        """Return a variant as an option. `beside`: the batches of a step with it, if it is weighed by those."""
         chain, score = variant.chain, variant.score
         path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
@@ -159,7 +162,7 @@ class VariantChooser:
         return [self._state.config.max_num_seqs] * full + [rest] * (rest > 0)
 
     def _step_batches(self, chains: Sequence[Chain], context: int) -> list[Batches]:
-        """For each chain the batches of a step before its own, and the rows of its own."""
+        """Return for each chain the batches of a step before its own, and the rows of its own."""
         rows: Counter[str] = Counter()
         for alive in {each.loaded_as: each for each in self._state.in_use()}.values():
             rows[_batch_of(alive.spec)] += self._state.users[alive.loaded_as]
@@ -173,10 +176,13 @@ class VariantChooser:
     # -- profiles ------------------------------------------------------------------------------------------------------
 
     def _chain_profiles(self, variants: Sequence[Variant]) -> list[BlockProfile]:
-        """What was measured, if it was for all of them; else what their bytes make likely."""
+        """Return what was measured, if it was for all of them; else what their bytes make likely."""
         found = [self._estimates.whole(each.chain) for each in variants]
         measured = [each for each in found if each is not None]
         return measured if len(measured) == len(found) else [self._nominal(each) for each in variants]
+
+    def _measured(self, variant: Variant) -> bool:
+        return self._estimates.whole(variant.chain) is not None
 
     def _nominal(self, variant: Variant) -> BlockProfile:
         chain = variant.chain
@@ -190,5 +196,5 @@ class VariantChooser:
 
 
 def _batch_of(spec: ModelSpec) -> str:
-    """The model whose batch the rows of a model run in: its base's, unless it has weights of its own."""
+    """Return the model in whose batch the rows of a model run: its base, unless it has weights of its own."""
     return spec.name if spec.base is None or spec.kind in ("foundation", "full") else spec.base

@@ -1,7 +1,7 @@
 """Keep waiting sequences in one queue per chain, so that a sequence that does not fit holds back its own chain only.
 
-Contract: each queue is in rank order; `heads` gives the chains by the rank of their first sequence. A paused sequence
-stands aside: it is never first, and holds nothing back. Decides nothing.
+Contract: each queue is in rank order. A paused sequence is kept aside: it is never first, and holds nothing back. It
+decides nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 class WaitingQueue:
+    """Waiting sequences, by version of their chain. Its length does not count paused ones."""
+
     def __init__(self) -> None:
         self._queues: dict[str, RankedQueue[ScheduledSequence]] = {}
         self._aside: dict[str, ScheduledSequence] = {}
@@ -22,7 +24,7 @@ class WaitingQueue:
         return self._count
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """All of them, chain by chain, and then whoever stands aside."""
+        """Iterate over all sequences, chain by chain, then over the paused ones."""
         yield from (sequence for queue in self._queues.values() for sequence in queue)
         yield from self._aside.values()
 
@@ -37,7 +39,7 @@ class WaitingQueue:
         self._count += 1
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Raises KeyError if it does not wait."""
+        """Remove a sequence. Raises KeyError if it is not here."""
         if self._aside.pop(sequence.seq, None) is not None:
             return
         queue = self._queues[sequence.chain.version]
@@ -47,18 +49,18 @@ class WaitingQueue:
             del self._queues[sequence.chain.version]
 
     def first(self, version: str) -> ScheduledSequence | None:
-        """Who of a chain is next."""
+        """Return the first sequence of a chain, None if none waits."""
         queue = self._queues.get(version)
         return None if queue is None else queue.head(1)[0]
 
     def heads(self) -> list[ScheduledSequence]:
-        """The first of each chain, in rank order."""
+        """Return the first sequence of each chain, in rank order."""
         return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda sequence: sequence.rank)
 
     def count(self, version: str) -> int:
-        """How many wait for a chain."""
+        """Return how many sequences of a chain wait; paused ones are not counted."""
         return len(self._queues.get(version, ()))
 
     def by_chain(self) -> dict[str, int]:
-        """How many wait, by chain."""
+        """Return how many sequences wait, by version of their chain; paused ones are not counted."""
         return {version: len(queue) for version, queue in self._queues.items()}

@@ -1,1 +1,1 @@
-"""Hops that agents dispatch among themselves, as the scheduler sees them (BL-23)."""
+"""The scheduler's part of hops that agents dispatch among themselves (BL-23)."""

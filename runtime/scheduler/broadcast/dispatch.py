@@ -1,19 +1,21 @@
-"""Hops that agents dispatch among themselves: the scheduler says who may take them, and learns who did (BL-23).
+"""The scheduler's part of dispatch among agents: name the devices that may take a hop, and record which did (BL-23).
 
-    placed       the scheduler's map says which device runs each hop (the paper: "a live record of block placements")
-    broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid
-                 wins
+    placed       the scheduler chooses the device of each hop (the paper: "a live record of block placements")
+    broadcast    it chooses the device of the first hop only; each later hop is offered to devices that could take it,
+                 and the first bid wins
 
-    seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the
-    others' pages are free
+    seat --pages on every candidate, OpenSequences to all of them--> agents … HopAssigned --> the path is the winner's,
+    the pages of the other candidates are freed
 
-Contract: a hop has a choice only for a sequence without K and V (a new sequence that begins as nobody has, or one that
-runs again), and until
-it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for
-all that the sequence has and may become; they are on no other place of its path, so that whoever wins, hops stay
-hops. Their pages are taken before the first row is sent, so no row waits for pages behind another, whoever wins.
-Until all is settled a sequence is neither moved nor shared. An answer of an older epoch is dropped; a hop that was
-won by a device that could not have it (it has died meanwhile) is run again.
+Contract:
+- A hop is offered only for a sequence without K and V (a new one without a cached prefix, or one that runs again), and
+  until it is won: then the winner has its K and V.
+- Candidates have the hop's blocks, its loaded stage, and room for the sequence now and later. They are nowhere else on
+  its path, so that the number of hops stays the same whichever wins.
+- Their pages are taken before the first row is sent, so no row waits for pages behind another.
+- Until all hops are won, a sequence is neither migrated nor shared.
+- Answers of an older epoch are dropped. A hop that was won by a device that could not have it (it has died) makes the
+  sequence run again.
 """
 
 from __future__ import annotations
@@ -31,16 +33,14 @@ from runtime.scheduler.state import ClusterState
 
 
 class Candidates:
-    """Which devices may take which hops of a sequence that comes."""
+    """Choose the devices that may take the hops of a new sequence."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._most = state.config.broadcast_fanout if state.config.dispatch == "broadcast" else 1
 
     def hop_candidates(self, sequence: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
-        """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones
-        first.
-        """
+        """Return the hops of a route with several candidates: the route's own device first, then the least busy."""
         if self._most < 2:
             return {}
         taken = set(route.devices)
@@ -64,10 +64,10 @@ class Candidates:
                 found[at] = hop.device, *others
         return found
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _holders(self, sequence: ScheduledSequence, hop: Hop) -> list[Device]:
-        """Living devices that are to hold all blocks of a hop, and stay so."""
+        """Return living devices that have planned instances of all blocks of a hop, none about to be removed."""
         placed = self._state.block_map
         blocks = [use.block for use in sequence.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
         names = placed.instances.get(blocks[0], ())
@@ -79,7 +79,10 @@ class Candidates:
         ]
 
     def _able(self, sequence: ScheduledSequence, hop: Hop, device: Device) -> bool:
-        """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
+        """Return whether a device could take a hop now: its stage is loaded, and there is room.
+
+        A missing stage is requested, for later sequences.
+        """
         config, stage = self._state.config, sequence.chain.stage(hop.lo, hop.hi)
         if not device.stages.has(stage):
             self._state.ask_for(sequence.chain, device.name, stage)
@@ -95,7 +98,7 @@ class Candidates:
 
 
 class BroadcastDispatch:
-    """Hops that are open: which device has taken each."""
+    """Process the outcomes of offered hops."""
 
     def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
         self._state = state
@@ -103,11 +106,11 @@ class BroadcastDispatch:
 
     @property
     def settled(self) -> int:
-        """Hops that were won."""
+        """Number of hops that were won."""
         return self._state.counters.hops_won
 
     def won(self, event: HopAssigned, now: int) -> None:
-        """Hops have been taken."""
+        """Record the winners of hops."""
         columns = zip(event.seqs, event.epochs, event.hops, event.starts, event.counts, event.devices, strict=True)
         for seq, epoch, at, start, count, device in columns:
             sequence = self._state.running.get(seq)
@@ -128,7 +131,7 @@ class BroadcastDispatch:
             tell.control(now, "dispatch.choose", "BL-23", device, seq=seq, rule="broadcast", hop=at, offered=candidates)
 
     def remove_device(self, device: str) -> None:
-        """A device has died: where it was one of several, the others are left."""
+        """Remove a dead device from the candidates of offered hops."""
         for sequence in self._state.running.values():
             if device in sequence.offered.devices:
                 self._seating.narrow(sequence, device)

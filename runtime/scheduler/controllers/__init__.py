@@ -1,1 +1,1 @@
-"""What the scheduler does by the clock or on order: scaling, balancing, locality, pauses."""
+"""Periodic and ordered actions of the scheduler: scaling, balancing, locality, pauses."""

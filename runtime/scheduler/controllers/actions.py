@@ -1,24 +1,22 @@
-"""What control has decided and what takes time: instances that come, sequences that are to change their device,
-instances that go.
+"""Carry out actions that take time: add instances, move running sequences, remove instances.
 
-    grow(blocks, device)             another instance; new sequences may use it at once, its stages are loaded when they
-                                     are
-                                     first needed
-    move request(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or
-                                     it takes too long
-    drain(blocks, device)            no new sequences any more; who is there moves on; then its stages are dropped, and
-                                     the
-                                     instance is gone
+    grow(blocks, device)          add an instance; new sequences may use it at once, its stages are loaded when they are
+                                  first needed
+    move_request(request)         move a running sequence's blocks: retried until they run there, or the time is over
+    drain(drain)                  remove an instance: no new sequences, those on it move away; then its stages are
+                                  unloaded
 
-Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living
-instance of a block. An order whose device dies is over. All other blocks of a chain stay where they are. It decides
-nothing but, for who leaves, where to: the device with the fewest sequences among those that hold the same blocks.
-
-Every order ends. A drain that could not be fulfilled as things are is refused at once, with the reason, before a
-sequence moves for it. One that was accepted ends with `instance.drop`, or with `instance.keep` and the reason:
-sequences have until `until` to leave; what is under way to the instance itself (a stage, a move of these blocks) is
-waited for, and nothing else. The latest order stands: an instance that is asked for while it drains stays. A
-sequence is not moved to an instance that has gone, or is about to.
+Contract:
+- `advance` is called on every tick.
+- An instance is removed only after its sequences have left, and never the last living one of a block.
+- Other blocks of a chain stay where they are. The only decision made here is the target of sequences that leave: the
+  device with the fewest sequences among those with the same blocks.
+- Every action ends. A drain that is impossible now is refused at once, with the reason, before any sequence moves for
+  it. An accepted one ends with `instance.drop`, or with `instance.keep` and the reason.
+- Sequences have until `until` to leave. Then only what is under way to the instance itself is waited for: a stage that
+  is loading, a migration of its blocks.
+- The latest action wins: an instance that is requested while it drains stays. No sequence is moved to an instance that
+  is gone or drains.
 """
 
 from __future__ import annotations
@@ -34,19 +32,24 @@ from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
-#: Wishes that a tick asks for at most, whether or not they are granted.
+#: Move requests that one tick processes at most.
 _ASKED = 64
-#: Devices that are weighed for a move: more of them cost time and gain little.
+#: Limit of candidate devices for a migration; more cost time and gain little.
 _FEW = 16
-#: Why an instance cannot go.
+#: Why an instance cannot be removed.
 LAST, SHORTENS = "it has become the last one that lives", "answers could not become as long without it"
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRequest:
-    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns.
-    `cause`: who wants it;
-    `copy`, `recompute`, `hold`: as in `Migrations.start`."""
+    """A request to move blocks of a running sequence.
+
+    Fields:
+        blocks: Those of them that run on `source` are moved.
+        until: Time in ns after which the request lapses.
+        cause: ID of the mechanism that makes the request, for the trace.
+        copy, recompute, hold: As in `Migrations.start`.
+    """
 
     seq: str
     blocks: frozenset[str]
@@ -61,7 +64,13 @@ class MoveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An instance of each of these blocks is to go from `source`; sequences go to `target`, if that is said."""
+    """The removal of an instance of each of these blocks from a device.
+
+    Fields:
+        target: Where its sequences go; None for the least busy device.
+        until: Time in ns by which sequences must have left.
+        cause: ID of the mechanism that makes the request, for the trace.
+    """
 
     blocks: frozenset[str]
     source: str
@@ -72,8 +81,14 @@ class Drain:
 
 @dataclass(slots=True)
 class ActionCounts:
-    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes
-    that came to nothing.
+    """Totals of actions.
+
+    Fields:
+        grown: Instances added.
+        dropped: Instances removed.
+        kept: Instances that could not be removed.
+        moved: Migrations started.
+        lapsed: Move requests given up.
     """
 
     grown: int = 0
@@ -84,6 +99,8 @@ class ActionCounts:
 
 
 class Actions:
+    """Pending move requests and drains, and totals."""
+
     def __init__(self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache) -> None:
         self._state = state
         self._migrations = migrations
@@ -96,10 +113,10 @@ class Actions:
     def __len__(self) -> int:
         return len(self._move_requests) + len(self._drains)
 
-    # -- what control says ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def grow(self, blocks: Collection[str], device: str, cause: str, now: int) -> None:
-        """Another instance of each of these blocks. One that was to go stays."""
+        """Add an instance of each of these blocks; one that drains stays instead."""
         state = self._state
         for drain in [each for each in self._drains if each.source == device and not each.blocks.isdisjoint(blocks)]:
             self._recall(drain, drain.blocks.intersection(blocks), now)
@@ -111,16 +128,17 @@ class Actions:
         state.changed = True
 
     def move_request(self, move_request: MoveRequest) -> None:
-        """At most one for a sequence at a time: others are forgotten."""
+        """Add a move request; ignored if the sequence has one already."""
         if move_request.seq not in self._wished:
             self._wished.add(move_request.seq)
             self._move_requests.append(move_request)
 
     def wished(self, seq: str) -> bool:
+        """Return whether a sequence has a pending move request."""
         return seq in self._wished
 
     def drain(self, drain: Drain) -> str | None:
-        """Have instances go. Returns why that cannot be, in which case nothing has changed, or None."""
+        """Begin to remove instances; return why that is impossible, with nothing changed, or None."""
         if any(each.source == drain.source and each.blocks & drain.blocks for each in self._drains):
             return "it is about to go already"
         if not self._state.devices[drain.source].plan.blocks.issuperset(drain.blocks):
@@ -131,10 +149,10 @@ class Actions:
         self._state.block_map.leaving.update((block, drain.source) for block in drain.blocks)
         return None
 
-    # -- by the clock --------------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------------
 
     def advance(self, now: int) -> None:
-        """Go on with all that is not over."""
+        """Continue all pending actions. Called once per tick."""
         for _ in range(min(len(self._move_requests), _ASKED)):
             move_request = self._move_requests.popleft()
             if self._pending(move_request, now):
@@ -144,7 +162,7 @@ class Actions:
         self._drains = [drain for drain in self._drains if self._draining(drain, now)]
 
     def _pending(self, move_request: MoveRequest, now: int) -> bool:
-        """Ask for a sequence's move; whether it is to be asked for again."""
+        """Try to start a requested migration; return whether the request stays."""
         devices = self._state.devices
         sequence = self._state.running.get(move_request.seq)
         if (
@@ -187,7 +205,7 @@ class Actions:
             )
 
     def _draining(self, drain: Drain, now: int) -> bool:
-        """One look at an instance that is to go; whether it is still there."""
+        """Continue a drain; return whether it stays."""
         state, device = self._state, self._state.devices[drain.source]
         if not all(state.block_map.spare(block, drain.source) for block in drain.blocks):
             return self._cancel_drain(drain, LAST, now)
@@ -213,7 +231,7 @@ class Actions:
         return False
 
     def _needed(self, drain: Drain) -> str | None:
-        """Why instances cannot go as things are."""
+        """Return why instances cannot be removed now, or None."""
         state = self._state
         if not all(state.block_map.spare(block, drain.source) for block in drain.blocks):
             return LAST
@@ -222,7 +240,7 @@ class Actions:
         return None
 
     def _awaited(self, device: Device, blocks: frozenset[str]) -> bool:
-        """Whether what is under way to a device needs these blocks: a stage, a move, or a sequence that may come."""
+        """Return whether something under way to a device needs these blocks: a stage, a migration, an offered hop."""
         if device.stages.brings(blocks) or self._migrations.moves.bound_for(device.name, blocks):
             return True
         asked = (self._state.running[seq] for seq in device.passing.asked)
@@ -230,14 +248,14 @@ class Actions:
         return any(not blocks.isdisjoint(chain.blocks(hop.lo, hop.hi)) for chain, hop in hops)
 
     def _stays(self, device: str, chain: Chain, part: range) -> bool:
-        """Whether a device is to hold these blocks of a chain from now on."""
+        """Return whether a device is to hold these blocks of a chain from now on."""
         blocks = [chain.uses[at].block for at in part]
         known, leaving = self._state.devices[device], self._state.block_map.leaving
         there = known.alive and known.plan.blocks.issuperset(blocks)
         return there and not any((block, device) in leaving for block in blocks)
 
     def _send_on(self, sequence: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
-        """Have a sequence leave an instance that is to go, if any may move now."""
+        """Start the migration of a sequence off a draining instance, if the limit of migrations allows it."""
         if sequence.waits.move or len(self._migrations) >= self._state.config.control.max_migrations:
             return
         target = drain.target
@@ -251,19 +269,20 @@ class Actions:
             self._start(sequence, part, target, drain.cause, now)
 
     def _recall(self, drain: Drain, blocks: frozenset[str], now: int) -> None:
-        """Some of the instances that a drain is about stay after all; the others go on their way."""
+        """End a drain for some of its instances, which stay; the rest continues to drain."""
         at = self._drains.index(drain)
         self._drains[at : at + 1] = [replace(drain, blocks=drain.blocks - blocks)] if drain.blocks - blocks else []
         self._cancel_drain(replace(drain, blocks=blocks), "it is asked for again", now)
 
     def _cancel_drain(self, drain: Drain, why: str, now: int) -> bool:
+        """Record that the instances of a drain stay, with the reason; returns False."""
         self._state.block_map.leaving.difference_update((block, drain.source) for block in drain.blocks)
         self.counts.kept += 1
         self._state.tell.control(now, "instance.keep", drain.cause, drain.source, min(drain.blocks), error=why)
         return False
 
     def _unload_blocks(self, device: Device, blocks: frozenset[str]) -> None:
-        """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""
+        """Unload all stages with these blocks from a device, and drop cached prefixes on it."""
         self._prefix_cache.remove_device(device.name)
         gone = device.stages.remove_blocks(blocks)
         if gone and device.alive:
@@ -271,7 +290,7 @@ class Actions:
 
 
 def runs(sequence: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:
-    """Numbers of neighbouring blocks in a sequence's chain that are among these and run on a device, in order."""
+    """Yield the runs of block numbers in a sequence's chain that are among `blocks` and run on a device, in order."""
     uses = sequence.chain.uses
     spans = [(hop.lo, hop.hi) for hop in sequence.path if hop.device == device]
     first: int | None = None
@@ -287,15 +306,13 @@ def runs(sequence: ScheduledSequence, device: str, blocks: Collection[str]) -> I
 
 
 def elsewhere(state: ClusterState, chain: Chain, part: range, source: str) -> Device | None:
-    """The living device with the fewest sequences, of those that stay and hold all these blocks; not `source`."""
+    """Return the living device with the fewest sequences that keeps all these blocks, without `source`; or None."""
     fitting = (device for device in holders(state, [chain.uses[at].block for at in part]) if device.name != source)
     return min(fitting, key=lambda device: (device.passing.count, device.pages.used), default=None)
 
 
 def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
-    """Living devices that hold all these blocks, and are not about to lose one; of very many a few, others each
-    time.
-    """
+    """Return living devices that keep all these blocks; of very many a few, different ones each time."""
     placed, devices = state.block_map, state.devices
     lists = [placed.instances.get(block, ()) for block in dict.fromkeys(blocks)]
     shortest = min(lists, key=len, default=())

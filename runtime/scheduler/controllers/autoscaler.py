@@ -1,15 +1,14 @@
-"""Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.scaling.replicate`).
+"""Add and remove instances by load (BL-24), and copy what is requested most (`policy.scaling.replicate`).
 
-    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it:
-                `policy.scaling.autoscale` says where
-                another instance goes and who goes with it, or to which one that is there and has little to do
-    asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room
-                for it
-    idle        an instance that came so has had nobody for `idle_ms`: it goes again
+    saturated   a chain part and the sequences that wait for it fill more than `high` of a device's memory:
+                `policy.scaling.autoscale` chooses a device for another instance, or an existing one with little load,
+                and the sequences that move there
+    asked       (placement by demand) a device has many more sequences than another one that has their blocks, or has
+                room for them
+    idle        an instance added this way had no sequence for `idle_ms`: it is removed
 
-Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most
-`_SPOTS`
-are offered: what it costs does not grow with sequences. What it decides becomes `actions`.
+Contract: `look` is called once per interval. At most `_HOT` busy devices are examined, and at most `_SPOTS` are
+candidates, so the cost does not grow with sequences. Its decisions become `actions`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from runtime.scheduler.placement.traffic import TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
-#: Devices that are looked into at once, and that are offered for new instances.
+#: Limits: busy devices that are examined at once, and candidates for new instances.
 _HOT, _SPOTS = 16, 64
 
 
 class Autoscaler:
-    """`asked`: copies are made by demand, too, not only where memory is full."""
+    """Scale block instances. `asked`: copies are also made by demand, not only where memory is full."""
 
     def __init__(self, state: ClusterState, actions: Actions, traffic: TrafficCounter, asked: bool) -> None:
         config = state.config.control
@@ -45,10 +44,11 @@ class Autoscaler:
         self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.cooldown_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
         self._changed: dict[tuple[str, ...], int] = {}
-        #: (blocks, device) of what came by load -> since when it has had nobody.
+        #: (blocks, device) of an added instance -> time in ns since which it has no sequence; None while it has one.
         self._grown: dict[tuple[tuple[str, ...], str], int | None] = {}
 
     def look(self, now: int) -> None:
+        """Examine all loads and act on them. `now`: ns."""
         queues = queues_of(self._state)
         self._changed = {blocks: when for blocks, when in self._changed.items() if now - when < self._limits.calm}
         full = {device.name: self._full(device, queues) for device in self._state.devices if device.alive}
@@ -61,32 +61,32 @@ class Autoscaler:
             self._copy(queues, now)
         self._idle(full, now)
 
-    # -- up ------------------------------------------------------------------------------------------------------------
+    # -- scaling up ----------------------------------------------------------------------------------------------------
 
     def _full(self, device: Device, queues: Hotspots) -> float:
-        """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
+        """Return how full a device is, waiting sequences included: the larger share of its pages and of its places."""
         running = (device.passing.count + queues.sequences.get(device.name, 0.0)) / self._state.config.max_num_seqs
         return max(
             (device.pages.used_pages + queues.pages.get(device.name, 0.0)) / max(device.pages.capacity, 1), running
         )
 
     def _saturated(self, device: Device, queues: Hotspots, full: Mapping[str, float], now: int) -> None:
-        """The part that fills most of a device goes to an instance that is not busy, or gets another."""
+        """Move sequences of a full device's largest part to a calm instance, or add an instance for them."""
         part = next(iter(parts_of(device)), None)
         if part is None or part.blocks in self._changed:
             return
-        # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
+        # Existing instances, possibly from a longer part that includes these blocks.
         calm = [
             each
             for each in holders(self._state, part.blocks)
             if each is not device and full[each.name] < self._limits.low
         ]
         if calm and any(self._actions.wished(each.seq) for each in part.sequences):
-            return  # they are on their way
+            return  # their migrations are pending
         load = self._load(device, part, queues)
         cluster, room = self._cluster(device, part, full)
         loads = [load, *(BlockDemand(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
-        # With so many pages more they are as full as this one then is.
+        # With this many more pages they are as full as this device is then.
         room |= {
             each.name: min(
                 each.pages.capacity - each.pages.used_pages,
@@ -127,7 +127,11 @@ class Autoscaler:
             )
 
     def _load(self, device: Device, part: ChainPart, queues: Hotspots) -> BlockDemand:
-        """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
+        """Return the demand for a part on a device.
+
+        `longest`: the number of sequences of the part that would fill the rest of the device's memory, or of its
+        places.
+        """
         here, own = len(part.sequences), max(part.pages / max(len(part.sequences), 1), 1.0)
         others = max(device.pages.used_pages - part.pages, 0)
         places = self._state.config.max_num_seqs - (device.passing.count - here)
@@ -141,7 +145,7 @@ class Autoscaler:
         )
 
     def _movers(self, part: ChainPart, device: str) -> tuple[Mover, ...]:
-        """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
+        """Return the sequences that could move, with their pages here, so that few shared ones are doubled (BL-18)."""
         able = (sequence for sequence in part.sequences if not sequence.waits.move and not sequence.waits.doomed)
         page_accounting = self._state.page_accounting
         return tuple(
@@ -150,8 +154,9 @@ class Autoscaler:
         )
 
     def _cluster(self, hot: Device, part: ChainPart, full: Mapping[str, float]) -> tuple[ClusterLayout, dict[str, int]]:
-        """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside
-        it in its chains.
+        """Return the layout for `policy.placement.locality.place`, and free pages by candidate.
+
+        It has the devices that are not busy, the part as one block, and the blocks next to it in its chains.
         """
         state, instances = self._state, self._state.block_map.instances
         calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
@@ -165,7 +170,7 @@ class Autoscaler:
             if sender == part.blocks[-1] or receiver == part.blocks[0]:
                 other = receiver if sender == part.blocks[-1] else sender
                 if not state.block_map.knows(other):
-                    continue  # of a version that has gone since
+                    continue  # of a version that was removed since
                 pairs[(part.name, other) if other == receiver else (other, part.name)] = rows
                 if other not in nbytes:
                     nbytes[other] = state.block_map.block(other).nbytes
@@ -176,7 +181,7 @@ class Autoscaler:
         return ClusterLayout(places, tuple(there), nbytes, pairs), room
 
     def _copy(self, queues: Hotspots, now: int) -> None:
-        """Devices with many more sequences than others give away part of them, with a copy of what they use."""
+        """Copy a part of devices with many more sequences than the rest, and move sequences to the copy."""
         state, margin = self._state, self._state.config.control.rebalance_margin
         loads = {
             each.name: each.passing.count + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive
@@ -187,7 +192,7 @@ class Autoscaler:
                 return
             for part in stages_of(state.devices[name], queues):
                 if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
-                    continue  # new sequences go there, perhaps to a copy that has just come
+                    continue  # new sequences go there, possibly to a recent copy
                 measure = BySequences(loads[name], max(len(part.sequences), 1), margin)
                 found = replicate(self._spots(part.blocks, idle, loads), measure)
                 if found is not None:
@@ -201,7 +206,7 @@ class Autoscaler:
                 break
 
     def _relieve(self, queues: Hotspots, now: int) -> None:
-        """Devices whose steps read much for many give away part of them, where all then read less."""
+        """Move sequences off devices with many sequences and large steps, where all then read fewer bytes."""
         state, used_paths = self._state, self._state.used_paths
         alive = {each.name: each for each in state.devices if each.alive}
         loads = {name: each.passing.count + queues.sequences.get(name, 0.0) for name, each in alive.items()}
@@ -226,7 +231,7 @@ class Autoscaler:
                 taken.update((name, relief.device))
 
     def _relieved(self, name: str, part: ChainPart, relief: Replica, now: int) -> None:
-        """Some of a part's sequences go to a device that holds it, or to a new copy."""
+        """Move some of a part's sequences to a device that has its blocks, or to a new copy."""
         moves = [each.mover.seq for each in order_moves(movers_of(part.sequences))[: relief.moves]]
         copied = not self._state.devices[relief.device].plan.blocks.issuperset(part.blocks)
         extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
@@ -239,7 +244,10 @@ class Autoscaler:
             self._send(part, name, relief.device, moves, "BL-24", now)
 
     def _measure(self, part: ChainPart, device: Device, load: float, reads: int) -> ByBytes:
-        """A part as what it reads; weights that others on the device use, too, are read anyway."""
+        """Return a part's measure by bytes read.
+
+        Weights that other sequences of the device use are not counted: they are read in any case.
+        """
         others = {id(sequence) for sequence in part.sequences}
         used = {
             use.block
@@ -256,8 +264,11 @@ class Autoscaler:
     def _offers(
         self, part: ChainPart, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]
     ) -> list[ReplicaSpot]:
-        """Other devices as what they read. Those without all of these blocks only where the part was not copied
-        lately; those that are about to lose one not at all."""
+        """Return other devices with the bytes that their steps read.
+
+        Left out are devices without all of the blocks if the part was copied lately, and devices with a block that
+        drains.
+        """
         placed, used_paths, offers = self._state.block_map, self._state.used_paths, []
         for name in names:
             device = self._state.devices[name]
@@ -269,7 +280,7 @@ class Autoscaler:
         return offers
 
     def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[ReplicaSpot]:
-        """Devices without all of these blocks."""
+        """Return the devices that lack some of these blocks."""
         state = self._state
         spots: list[ReplicaSpot] = []
         for name in names:
@@ -279,18 +290,18 @@ class Autoscaler:
                 spots.append(ReplicaSpot(name, loads[name], device.plan.room, more))
         return spots
 
-    # -- down ----------------------------------------------------------------------------------------------------------
+    # -- scaling down --------------------------------------------------------------------------------------------------
 
     def _idle(self, full: Mapping[str, float], now: int) -> None:
-        """What came by load and has had nobody for long goes again, if the others of its kind are not busy."""
+        """Remove instances added by load that had no sequence for `idle_ms`, if the remaining ones are calm."""
         for (blocks, name), since in tuple(self._grown.items()):
             device = self._state.devices[name]
             if not device.plan.blocks.issuperset(blocks):
                 del self._grown[blocks, name]
             elif not device.alive:
-                self._grown[blocks, name] = None  # it comes again with what it is to hold
+                self._grown[blocks, name] = None  # it will return with its planned blocks
             elif device.stages.brings(blocks):
-                self._grown[blocks, name] = None  # nothing can run there yet
+                self._grown[blocks, name] = None  # its stage is still loading
             elif any(next(runs(sequence, name, blocks), None) for sequence in device.passing.here.values()):
                 self._grown[blocks, name] = None
             elif since is None:
@@ -309,7 +320,7 @@ class Autoscaler:
         )
         for down in decided.downs:
             if down.device == name:
-                self._grown[blocks, name] = now  # should it not go, it is looked at again
+                self._grown[blocks, name] = now  # examined again if the drain fails
                 if self._actions.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24")) is None:
                     self._changed[blocks] = now
                     self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))

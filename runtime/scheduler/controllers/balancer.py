@@ -1,14 +1,13 @@
-"""Sequences that change their device because another one with the same blocks has less to do (BL-19), and the
-paper's two baselines.
+"""Move sequences to less busy devices with the same blocks (BL-19), or in one of the paper's two baseline ways.
 
-    strict       nobody: a sequence's next tokens run where its K and V are
-    owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends
-                 (BL-16)
-    least-busy   always the least busy one, K and V copied, for which the sequence waits
-    recompute    always the least busy one, K and V computed there again, for which the sequence waits
+    strict       never: a sequence's next tokens run where its K and V are
+    owner        the device with its K and V, unless it is busier by more than `margin` sequences; then K and V move
+                 from both ends (BL-16)
+    least-busy   always the least busy device; K and V are copied while the sequence waits
+    recompute    always the least busy device; K and V are computed there again while the sequence waits
 
-Contract: `look` now and then; the busiest devices only. What moves is all that a sequence has on one device, so
-that paths grow no hops.
+Contract: `look` is called once per interval and examines the busiest devices only. A sequence moves with all blocks
+that it has on one device, so that its path gets no more hops.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
-#: Devices that are looked into at once, and parts of chains on each.
+#: Limits: devices that are examined at once, and chain parts on each.
 _HOT, _PARTS = 16, 8
 _NOBODY = Hotspots({}, {}, {})
 
 
 class Balancer:
+    """Balance sequences over devices with the same blocks."""
+
     def __init__(self, state: ClusterState, actions: Actions) -> None:
         config = state.config.control
         self._state = state
@@ -37,6 +38,7 @@ class Balancer:
         self._patience = config.migration_timeout_ms * _MS
 
     def look(self, now: int) -> None:
+        """Request migrations off the busiest devices. `now`: ns."""
         if self._how == "strict":
             return
         busy = (device for device in self._state.devices if device.alive and device.passing.count > self._margin)
@@ -45,7 +47,7 @@ class Balancer:
                 self._lighten(device, part, now)
 
     def _lighten(self, device: Device, part: ChainPart, now: int) -> None:
-        """Half the difference to the least busy device goes there."""
+        """Move sequences to the least busy device, half the difference of the two."""
         others = [each for each in holders(self._state, part.blocks) if each is not device]
         target = min(others, key=lambda each: (each.passing.count, each.pages.used), default=None)
         if target is None or device.passing.count - target.passing.count <= self._margin:
@@ -53,7 +55,7 @@ class Balancer:
         movers = [
             one.mover.seq for one in order_moves(movers_of(part.sequences)) if not self._actions.wished(one.mover.seq)
         ]
-        waiting = len(part.sequences) - len(movers)  # those that are on their way already
+        waiting = len(part.sequences) - len(movers)  # their migrations are pending
         count = (device.passing.count - target.passing.count) // 2 - waiting
         for seq in movers[: max(count, 0)]:
             self._state.tell.control(

@@ -1,14 +1,13 @@
-"""What a cluster's scheduler does by the clock: blocks are scaled and moved, sequences balanced and moved ahead, one by
-one as it serves.
+"""Run the periodic actions of the scheduler: scale and move blocks, balance sequences, move paused ones ahead.
 
     pauses      K and V of paused sequences                            BL-17
-    scaler      instances come where memory is full, and go            BL-24
-    rearranger  instances go to whom they exchange rows with           BL-26
-    balancer    sequences leave devices that are busier than others    BL-19, Figure 24
+    scaler      add instances where memory is full, remove idle ones   BL-24
+    rearranger  move instances next to those they exchange rows with   BL-26
+    balancer    move sequences off devices that are busier             BL-19, Figure 24
 
-Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing
-happens here. None of it costs anything per token, and what a tick costs grows with devices, not with sequences. Moves
-are `handover`'s, their order is `actions`'.
+Contract: `tick` is called once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off
+nothing happens here. Nothing costs anything per token, and a tick's cost grows with devices, not with sequences.
+`migration` carries out migrations, `controllers.actions` orders them.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from runtime.scheduler.placement.traffic import Crossings, TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
-#: Paths whose counts are taken in at once.
+#: Limit of paths from which token counts are gathered per interval.
 _PATHS = 2048
 
 
 class Controller:
+    """All periodic mechanisms, and the traffic counts that they use."""
+
     def __init__(self, state: ClusterState, migrations: Migrations, prefix_cache: PrefixCache) -> None:
         self._state = state
         self._config = state.config.control
@@ -42,7 +43,7 @@ class Controller:
         self._begun: int | None = None
 
     def tick(self, now: int) -> None:
-        """Go on with what is under way; look at loads where it is time."""
+        """Continue what is under way; look at loads where their interval is over. `now`: ns."""
         if not self._state.placed:
             return
         self.pauses.look(now)
@@ -62,7 +63,7 @@ class Controller:
         self.actions.advance(now)
 
     def _is_over(self, now: int) -> bool:
-        """Whether a period of what rows are counted in is over: another begins then. Scaling goes by it too."""
+        """Return whether a traffic period is over; if so, begin the next. Autoscaling uses these periods too."""
         if self._begun is None:
             self._begun = now
         if now - self._begun < self._config.rearrange_interval_ms * _MS:
@@ -75,6 +76,6 @@ class Controller:
         return self.actions.counts
 
     def crossings(self) -> Crossings:
-        """Rows that changed device and server so far."""
+        """Return the totals of rows that changed device and server."""
         self.traffic.gather()
         return self.traffic.totals

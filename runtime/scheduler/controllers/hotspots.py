@@ -1,12 +1,11 @@
-"""What loads the devices of a cluster, seen by parts of chains: which blocks fill a device, for whom, and who waits for
-them.
+"""Describe the load of devices by parts of chains: which blocks fill a device, and for which sequences.
 
-A `ChainPart` is blocks that run back to back on a device for the same chains: what two models share is a part, what
-only one has is another. So a block that a device holds for itself is scaled by itself, and blocks that nobody uses
-apart are not torn apart.
+A `ChainPart` is a run of blocks on a device that the same chains use: what two models share is one part, what only one
+has is another. So a block that one chain uses alone is scaled alone, and blocks that are always used together stay
+together.
 
-Contract: pictures of this moment, made of what was let in and what waits; a device is looked into only where somebody
-asks. Decides nothing.
+Contract: snapshots, made from running and waiting sequences; only devices that a caller asks for are examined. It
+decides nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +20,17 @@ from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
-#: Chains whose queues are looked at, and devices of each of their blocks.
+#: Limits: waiting chains that are examined, and devices for each of their blocks.
 _CHAINS, _PLACES = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPart:
-    """Neighbouring blocks on a device, used by the same sequences. `pages`: those they take there; `layers`: pages of a
-    group.
+    """Neighbouring blocks on a device that are used by the same sequences.
+
+    Fields:
+        pages: Pages that the sequences have there for these blocks.
+        layers: Pages per page set.
     """
 
     blocks: tuple[str, ...]
@@ -43,8 +45,12 @@ class ChainPart:
 
 @dataclass(frozen=True, slots=True)
 class Hotspots:
-    """Who waits: by device, sequences and pages that they will take there, each chain's divided by the devices that
-    could take it.
+    """Load of waiting sequences. Those of a chain are divided among the devices that could take them.
+
+    Fields:
+        sequences: Expected sequences, by device.
+        pages: Pages that they will take, by device.
+        chains: Chains with waiting sequences and their number, by version.
     """
 
     sequences: Mapping[str, float]
@@ -53,7 +59,7 @@ class Hotspots:
 
 
 def queues_of(state: ClusterState) -> Hotspots:
-    """What waits to be let in, laid on the devices that its blocks are on."""
+    """Return the load of waiting sequences, on the devices that have their blocks."""
     sequences: dict[str, float] = {}
     pages: dict[str, float] = {}
     chains: dict[str, tuple[Chain, int]] = {}
@@ -70,7 +76,7 @@ def queues_of(state: ClusterState) -> Hotspots:
 
 
 def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]:
-    """Of one sequence of a chain: the part of it that each device can expect, and layers."""
+    """For one sequence of a chain, return the expected share and the expected attention layers of each device."""
     found: dict[str, tuple[float, float]] = {}
     for use in chain.uses:
         where = [name for name in state.block_map.instances.get(use.block, ())[:_PLACES] if state.devices.alive(name)]
@@ -81,7 +87,7 @@ def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]
 
 
 def parts_of(device: Device) -> list[ChainPart]:
-    """What runs on a device, most pages first, of equals most sequences."""
+    """Return the chain parts on a device, by pages, then by sequences, largest first."""
     stages: dict[tuple[str, int, int], list[ScheduledSequence]] = {}
     for sequences in _by_path(device):
         for hop in sequences[0].path:
@@ -104,7 +110,7 @@ def parts_of(device: Device) -> list[ChainPart]:
 
 
 def _by_path(device: Device) -> list[list[ScheduledSequence]]:
-    """Sequences on a device, those of one path together."""
+    """Return the sequences on a device, grouped by path."""
     found: dict[int, list[ScheduledSequence]] = {}
     for sequence in device.passing.here.values():
         found.setdefault(id(sequence.place.path_usage), []).append(sequence)
@@ -114,7 +120,7 @@ def _by_path(device: Device) -> list[list[ScheduledSequence]]:
 def _cut(
     chain: Chain, key: tuple[str, int, int], users: Mapping[str, list[tuple[str, int, int]]]
 ) -> Iterable[tuple[tuple[str, ...], int]]:
-    """The blocks of a stage, cut where who uses them changes; with the layers of each run."""
+    """Yield the blocks of a stage in runs with the same users, each with its number of attention layers."""
     run: list[str] = []
     layers = 0
     for use in chain.uses:
@@ -130,7 +136,10 @@ def _cut(
 
 
 def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
-    """All that a sequence uses on a device, as one part; most sequences first. A copy of it elsewhere adds no hop."""
+    """Return all that each sequence uses on a device as one part; most sequences first.
+
+    A copy of such a part on another device adds no hop.
+    """
     found: dict[tuple[str, ...], list[ScheduledSequence]] = {}
     for sequences in _by_path(device):
         uses = sequences[0].chain.uses
@@ -145,8 +154,9 @@ def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
 
 
 def movers_of(sequences: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
-    """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume
-    later.
+    """Return sequences of a part for `order_moves`, with page sets as pages, none shared; paused ones resume later.
+
+    Leaves out sequences that are in a migration or about to be preempted.
     """
     made: list[Mover] = []
     first = 0

@@ -1,15 +1,17 @@
-"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over
-what `traffic` has counted.
+"""Move instances next to those with which they exchange rows, period by period (BL-26).
 
-A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top
-between servers. So what a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are
-worth most.
+`policy.placement.locality.rearrange` decides on the traffic that `placement.traffic` has counted.
 
-A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a
-period, while nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were
-decided, each when its target has room for it (what makes room for another has gone by then), and only where no sequence
-could become less long for it; one that cannot begin in time is forgotten. Only the busiest pairs of blocks and
-`_INSTANCES` of their instances are looked at, so that what a decision costs has a bound.
+A row that changes its device waits for that device's step to end, half a step on average; between servers `crossing_us`
+is added. The cost of a hop is therefore learned from reported steps, and rows that stay on one device are worth most.
+
+Contract:
+- `decide` is called once per period, and skipped while moves of the last period are pending; `look` on every tick.
+- A move loads at its target first, migrates the sequences at its source, then drains there.
+- Moves begin in the order of the decision, each when its target has room (earlier moves may have made it), and only
+  where no sequence's possible length shrinks. A move that cannot begin in time is dropped.
+- Only the busiest pairs of blocks, and `_INSTANCES` of their instances, are considered, so that a decision has a
+  bounded cost.
 """
 
 from __future__ import annotations
@@ -27,14 +29,17 @@ from runtime.scheduler.placement.traffic import TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
-#: Pairs of blocks, and instances of them, that a decision looks at; and steps.
+#: Limits of a decision: pairs of blocks, instances of them, and steps of the search.
 _PAIRS, _INSTANCES, _EFFORT = 128, 512, 400
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with
-    it.
+    """A move that has not begun.
+
+    Fields:
+        until: Time in ns after which it is dropped.
+        weights: Weight of the traffic before and after all moves of the decision.
     """
 
     move: InstanceMove
@@ -43,6 +48,8 @@ class _Planned:
 
 
 class LocalityController:
+    """Decide and begin moves of instances."""
+
     def __init__(self, state: ClusterState, actions: Actions, traffic: TrafficCounter) -> None:
         config = state.config.control
         self._state = state
@@ -55,7 +62,7 @@ class LocalityController:
         self._todo: deque[_Planned] = deque()
 
     def decide(self, now: int) -> None:
-        """A period is over."""
+        """Plan moves at the end of a traffic period."""
         self._moved = {each: when for each, when in self._moved.items() if now - when < self._costs.period}
         if self._todo:
             return
@@ -67,7 +74,7 @@ class LocalityController:
         self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)
 
     def look(self, now: int) -> None:
-        """Begin what can begin now."""
+        """Begin the moves that can begin now."""
         while self._todo:
             planned = self._todo[0]
             move = planned.move
@@ -78,7 +85,7 @@ class LocalityController:
             self._todo.popleft()
 
     def _stands(self, move: InstanceMove) -> bool:
-        """Whether a move is still what it was decided to be, and costs nobody the end of an answer."""
+        """Return whether a move is still valid, and does not limit the length of sequences."""
         state, placed = self._state, self._state.block_map
         where = placed.instances.get(move.block, ())
         if move.source not in where or move.target in where or (move.block, move.source) in placed.leaving:
@@ -95,15 +102,13 @@ class LocalityController:
         self._actions.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
 
     def _wait(self) -> float:
-        """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under
-        way.
-        """
+        """Return the seconds that a row waits for the step of a device it enters: half of a mean step."""
         devices = [device for device in self._state.devices if device.alive]
         steps, busy = sum(device.work.steps for device in devices), sum(device.work.busy for device in devices) / 1e9
         return busy / steps / 2 if steps else 0.0
 
     def _cluster(self, now: int) -> ClusterLayout:
-        """The blocks that exchange most rows, where they are, and the devices that they could go to."""
+        """Return the blocks that exchange most rows, their instances, and the candidate devices."""
         state, traffic = self._state, self._traffic
         pairs = dict(heapq.nlargest(_PAIRS, traffic.pairs.items(), key=lambda each: each[1]))
         instances: list[Instance] = []

@@ -1,9 +1,8 @@
-"""Sequences that wait for somebody else, a tool or a person: they keep their K and V, and get no rows until they go on
-(BL-17).
+"""Pause sequences that wait for a tool or a user: they keep their K and V, and get no rows until they resume (BL-17).
 
-Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks
-`policy.migration.paused` whether the sequence's K and V should go to a device with more room: only from one whose
-memory is short, and only inside the pause.
+Contract: a pause begins after the row in flight, and has no end of its own. While it lasts, `look` asks
+`policy.migration.paused` whether the sequence's K and V should move to a device with more room: only from one with
+little free memory, and only within the pause.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MS = 1_000_000
 
 
 class Pauses:
-    """`proactive`: whether their K and V move."""
+    """Paused sequences, and the migration of their K and V where `ControlConfig.proactive` is set."""
 
     def __init__(self, state: ClusterState, actions: Actions) -> None:
         self._state = state
@@ -31,7 +30,7 @@ class Pauses:
         self._again: dict[str, int] = {}
 
     def pause(self, seq: str, expected: int | None, now: int) -> None:
-        """No rows from now on. `expected`: how long it will be, in ns, where that is known."""
+        """Stop issuing rows of a sequence. `expected`: length of the pause in ns, None if unknown."""
         sequence = self._state.sequences.get(seq)
         if sequence is not None and sequence.waits.paused is None:
             self._set(sequence, now)
@@ -40,7 +39,7 @@ class Pauses:
             self._state.tell.control(now, "pause", "BL-17", "", seq=seq)
 
     def resume(self, seq: str, now: int) -> None:
-        """It goes on."""
+        """Let a paused sequence continue."""
         sequence = self._state.sequences.get(seq)
         self._remove_sequence(seq)
         if sequence is not None and sequence.waits.paused is not None:
@@ -50,7 +49,7 @@ class Pauses:
                 self._state.ready.append(sequence)
 
     def look(self, now: int) -> None:
-        """Decide for each that is due."""
+        """Decide for each paused sequence that is due whether to migrate it. `now`: ns."""
         for seq, waiting in tuple(self._paused.items()):
             sequence = self._state.sequences.get(seq)
             if sequence is None:
@@ -81,7 +80,7 @@ class Pauses:
         )
 
     def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
-        """A device that has less of its memory taken, even with these pages."""
+        """Return a device that would have a smaller share of its memory in use even with these pages, or None."""
         others = [
             each
             for each in holders(self._state, blocks)
@@ -93,7 +92,7 @@ class Pauses:
         return found
 
     def _set(self, sequence: ScheduledSequence, paused: int | None) -> None:
-        """Whoever waits stands aside meanwhile."""
+        """Set or clear the pause of a sequence; one that waits is moved in the waiting queue."""
         state, waits = self._state, sequence.seq not in self._state.running
         if waits:
             state.waiting.remove(sequence)

@@ -1,1 +1,1 @@
-"""The decode loop: what comes back becomes tokens, and the next row goes out."""
+"""The decode loop: turn results into tokens, send the next rows, detect lost rows."""

@@ -1,8 +1,10 @@
-"""Run the decode loop: results become tokens, and each sequence's next row goes out with pages on all of its path.
+"""Run the decode loop: turn results into tokens, and send each sequence's next row with pages on all of its path.
 
-Contract: at most one row of a sequence is under way, predicted ones aside (`scheduler.speculation.in_flight`). When
-pages are short, cached prefixes go first, then the sequence of the lowest rank is preempted, or as soon as its row is
-back. The first in rank always continues. Sequences that find no pages are `starved` until some are given back.
+Contract:
+- At most one row of a sequence is in flight, except predicted ones (`scheduler.speculation.in_flight`).
+- When pages are short, cached prefixes are evicted first; then the sequence of the lowest rank is preempted, at once or
+  when its row returns. The first sequence in rank order always continues.
+- Sequences that find no pages are `starved` until pages are freed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
 class DecodeLoop:
-    """`on_rest`: called with a sequence that is moving, before its next row."""
+    """Process results of rows and issue the next ones.
+
+    `on_rest`: called with a sequence that is in a migration, before its next row is issued.
+    """
 
     def __init__(
         self,
@@ -35,10 +40,10 @@ class DecodeLoop:
         self._speculation = speculation
         self._on_rest = on_rest
 
-    # -- what comes back -----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def rows_done(self, done: RowsDone, now: int) -> None:
-        """Rows that are through: tokens for whoever asked. Those that go on are `ready`."""
+        """Process rows that have passed their last hop: emit tokens, and add sequences that continue to `ready`."""
         scores: dict[str, tuple[PromptLogprobs, ...]] = {}
         for part in done.prompts:
             scores[part.seq] = (*scores.get(part.seq, ()), part)
@@ -66,7 +71,7 @@ class DecodeLoop:
             sequence.flying = False
             if (
                 sampled is not None and count == 1 and sequence.phase == "decode"
-            ):  # `_advance` for nearly all: one token behind the last
+            ):  # the usual case of `_advance`: one decoded token
                 sequence.computed += 1
                 sequence.output.append(sampled.token)
                 made += 1
@@ -78,7 +83,7 @@ class DecodeLoop:
         self._state.counters.generated_tokens += made
 
     def judged(self, outcome: SpeculationResult, now: int) -> None:
-        """Predictions have been compared with what they were to be."""
+        """Process the outcomes of comparing predictions with the hop's own output."""
         for at, (seq, epoch, attempt) in enumerate(zip(outcome.seqs, outcome.epochs, outcome.attempts, strict=True)):
             sequence = self._state.running.get(seq)
             if sequence is None or sequence.epoch != epoch or sequence.predicted is None:
@@ -89,7 +94,7 @@ class DecodeLoop:
                 self._advance_predicted(sequence, now)
 
     def rows_lost(self, lost: RowsLost, now: int) -> None:
-        """Rows that did not come through: sequences run again, or end with the error of their step."""
+        """Process lost rows: their sequences run again, or end with the error of the step."""
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
             sequence = self._state.running.get(seq)
             if sequence is None or sequence.epoch != epoch:
@@ -103,9 +108,7 @@ class DecodeLoop:
                 self._seating.end(sequence, "error", now, lost.reason)
 
     def _advance_predicted(self, sequence: ScheduledSequence, now: int) -> None:
-        """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there
-        is one.
-        """
+        """Apply the final results of a predicted sequence, then send the next row from a guess if there is one."""
         if sequence.predicted is None:
             return
         in_flight = sequence.predicted.in_flight
@@ -123,15 +126,15 @@ class DecodeLoop:
                 self._seating.preempt(sequence, now)
                 return
             if in_flight.first.guess != sequence.output[-1]:
-                # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its
-                # pages are taken).
+                # Sent even if the sequence is held: it supersedes the row that began from the wrong token, on every
+                # device. Its pages are taken already.
                 in_flight.clear()
                 self._speculation.redone()
                 self._issue(sequence, now)
         self._guess(sequence, in_flight, now)
 
     def _guess(self, sequence: ScheduledSequence, in_flight: InFlightRows, now: int) -> None:
-        """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
+        """Send the row after the one in flight, from the predicted token, if pages for it are free."""
         if len(in_flight) != 1 or sequence.waits is not FREE:
             return
         tentative = in_flight.first.tentative
@@ -157,7 +160,10 @@ class DecodeLoop:
         now: int,
         earlier: Sequence[Sampled] = (),
     ) -> None:
-        """K and V of a row are written; its token, if one was sampled, joins the output."""
+        """Record that K and V of a row are written, and append and emit its tokens.
+
+        `earlier`: tokens of a decode credit before `sampled`.
+        """
         counters = self._state.counters
         sequence.computed += count
         self._seating.show(sequence)
@@ -172,14 +178,14 @@ class DecodeLoop:
             return
         if not sequence.output:
             counters.prompt_tokens += len(sequence.request.prompt)
-        fresh = sequence.computed + 1 - sequence.tokens  # more than one only behind a decode credit
+        fresh = sequence.computed + 1 - sequence.tokens  # more than one only with a decode credit
         sequence.phase = "decode"
         counters.generated_tokens += fresh
         for one in earlier:
             sequence.output.append(one.token)
             self._emit(sequence, one, (), now)
             if sequence.seq not in self._state.running:
-                return  # what a device tells beyond an end is nobody's
+                return  # tokens after the end are dropped
         sequence.output.extend([sampled.token] * (fresh - len(earlier)))
         told = tuple(sequence.prompt_logprobs)
         if told:
@@ -189,7 +195,7 @@ class DecodeLoop:
     def _emit(
         self, sequence: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int
     ) -> None:
-        """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
+        """Emit the latest token of a sequence, and end the sequence if it is the last (see `LiveSequence.finish`)."""
         state, request, token, made = self._state, sequence.request, sampled.token, len(sequence.output)
         if sequence.failures is not NO_FAILURES:
             sequence.failures, state.changed = NO_FAILURES, True
@@ -219,10 +225,10 @@ class DecodeLoop:
         if reason is not None:
             self._seating.end_sequence(sequence, reason, now)
 
-    # -- what goes out -------------------------------------------------------------------------------------------------
+    # -- issuing rows --------------------------------------------------------------------------------------------------
 
     def go_on_all(self, sequences: Iterable[ScheduledSequence], now: int) -> None:
-        """`go_on` for each that is ready; written out for nearly all of them, which decode and have pages."""
+        """Issue the next row of each sequence, as `go_on`, with a fast path for decoding sequences that have pages."""
         state, strides = self._state, self._state.config.stride > 1
         starved, tell = state.starved, state.tell
         device: str | None = None
@@ -234,7 +240,7 @@ class DecodeLoop:
                 if sequence.waits.move:
                     self._on_rest(sequence, now)
                 self.go_on(sequence, now)
-                device = None  # it may have been told something else
+                device = None  # another command may follow the last rows
                 continue
             if sequence.path[0].device != device:
                 device = sequence.path[0].device
@@ -249,7 +255,7 @@ class DecodeLoop:
                 starved.pop(request.seq, None)
 
     def go_on(self, sequence: ScheduledSequence, now: int) -> None:
-        """The next row of a sequence that is at rest, if it runs and nothing holds it."""
+        """Issue the next row of a sequence, if it is on a path, has no row in flight and is not held or paused."""
         if not sequence.path or sequence.flying or sequence.waits.held:
             return
         starved = self._state.starved
@@ -263,8 +269,10 @@ class DecodeLoop:
             starved.pop(sequence.seq, None)
 
     def feed(self, now: int) -> None:
-        """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way,
-        or of them.
+        """Retry sequences that wait for pages, in rank order.
+
+        If no other sequence makes progress, preempt the lowest in rank: a paused one with pages if there is any, else a
+        starved one.
         """
         starved = self._state.starved
         for sequence in sorted(starved.values(), key=lambda m: m.rank):
@@ -278,7 +286,7 @@ class DecodeLoop:
                     self.go_on(sequence, now)
 
     def _issue(self, sequence: ScheduledSequence, now: int) -> bool:
-        """Send its next row; false if there are no pages for it now."""
+        """Send the next row of a sequence; return False if there are no pages for it now."""
         state = self._state
         if sequence.phase == "decode":
             count, steps = 1, self._stride(sequence)
@@ -315,7 +323,7 @@ class DecodeLoop:
         now: int,
     ) -> None:
         sequence.attempt += 2
-        # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
+        # In exact mode only a row that samples can use a prediction. A migrating sequence is not predicted (UN-13).
         wanted = sequence.waits.move == 0 and self._speculation.goes_on(sequence)
         started = wanted and (sample or (sequence.ahead is not None and sequence.ahead.threshold is not None))
         one = InFlightRow(sequence.attempt, len(tokens), started, guess)
@@ -330,7 +338,7 @@ class DecodeLoop:
         return max(1, min(stride, sequence.place.most - len(sequence.output)))
 
     def _room(self, sequence: ScheduledSequence, groups: int, now: int) -> bool:
-        """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
+        """Return whether the path has room for this many more page sets; may evict prefixes and preempt sequences."""
         for name, pages in sequence.place.weights:
             device = self._state.devices[name]
             while device.pages.free < pages * groups:
@@ -346,7 +354,10 @@ class DecodeLoop:
         return True
 
     def _victim(self, sequence: ScheduledSequence, device: str) -> ScheduledSequence | None:
-        """The last in rank behind `sequence` with pages on a device; none if one is about to go already."""
+        """Return the sequence of the lowest rank behind `sequence` with pages on a device.
+
+        None if there is none, or if one is marked for preemption already.
+        """
         last, rank = None, sequence.rank
         for other in self._state.devices[device].passing.here.values():
             if other.pages.groups and other.rank > rank and device in dict(other.place.weights):

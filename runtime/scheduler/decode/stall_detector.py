@@ -1,16 +1,15 @@
-"""Rows and moves that no device has any more: every wait of a sequence has a limit, and none of them guesses how long
-work takes.
+"""Detect rows and migrations that no device has any more, so that every wait of a sequence has a limit.
 
-A device says in its reports how many rows wait there and how many steps it has run. It is *still* from the report on in
-which nothing waits and no step has been run since the one before, until a report says otherwise. Whoever waits for a
-row, or for a move's answer, while all devices that could have it are still waits for what was dropped on the way, or
-for what will never come.
+A device reports how many rows wait there and how many steps it has run. It is *still* from the first report in which
+nothing waits and no step was run since the report before, until a report shows otherwise. A sequence that waits for a
+row, or for a migration's answer, while all devices that could have it are still, waits for something that was lost.
 
-Contract: `report` is told of every report, `gone` of devices that died. `look`, once per tick, gives back those who
-have waited for the
-limit: reports that so much later say that nothing has been done since. So a step may take as long as it takes (a device
-that works reports nothing, or a step), and a device that is dead is not this part's affair. Pages on their way are no
-steps, so moves have ten times as long. It decides nothing, and remembers nothing of whoever does not wait.
+Contract:
+- `report` is called with every report, `remove_device` with devices that died, `look` once per tick.
+- `look` returns sequences that have waited for the limit, measured between reports. A step may therefore take any time:
+  a device at work sends no report, or reports a step. Dead devices are handled elsewhere.
+- Sending pages does not count as a step, so migrations have `MOVES` times as long.
+- It decides nothing, and keeps no record of sequences that do not wait.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from dataclasses import dataclass
 
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
-#: What changes when a sequence gets on: epoch, tokens computed, the latest turn, whether a row is under way, the move.
+#: Changes when a sequence makes progress: epoch, tokens computed, attempt, whether a row is in flight, migration.
 _Marks = tuple[int, int, int, bool, int]
-#: How much longer than rows moves may take.
+#: Limit of migrations, in limits of rows.
 MOVES = 10
 
 
 @dataclass(slots=True)
 class _Still:
-    """By reports: nothing has been done since then, up to then."""
+    """Interval between two reports, in ns, in which a device did nothing."""
 
     since: int
     upto: int
 
 
 class StallDetector:
-    """`limit`: nanoseconds; 0: nobody is ever overdue."""
+    """Find sequences that wait for a lost row or migration. `limit`: ns; 0: no limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +42,7 @@ class StallDetector:
         self._seen: dict[str, tuple[_Marks, int]] = {}
 
     def report(self, device: str, idle: bool, now: int) -> None:
-        """`idle`: nothing waits there, and no step has been run since the last report."""
+        """Record a report of a device. `idle`: nothing waits there, and no step was run since the last report."""
         if not idle:
             self._still.pop(device, None)
         elif device in self._still:
@@ -60,11 +59,12 @@ class StallDetector:
         target: Callable[[ScheduledSequence], str | None],
         now: int,
     ) -> list[ScheduledSequence]:
-        """Those who have waited too long.
+        """Return the sequences that have waited longer than the limit.
 
         Args:
-            here: the sequences whose paths pass a device.
-            target: where the move goes that a sequence is in, if it is in one.
+            here: Returns the sequences with a path over a device.
+            target: Returns the destination of a sequence's migration, None if it is in none.
+            now: Time in ns.
         """
         seen: dict[str, tuple[_Marks, int]] = {}
         late: list[ScheduledSequence] = []

@@ -1,1 +1,1 @@
-"""Devices of a cluster as the scheduler knows them, and the events of their lives."""
+"""The scheduler's record of the devices, and the events of their lives."""

@@ -1,10 +1,11 @@
-"""The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there,
-who is alive.
+"""The scheduler's record of the devices: pages taken, blocks and stages on them, and which devices are alive.
 
-Contract: `DevicePages.used` counts pages of sequences that were let in, never more than there are (whose they are
-knows `scheduler.kv.page_accounting`); `idle` those among them that only donors use. The agents' own books follow
-(an agent frees a little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died
-keeps its name and what it is to hold; what it held is gone. Decides nothing.
+Contract:
+- `DevicePages.used` counts pages of admitted sequences, never more than the capacity; `idle` those among them that only
+  cached prefixes use. `scheduler.kv.page_accounting` has the holders. Agents free pages a little later.
+- A stage is wanted, loading, or loaded.
+- A device that died keeps its name and its planned blocks; its pages and stages are gone.
+- It decides nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from runtime.chains import Lack, Stage
 from runtime.messages import AgentHello
 from runtime.types import ModelSpec
 
-if TYPE_CHECKING:  # members hold pages, which are devices'
+if TYPE_CHECKING:  # the modules import each other: sequences hold pages of devices
     from runtime.scheduler.sequences.sequence import ScheduledSequence
 
-#: Room of a device that takes any number of bytes.
+#: Room of a device without a limit, in bytes.
 ANY = 1 << 60
-#: A stage that was refused is not asked for again before so long, in ns; twice as long each time that it is refused
-#: again, up to the most.
+#: Pause in ns before a refused stage is requested again, doubled with each refusal in a row up to the second number.
 _PAUSE, _LONGEST = 15_000_000_000, 960_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Of a stage: why, for the `times`th time in a row, and until when it is not asked for again, in ns."""
+    """A stage that a device could not load.
+
+    Fields:
+        why: The reason.
+        times: Refusals in a row.
+        until: Time in ns before which the load is not retried.
+    """
 
     why: str
     times: int
@@ -38,8 +44,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What stays as long as a device lives. `server`: the machine that it is on; `pid`: its agent's process there, 0 if
-    it has none; `inputs`: bytes that it keeps of what came into its stages; `lacks`: what its engine cannot do."""
+    """Facts about a device that hold for one incarnation of its agent.
+
+    Fields:
+        server: The machine that it is on.
+        pid: Process of its agent there, 0 if it has none.
+        inputs: Bytes of stage inputs that it keeps, for migrations.
+        lacks: What its engine cannot do.
+    """
 
     server: str = ""
     pid: int = 0
@@ -49,7 +61,14 @@ class DeviceFacts:
 
 @dataclass(slots=True)
 class DevicePages:
-    """Pages of K and V. `page_bytes`: of one; `used`: taken for sequences, `idle` of them for ended ones only."""
+    """K and V pages of a device.
+
+    Fields:
+        capacity: Pages in all.
+        page_bytes: Bytes per page.
+        used: Pages taken for sequences, cached prefixes and migrations.
+        idle: Pages among `used` that only cached prefixes use.
+    """
 
     capacity: int
     page_bytes: int = 0
@@ -62,18 +81,24 @@ class DevicePages:
 
     @property
     def used_pages(self) -> int:
-        """Pages of sequences that are alive."""
+        """Pages in use, without those that only cached prefixes use."""
         return self.used - self.idle
 
     @property
     def share(self) -> float:
-        """Of its pages: those that are taken."""
+        """Share of its pages that is in use."""
         return self.used_pages / self.capacity if self.capacity else 1.0
 
 
 @dataclass(slots=True)
 class Plan:
-    """Blocks that a device is to hold, of `nbytes`. `limit`: bytes of weights that it takes, 0 for any."""
+    """Blocks that a device is to hold.
+
+    Fields:
+        limit: Bytes of weights that it takes, 0 for no limit.
+        blocks: The planned blocks.
+        nbytes: Bytes of the planned blocks.
+    """
 
     limit: int
     blocks: set[str] = field(default_factory=set)
@@ -81,7 +106,7 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Bytes that it takes beside what it is to hold."""
+        """Bytes of weights that it takes beyond the planned blocks."""
         return self.limit - self.nbytes if self.limit else ANY
 
     def add(self, block: str, nbytes: int) -> None:
@@ -95,9 +120,17 @@ class Plan:
 
 @dataclass(slots=True)
 class DeviceStages:
-    """`wanted`: stages that have been asked for, with their blocks; `loading` and `loaded` of them; `warm`: blocks of
-    those that are loaded, `nbytes` in all. `refused`: why, of those that are not to be asked for now; `refusals`: of
-    all that were refused and have not been loaded since."""
+    """Stages of a device.
+
+    Fields:
+        wanted: Stages that have been requested, each with its blocks.
+        loading: Requested stages that are being loaded.
+        loaded: Loaded stages, each with its spec.
+        warm: Blocks of the loaded stages.
+        nbytes: Bytes of the loaded weights, as reported.
+        refused: Stages that are not to be requested now, each with the reason.
+        refusals: All stages that were refused and have not been loaded since.
+    """
 
     wanted: dict[Stage, tuple[str, ...]] = field(default_factory=dict)
     loading: set[Stage] = field(default_factory=set)
@@ -108,14 +141,14 @@ class DeviceStages:
     refusals: dict[Stage, Refusal] = field(default_factory=dict)
 
     def gained(self, stage: Stage, spec: ModelSpec) -> None:
-        """A stage is loaded."""
+        """Record that a stage is loaded."""
         self.loading.discard(stage)
         self.loaded[stage] = spec
         self.pardon(stage)
         self.warm.update(self.wanted.get(stage, ()))
 
     def refuses(self, stage: Stage, why: str, now: int) -> None:
-        """A stage cannot be loaded; perhaps it can later."""
+        """Record that a stage cannot be loaded; it may be requested again after a pause (`Refusal`)."""
         known = self.refusals.get(stage)
         times = 1 if known is None else known.times + 1
         self.loading.discard(stage)
@@ -123,19 +156,19 @@ class DeviceStages:
         self.refusals[stage] = Refusal(why, times, now + min(_PAUSE << min(times - 1, 16), _LONGEST))
 
     def relents(self, now: int) -> bool:
-        """Whether there are stages that may be asked for again from now on."""
+        """Allow requests for stages after the end of their pause; return whether there are any."""
         over = [stage for stage in self.refused if self.refusals[stage].until <= now]
         for stage in over:
             del self.refused[stage]
         return bool(over)
 
     def pardon(self, stage: Stage) -> None:
-        """It is loaded, or nobody's any more."""
+        """Forget the refusals of a stage: it is loaded, or not needed any more."""
         self.refused.pop(stage, None)
         self.refusals.pop(stage, None)
 
     def remove_blocks(self, blocks: Collection[str]) -> list[Stage]:
-        """Forget all stages that have any of these blocks; those of them that are loaded."""
+        """Forget all stages with any of these blocks; return those of them that are loaded."""
         gone = [stage for stage, made in self.wanted.items() if not set(blocks).isdisjoint(made)]
         loaded = [stage for stage in gone if self.loaded.pop(stage, None) is not None]
         for stage in gone:
@@ -144,11 +177,11 @@ class DeviceStages:
         return loaded
 
     def cool(self) -> None:
-        """Stages have gone."""
+        """Update `warm` after stages were removed."""
         self.warm = {block for stage in self.loaded for block in self.wanted.get(stage, ())}
 
     def brings(self, blocks: Collection[str]) -> bool:
-        """Whether a stage with any of these blocks is being loaded."""
+        """Return whether a stage with any of these blocks is being loaded."""
         loading = (self.wanted[stage] for stage in self.loading if stage in self.wanted)
         return any(not set(made).isdisjoint(blocks) for made in loading)
 
@@ -156,7 +189,7 @@ class DeviceStages:
         return stage in self.loaded
 
     def clear(self) -> None:
-        """Its device has died: what was loaded there is gone."""
+        """Record that the device has died: no stage is loaded or loading."""
         self.loading.clear()
         self.loaded.clear()
         self.warm.clear()
@@ -165,8 +198,14 @@ class DeviceStages:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a device last reported, as in `messages.Report`: rows that wait there, by block too, and totals since its
-    agent began."""
+    """Latest report of a device (`messages.AgentStats`).
+
+    Fields:
+        queued: Rows that wait there.
+        queues: Waiting rows by the block at which they enter.
+        steps, busy, tokens: Totals since its agent started; `busy` in ns.
+        links: Other agents with a direct tensor link, each with its state: `direct`, `making`, or why it is not used.
+    """
 
     queued: int = 0
     queues: Mapping[str, int] = field(default_factory=dict)
@@ -178,26 +217,30 @@ class Work:
 
 @dataclass(slots=True)
 class Passing:
-    """Sequences of a device. `here`: those whose paths pass it, by name; `asked`: those that it may come to run a hop
-    of (BL-23)."""
+    """Sequences of a device.
+
+    Fields:
+        here: Sequences with a path over the device, by name.
+        asked: Names of sequences with a hop that it may come to run (BL-23).
+    """
 
     here: dict[str, ScheduledSequence] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
 
     @property
     def count(self) -> int:
-        """Sequences whose paths pass it."""
+        """Sequences with a path over the device."""
         return len(self.here)
 
     @property
     def expected(self) -> int:
-        """Sequences that pass it, or may come to."""
+        """Sequences with a path over the device, now or possibly later."""
         return len(self.here) + len(self.asked)
 
 
 @dataclass(slots=True)
 class Device:
-    """`final`: it does not come back."""
+    """One device. `final`: it has died and is not replaced."""
 
     name: str
     facts: DeviceFacts
@@ -211,12 +254,15 @@ class Device:
 
     @property
     def copies(self) -> bool:
-        """Whether a shared prefix is there once for each of its sequences: the engine cannot share pages."""
+        """Whether a shared prefix is copied for each of its sequences, since the engine cannot share pages."""
         return "pages" in self.facts.lacks
 
 
 class Devices:
-    """`loads`: sequences by device, as `policy.routing.paths` wants them. `living`: devices that are alive, by name."""
+    """All devices, by name.
+
+    `loads`: number of sequences by device, for `policy.routing.paths`. `living`: devices that are alive, by name.
+    """
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
@@ -227,7 +273,7 @@ class Devices:
         return len(self._devices)
 
     def __iter__(self) -> Iterator[Device]:
-        """In the order in which they came."""
+        """Iterate in the order of their first arrival."""
         return iter(self._devices.values())
 
     def __getitem__(self, name: str) -> Device:
@@ -240,7 +286,10 @@ class Devices:
         return name in self.living
 
     def up(self, ready: AgentHello) -> Device:
-        """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
+        """Record that a device has started, and return it.
+
+        A device that was known before is empty, and keeps its planned blocks and wanted stages.
+        """
         known = self._devices.get(ready.device)
         facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks)
         made = Device(ready.device, facts, DevicePages(ready.page_capacity, ready.page_bytes), Plan(ready.weights))
@@ -252,6 +301,7 @@ class Devices:
         return made
 
     def down(self, name: str) -> None:
+        """Record that a device has died."""
         device = self._devices[name]
         device.alive = False
         self.living.pop(name, None)
@@ -262,17 +312,17 @@ class Devices:
         self.loads[name] = 0.0
 
     def enter(self, name: str, sequence: ScheduledSequence) -> None:
-        """One more sequence passes it."""
+        """Count one more sequence on a device."""
         self._devices[name].passing.here[sequence.seq] = sequence
         self.loads[name] += 1.0
 
     def depart(self, name: str, sequence: ScheduledSequence) -> None:
+        """Count one sequence less on a device."""
         del self._devices[name].passing.here[sequence.seq]
         self.loads[name] -= 1.0
 
     def check(self) -> None:
-        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none; or if the living are not
-        those alive."""
+        """Raise RuntimeError unless page counts are within bounds and `living` has exactly the devices alive."""
         if set(self.living) != {device.name for device in self if device.alive}:
             raise RuntimeError("the living devices are not those that are alive")
         for device in self:

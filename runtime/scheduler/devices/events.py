@@ -1,9 +1,11 @@
-"""Devices come, load, report and die.
+"""Handle the events of devices: arrival, loaded and refused stages, reports, death.
 
-Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it
-is replaced; whoever was under way on `config.deaths` of them in a row, without a token between, ends with the reason,
-before no device is left. (Those that were told to end do not count.) Blocks are placed once as many devices are there
-as the cluster was made for. Devices of another protocol are not taken.
+Contract:
+- What a dead device held is lost. The sequences on it run again on another path, or wait until it is replaced.
+- A sequence that had a row in flight on `config.max_crashes` devices that died in a row, with no token between, ends
+  with the reason. Devices that were told to stop do not count.
+- Blocks are placed once `config.devices` devices have arrived.
+- Devices with another protocol version are not taken.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from runtime.scheduler.state import ClusterState
 
 
 class DeviceEvents:
+    """Handlers of the events of devices."""
+
     def __init__(
         self,
         state: ClusterState,
@@ -42,7 +46,7 @@ class DeviceEvents:
         self._overdue = StallDetector(int(state.config.row_timeout_s * 1e9))
 
     def up(self, ready: AgentHello, now: int) -> None:
-        """A device is there; one that was known is empty again."""
+        """Take a device that has started; a known one is empty again."""
         state = self._state
         if ready.protocol != PROTOCOL:
             state.tell.fault(now, 0, f"{ready.device} speaks protocol {ready.protocol}, not {PROTOCOL}")
@@ -51,7 +55,7 @@ class DeviceEvents:
             self.down(AgentDown(ready.device, "it came again"), now)
         device = state.devices.up(ready)
         state.changed = True
-        if device.stages.wanted:  # it took the place of one that died
+        if device.stages.wanted:  # it replaces a device that died
             device.stages.loading.update(device.stages.wanted)
             state.out.load(device.name, list(device.stages.wanted.items()))
         if not state.placed and len(state.devices) >= state.config.devices:
@@ -62,7 +66,10 @@ class DeviceEvents:
             self._load_first_paths()
 
     def down(self, down: AgentDown, now: int) -> None:
-        """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
+        """Handle the death of a device.
+
+        Sequences that a migration saves continue with it; all other sequences on the device run again.
+        """
         state = self._state
         device = state.devices.get(down.device)
         if device is not None and down.final:
@@ -85,8 +92,9 @@ class DeviceEvents:
         state.changed = True
 
     def _bereave(self, sequence: ScheduledSequence, down: AgentDown, now: int) -> None:
-        """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too
-        often.
+        """Handle the death of a device on a sequence's path.
+
+        The sequence continues with its migration or runs again; after too many deaths in a row it ends.
         """
         if sequence.flying and not down.planned:
             sequence.failures = replace(sequence.failures, deaths=sequence.failures.deaths + 1)
@@ -100,8 +108,9 @@ class DeviceEvents:
             self._seating.preempt(sequence, now)
 
     def overdue(self, now: int) -> None:
-        """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often;
-        moves are given up.
+        """Handle lost rows and migrations (`decode.stall_detector`).
+
+        A sequence with a lost row runs again, or ends after too many in a row; a lost migration is given up.
         """
         state = self._state
         for sequence in self._overdue.look(
@@ -122,13 +131,14 @@ class DeviceEvents:
                 self._seating.preempt(sequence, now)
 
     def loaded(self, loaded: StageReady) -> None:
+        """Record that a stage is loaded."""
         device = self._state.devices[loaded.device]
         device.stages.gained(loaded.stage, loaded.spec)
         device.stages.nbytes = loaded.nbytes
         self._state.changed = True
 
     def _load_first_paths(self) -> None:
-        """Nobody's first request waits for weights."""
+        """Load the stages of one path per chain, so that first requests do not wait for weights."""
         state = self._state
         for chain in state.in_use():
             path = state.router.path(chain, state.devices.loads)
@@ -136,8 +146,10 @@ class DeviceEvents:
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: StageLoadFailed, now: int) -> None:
-        """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device
-        is back; admission ends whoever has no other path."""
+        """Record that a device cannot load a stage now, and plan its blocks elsewhere if they have other instances.
+
+        Admission ends sequences that have no other path.
+        """
         device = self._state.devices[refused.device]
         device.stages.refuses(refused.stage, refused.reason, now)
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
@@ -146,12 +158,13 @@ class DeviceEvents:
         self._state.changed = True
 
     def relent(self, now: int) -> None:
-        """What was refused may be asked for again after a while, by whoever needs it then."""
+        """Allow refused stages to be requested again after their pause."""
         for device in self._state.devices:
             if device.stages.refused and device.stages.relents(now):
                 self._state.changed = True
 
     def report(self, report: AgentStats, now: int) -> None:
+        """Record a device's report."""
         device = self._state.devices.get(report.device)
         if device is not None:
             if device.alive:

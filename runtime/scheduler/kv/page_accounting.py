@@ -1,18 +1,20 @@
-"""Account for the pages of all devices: pages that sequences share are counted once (BL-32).
+"""Account for the pages of all devices; pages that sequences share are counted once (BL-32).
 
-An *extent* is a run of page sets that one block of a chain has on one device, behind another extent (`before`) or at
-the beginning:
+An *extent* is a run of page sets that one block of a chain has on one device, after another extent (`before`) or at the
+beginning:
 
     system prompt (3 users) <- question A (2 users) <- A's answer (1)
                             <- question B (1 user)
 
-Extents form a tree for each beginning. A sequence holds one path of it, all of its page sets, known by the path's end.
-A sequence that starts with another's prefix continues behind one of its extents, which is split where only a part is
-shared; its other users are not affected. What a sequence has for itself grows in place.
+Extents form trees. A sequence holds one path of a tree with all of its page sets, recorded as the path's end. A
+sequence that starts from another's prefix continues after one of its extents, which is split where only a part is
+shared; other users of it are not affected. The part that a sequence has alone grows in place.
 
-Contract: `DevicePages.used` is the sum over extents that have a user, and over migrations under way (`moving`); `idle`
-is the part that only the prefix cache uses (`scheduler.kv.prefix_cache`), free as soon as that lets go. Extents of a
-device that died go with it. The caller has checked that there is room. It decides nothing.
+Contract:
+- `DevicePages.used` is the sum over extents with users, and over migrations under way (`moving`); `idle` is the part
+  that only the prefix cache uses (`scheduler.kv.prefix_cache`), free as soon as the cache evicts it.
+- Extents of a device that died are removed with it.
+- The caller has checked that there is room. The accounting decides nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +26,26 @@ from dataclasses import dataclass, field
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device, Devices
 
-#: Numbers of pages that an extent may come to have: far more than a device.
+#: Page numbers reserved per extent: far more than a device has pages.
 _NUMBERS = 1 << 40
 
-#: By block of a chain: its device, and the pages that a group takes there. Behind them whatever else the sequence has
-#: for itself.
+#: For each block of a chain, its device and the pages per page set there; then further devices on which the sequence
+#: takes pages (a stand-in, candidates of an offered hop).
 Places = Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True, eq=False)
 class PageExtent:
-    """`groups` page groups of `pages` pages each. `users` hold it, `idle` of them are donors. `first`: the number of
-    its first page, which no other page of the cluster ever has."""
+    """A run of page sets of one block on one device.
+
+    Fields:
+        pages: Pages per page set.
+        groups: Page sets.
+        first: Number of its first page. Page numbers are unique in the cluster, and serve to compare holdings.
+        before: The extent that it continues, None at the beginning.
+        users: Holdings that include it.
+        idle: Cached prefixes among `users`.
+    """
 
     device: Device
     pages: int
@@ -47,16 +57,16 @@ class PageExtent:
 
     @property
     def size(self) -> int:
-        """Its pages."""
+        """Pages of this extent."""
         return self.pages * self.groups
 
     @property
     def unused(self) -> bool:
-        """Whether it is there for donors only."""
+        """Whether only cached prefixes hold it."""
         return self.users == self.idle
 
     def path(self) -> Iterator[PageExtent]:
-        """It, and all before it: the end first."""
+        """Iterate over this extent and all before it, from the end."""
         extent: PageExtent | None = self
         while extent is not None:
             yield extent
@@ -65,8 +75,12 @@ class PageExtent:
 
 @dataclass(slots=True, eq=False)
 class PageHolding:
-    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `cached_prefix`: of a sequence
-    that has ended.
+    """The pages of one sequence or cached prefix.
+
+    Fields:
+        ends: Last extent, by number of the block in the chain; blocks without attention layers have none.
+        groups: Page sets, the same for each block.
+        cached_prefix: Whether it belongs to the prefix cache.
     """
 
     ends: dict[int, PageExtent] = field(default_factory=dict)
@@ -74,10 +88,11 @@ class PageHolding:
     cached_prefix: bool = False
 
     def extents(self) -> Iterator[PageExtent]:
+        """Iterate over all extents."""
         return (extent for end in self.ends.values() for extent in end.path())
 
     def idle(self) -> Mapping[str, int]:
-        """Pages of it that only donors use, by device."""
+        """Return its pages that only cached prefixes hold, by device."""
         pages: Counter[str] = Counter()
         for extent in self.extents():
             if extent.unused:
@@ -86,13 +101,16 @@ class PageHolding:
 
 
 class PageAccounting:
+    """Take and free pages of sequences, cached prefixes and their shared parts."""
+
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self._numbers = 0
 
     def allocate(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
-        """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same
-        places.
+        """Return a new holding of `groups` page sets; the first `shared`, fewer than all, are those of `like`.
+
+        `like` must be at the same places.
         """
         made = PageHolding(groups=groups)
         for at, (name, pages) in enumerate(places):
@@ -104,7 +122,7 @@ class PageAccounting:
         return made
 
     def grow(self, holding: PageHolding, groups: int) -> None:
-        """So many groups more."""
+        """Add page sets to a holding."""
         holding.groups += groups
         for at, end in holding.ends.items():
             if end.users == 1:
@@ -114,39 +132,39 @@ class PageAccounting:
                 holding.ends[at] = self._new(end.device.name, end.pages, groups, end)
 
     def free(self, holding: PageHolding) -> None:
-        """All of it is given back; what others use too stays."""
+        """Free all pages of a holding; extents with other users stay."""
         for extent in holding.extents():
             _use(extent, -1, -1 if holding.cached_prefix else 0)
         holding.ends, holding.groups = {}, 0
 
     def share_groups(self, holding: PageHolding, groups: int) -> PageHolding:
-        """A cached prefix's: the first groups of a holding."""
+        """Return a holding for the prefix cache of the first page sets of another holding."""
         made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
         for extent in made.extents():
             _use(extent, 1, 1)
         return made
 
     def rehouse(self, holding: PageHolding, places: Places) -> None:
-        """A sequence has moved: blocks on another device have pages of their own there; what they had is others', or
-        free.
+        """Update a holding after its sequence changed its path: blocks on another device get new pages there.
+
+        Their former pages are released; other users of them keep them.
         """
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
                 self._release_at(holding, at)
                 holding.ends[at] = self._new(name, pages, holding.groups, None)
-        for at in [at for at in holding.ends if at >= len(places)]:  # a stand-in's, which does not come along
+        for at in [at for at in holding.ends if at >= len(places)]:  # of a stand-in or of former candidates
             self._release_at(holding, at)
 
     def bereft(self, holding: PageHolding, device: str) -> None:
-        """A device has died: what it held is gone."""
+        """Release the pages of a holding on a device that has died."""
         for at in [at for at, end in holding.ends.items() if end.device.name == device]:
             self._release_at(holding, at)
 
     def mover(self, seq: str, holding: PageHolding, groups: int, device: str, resume: int = 0) -> Mover:
-        """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups
-        on a device, by number.
+        """Return a sequence as `policy.migration.order` needs it: the numbers of its pages on a device.
 
-        Groups beyond those that are computed are tentative, and nobody's but its own (UN-13).
+        Counts its first `groups` page sets, those that are computed; later ones are tentative and not shared (UN-13).
         """
         pages: set[int] = set()
         for end in holding.ends.values():
@@ -158,7 +176,10 @@ class PageAccounting:
         return Mover(seq, frozenset(pages), resume)
 
     def check(self, holdings: Iterable[PageHolding], moving: Mapping[str, int]) -> None:
-        """Verify counts from scratch; `moving`: pages by device that are taken for moves. Raises RuntimeError."""
+        """Raise RuntimeError unless all counts match these holdings.
+
+        `moving`: pages by device that are taken for migrations.
+        """
         users: Counter[PageExtent] = Counter()
         idle: Counter[PageExtent] = Counter()
         for holding in holdings:
@@ -181,7 +202,7 @@ class PageAccounting:
                     f"sequences hold {used[device.name]}, {unused[device.name]} of them only donors"
                 )
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _new(self, name: str, pages: int, groups: int, before: PageExtent | None) -> PageExtent:
         device = self._devices[name]
@@ -196,10 +217,9 @@ class PageAccounting:
 
 
 def _upto(end: PageExtent, groups: int) -> PageExtent:
-    """The extent with which the first `groups` groups of a path end; cut off, if it goes on behind them. Changes no
-    count of pages.
+    """Return the extent that ends a path's first `groups` page sets, split off where it goes on after them.
 
-    Raises ValueError for none of them, or for more than there are.
+    Changes no page count. Raises ValueError for 0, or for more than there are.
     """
     path = list(end.path())[::-1]
     for extent in path if groups else ():
@@ -220,7 +240,7 @@ def _upto(end: PageExtent, groups: int) -> PageExtent:
 
 
 def _use(extent: PageExtent, users: int, idle: int) -> None:
-    """More users, or fewer."""
+    """Add users to an extent, or remove them, and update the device's counts."""
     device, before = extent.device, extent.size if extent.unused else 0
     extent.users += users
     extent.idle += idle

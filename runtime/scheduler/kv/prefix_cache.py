@@ -1,11 +1,17 @@
-"""Keep ended sequences, so that later ones can start from their K and V (prefix cache, `--prefix-caching cached`).
+"""Keep prefixes of ended sequences, so that later ones can start from their K and V (`--prefix-caching cached`).
 
-    leave --keep--> a sequence of its own name on the agents, with the ended one's full page sets --drop--> closed
+    end of a sequence --keep--> a sequence with a name of its own on the agents, which holds the full page sets
+    --evict--> closed
 
-Contract: cached pages are free for any sequence that needs them: the least recently used go first, before any sequence
-is preempted. Of two cached prefixes on one path, of which one begins as the other does, only the longer stays. Once in
-`policy.kv.duplicates.PERIOD` those are dropped that were not used since and that exist on other devices, too (BL-27). A
-cached prefix ends with any device of its path. Page accounting counts its pages; the prefix index finds it.
+Contract:
+- Cached pages are free for any sequence that needs them: least recently used prefixes are evicted, before any sequence
+  is preempted.
+- Where one cached prefix of a path is the beginning of another, only the longer one stays.
+- Once per `policy.kv.duplicates.PERIOD` prefixes are dropped that were not used since and exist on other devices too
+  (BL-27).
+- A cached prefix is dropped with any device of its path.
+
+Page accounting counts the pages; the prefix index finds the prefix.
 """
 
 from __future__ import annotations
@@ -24,8 +30,16 @@ _NOTHING = SamplingParams(0)
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheCounts:
-    """Totals since the beginning: `kept` became donors, `displaced` went for a longer one, `evicted` for pages, `swept`
-    as duplicates (with `swept_pages`). `standing`: now."""
+    """Totals of the prefix cache since the start.
+
+    Fields:
+        standing: Cached prefixes now.
+        kept: Prefixes added.
+        displaced: Dropped for a longer one.
+        evicted: Dropped for their pages.
+        swept: Dropped as duplicates.
+        swept_pages: Pages freed by dropping duplicates.
+    """
 
     standing: int = 0
     kept: int = 0
@@ -36,10 +50,12 @@ class PrefixCacheCounts:
 
 
 class PrefixCache:
+    """The cached prefixes of ended sequences."""
+
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._prefix_cache: dict[str, CachedPrefix] = {}  # least recently used first
-        self._ends: dict[tuple[PrefixShelf, bytes], CachedPrefix] = {}  # by the last mark
+        self._ends: dict[tuple[PrefixShelf, bytes], CachedPrefix] = {}  # by shelf and last mark
         self._number = 0
         self._swept_at = 0
         self._kept = self._displaced = self._evicted = self._swept = self._swept_pages = 0
@@ -54,12 +70,13 @@ class PrefixCache:
         return name in self._prefix_cache
 
     def counts(self) -> PrefixCacheCounts:
+        """Return the totals."""
         return PrefixCacheCounts(len(self), self._kept, self._displaced, self._evicted, self._swept, self._swept_pages)
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- adding --------------------------------------------------------------------------------------------------------
 
     def add_sequence(self, sequence: ScheduledSequence, now: int) -> None:
-        """A sequence is about to leave: its full groups stay, if they are worth it."""
+        """Keep the full page sets of a sequence that is about to leave, unless a cached prefix has them already."""
         prefix = sequence.shared.prefix
         if (
             self._state.config.prefix_caching != "cached"
@@ -97,19 +114,19 @@ class PrefixCache:
                 self._evict_prefix(shorter)
 
     def used(self, prefix: CachedPrefix, now: int) -> None:
-        """Somebody has begun as it did."""
+        """Record that a sequence has started from this prefix."""
         if prefix.cached_prefix:
             prefix.used = now
             self._prefix_cache[prefix.name] = self._prefix_cache.pop(prefix.name)
 
-    # -- going ---------------------------------------------------------------------------------------------------------
+    # -- removing ------------------------------------------------------------------------------------------------------
 
     def make_room(
         self, needs: Mapping[str, int], spared: CachedPrefix | None = None, slack: Mapping[str, int] | None = None
     ) -> bool:
-        """See to it that so many pages are free, by device; false, and nothing has gone, where that cannot be.
+        """Free this many pages by device; return False, with nothing evicted, where that is impossible.
 
-        `spared`: stays. `slack`: pages by device that must be free, or a cached prefix's, beside these.
+        `spared`: a prefix that must stay. `slack`: further pages by device that must be free or evictable beside these.
         """
         devices = self._state.devices
         own = spared.holding.idle() if spared is not None else {}
@@ -124,7 +141,7 @@ class PrefixCache:
         return True
 
     def give_way(self, device: str, spared: CachedPrefix | None = None) -> bool:
-        """The least recently used that has idle pages on a device goes; false if there is none."""
+        """Evict the least recently used prefix with idle pages on a device; return False if there is none."""
         if not self._state.devices[device].pages.idle:
             return False
         for cached_prefix in self._prefix_cache.values():
@@ -135,28 +152,28 @@ class PrefixCache:
         return False
 
     def remove_device(self, device: str) -> None:
-        """A device has died, or gives blocks up."""
+        """Drop all prefixes with a path over a device, which has died or gives up blocks."""
         for cached_prefix in [each for each in self if any(hop.device == device for hop in each.path)]:
             self._evict_prefix(cached_prefix)
 
     def remove_prefix(self, name: str) -> None:
-        """An agent does not have it."""
+        """Drop a prefix that an agent does not have."""
         cached_prefix = self._prefix_cache.get(name)
         if cached_prefix is not None:
             self._evict_prefix(cached_prefix)
 
     def remove_version(self, version: str) -> None:
-        """A version of a chain is served no more (UN-09)."""
+        """Drop all prefixes of a version of a chain that is not served any more (UN-09)."""
         for cached_prefix in [each for each in self if each.shelf.realm[0] == version]:
             self._evict_prefix(cached_prefix)
 
     def clear(self) -> None:
-        """All of them."""
+        """Drop all prefixes."""
         for cached_prefix in tuple(self):
             self._evict_prefix(cached_prefix)
 
     def sweep(self, now: int) -> None:
-        """Once a minute: what is there more than once, and was not needed since, goes (BL-27)."""
+        """Drop duplicates that were not used for a period; runs once per period (BL-27)."""
         if not due(self._swept_at, now):
             return
         self._swept_at = now
@@ -173,7 +190,7 @@ class PrefixCache:
             self._swept_pages += sum(cached_prefix.holding.idle().values())
             self._evict_prefix(cached_prefix)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _evict_prefix(self, cached_prefix: CachedPrefix) -> None:
         state = self._state
@@ -187,12 +204,12 @@ class PrefixCache:
         state.changed = True
 
     def _others(self, cached_prefix: CachedPrefix) -> list[CachedPrefix]:
-        """Donors on other paths that have all that it has."""
+        """Return the cached prefixes on other paths that include all of this one."""
         having = self._state.prefixes.having(cached_prefix.shelf.realm, cached_prefix.marks[-1])
         return [each for each in having if each.cached_prefix and each.shelf is not cached_prefix.shelf]
 
     def _copy(self, prefix: CachedPrefix, named: CachedPrefix, authoritative: bool) -> Copy:
-        """What a cached prefix has of the beginning that `named` is, as the sweep sees it."""
+        """Return a prefix's copy of the content of `named`, as `policy.kv.duplicates` needs it."""
         extents = list(prefix.holding.extents())
         leased = any(not extent.unused for extent in extents)
         where = " ".join(hop.device for hop in prefix.path)
@@ -202,7 +219,7 @@ class PrefixCache:
         )
 
     def _name(self) -> str:
-        """One that no sequence has."""
+        """Return a name that no sequence has."""
         self._number += 1
         while f"~{self._number}" in self._state.sequences:
             self._number += 1
@@ -210,5 +227,5 @@ class PrefixCache:
 
 
 def _worth(prefix: CachedPrefix) -> tuple[int, int, str]:
-    """Of two that have the same, the longer stays, then the one used later."""
+    """Order prefixes with the same content: the longer, then the one used later is worth more."""
     return prefix.known, prefix.used, prefix.name

@@ -1,14 +1,16 @@
-"""Find the longest computed prefix of a new sequence, and the sequence that has it (BL-32, UN-15).
+"""Find the longest computed prefix of a new sequence, and the sequence or cached prefix that has it (BL-32, UN-15).
 
     mark of a page set = digest of its tokens and of the mark before it        equal marks are equal prefixes
 
-A *shelf* has the marks of all sequences that run, or have run, along one path of one version of a chain for one tenant:
-only there K and V of equal tokens are interchangeable. The version names everything upstream: adapters, stitches,
-dtype. Positions count from the beginning.
+A *shelf* has the marks of all sequences along one path of one version of a chain for one tenant: only there K and V of
+equal tokens are interchangeable. The version covers everything upstream: adapters, stitches, dtype. Positions count
+from the beginning.
 
-Contract: only whole page sets that are computed on all of a path count. A match leaves at least one token to run. Costs
-are O(prompt / page tokens) per arrival, and a few operations per page set that becomes full. A sequence is not found
-any more once `leave` was called. Holds no pages and decides nothing.
+Contract:
+- Only full page sets that are computed on all of a path count. A match leaves at least one token to run.
+- Costs are O(prompt / page tokens) per arrival, and a few operations per page set that becomes full.
+- A prefix is not found any more after `remove_prefix`.
+- The index holds no pages and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +23,28 @@ from hashlib import blake2b
 from runtime.chains import Path
 from runtime.scheduler.kv.page_accounting import PageHolding
 
-#: Bytes of a mark: nobody can find two beginnings with one.
+#: Bytes of a mark: enough that collisions cannot be found.
 _BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
 class PrefixShelf:
-    """By mark who has it, first come first. `realm`: version of the chain, and tenant."""
+    """Marks of one path.
+
+    Fields:
+        realm: Version of the chain, and tenant.
+        places: Prefixes that have a mark, by mark, in order of arrival.
+    """
 
     realm: tuple[str, str]
     path: Path
     places: dict[bytes, dict[CachedPrefix, None]] = field(default_factory=dict)
 
     def longest(self, marks: Sequence[bytes]) -> int:
-        """How many of these somebody has: a binary search, for whoever has one has those before it."""
+        """Return how many of these marks, from the first, are on the shelf.
+
+        A binary search: a prefix with a mark has all marks before it.
+        """
         low, high = 0, len(marks)
         while low < high:
             middle = (low + high + 1) // 2
@@ -47,10 +57,15 @@ class PrefixShelf:
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """What one sequence has in pages: `known` of its `marks` stand on a shelf. `name`: on the agents. `used`: when
-    last, for donors.
+    """The computed prefix of one running sequence, or one prefix of the prefix cache.
 
-    `groups` may be more than are known; marks of prompts are there before they are computed.
+    Fields:
+        name: Name on the agents.
+        holding: Its pages. They may be more page sets than `known`.
+        marks: Marks of full page sets; those of a prompt exist before they are computed.
+        shelf: Where its marks are.
+        known: Number of its marks that are on the shelf, i.e. computed.
+        used: Time of the latest use in ns, for prefixes of the prefix cache.
     """
 
     name: str
@@ -66,12 +81,13 @@ class CachedPrefix:
 
     @property
     def cached_prefix(self) -> bool:
+        """Whether it belongs to the prefix cache, not to a running sequence."""
         return self.holding.cached_prefix
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `groups` groups are there already, with `prefix`."""
+    """A match of a new sequence: its first `groups` page sets are computed by `prefix`."""
 
     prefix: CachedPrefix
     groups: int
@@ -82,11 +98,13 @@ class PrefixMatch:
 
 
 class PrefixIndex:
+    """All shelves, by realm and path."""
+
     def __init__(self) -> None:
         self._shelves: dict[tuple[str, str], dict[Path, PrefixShelf]] = {}
 
     def shelf(self, realm: tuple[str, str], path: Path) -> PrefixShelf:
-        """Where marks of this realm and path stand; it is there as long as any do."""
+        """Return the shelf of this realm and path; created if needed, removed with its last mark."""
         paths = self._shelves.setdefault(realm, {})
         known = paths.get(path)
         if known is None:
@@ -94,7 +112,7 @@ class PrefixIndex:
         return known
 
     def reaches(self, prefix: CachedPrefix, groups: int) -> None:
-        """So many groups of it are computed now."""
+        """Record that the first `groups` page sets of a prefix are computed."""
         if not prefix.known:
             prefix.shelf = self.shelf(prefix.shelf.realm, prefix.shelf.path)
         places = prefix.shelf.places
@@ -103,7 +121,7 @@ class PrefixIndex:
         prefix.known = max(prefix.known, groups)
 
     def remove_prefix(self, prefix: CachedPrefix) -> None:
-        """Its pages are about to go, or to be elsewhere."""
+        """Remove a prefix from the index, before its pages are freed or moved."""
         shelf = prefix.shelf
         for mark in prefix.marks[: prefix.known]:
             having = shelf.places[mark]
@@ -119,7 +137,7 @@ class PrefixIndex:
                 self._shelves.pop(shelf.realm, None)
 
     def matches(self, realm: tuple[str, str], marks: Sequence[bytes], most: int) -> list[PrefixMatch]:
-        """Who has the first groups of a new sequence, at most `most` of them: one for each path, the longest first."""
+        """Return the prefixes that match a new sequence, one per path, longest first, up to `most` page sets each."""
         found: list[PrefixMatch] = []
         wanted = marks[:most]
         for shelf in self._shelves.get(realm, {}).values():
@@ -129,12 +147,12 @@ class PrefixIndex:
         return sorted(found, key=lambda match: -match.groups)
 
     def having(self, realm: tuple[str, str], mark: bytes) -> Iterator[CachedPrefix]:
-        """All that have a mark, on whatever path."""
+        """Iterate over all prefixes with a mark, on any path."""
         for shelf in self._shelves.get(realm, {}).values():
             yield from shelf.places.get(mark, ())
 
     def check(self, prefixes: Sequence[CachedPrefix]) -> None:
-        """Verify that exactly these are on shelves, with all that they know. Raises RuntimeError."""
+        """Raise RuntimeError unless exactly these prefixes are on shelves, with all of their computed marks."""
         standing = {
             (id(shelf), mark, prefix)
             for paths in self._shelves.values() for shelf in paths.values()
@@ -145,7 +163,7 @@ class PrefixIndex:
 
 
 def marks_of(tokens: Sequence[int], width: int, before: bytes = b"") -> list[bytes]:
-    """Marks of whole groups of `width` tokens; `before`: the mark of the group before them."""
+    """Return the marks of the full page sets of `width` tokens; `before`: the mark of the page set before them."""
     marks: list[bytes] = []
     numbers = array("q", tokens)
     data, size = memoryview(numbers).cast("B"), width * numbers.itemsize

@@ -1,1 +1,1 @@
-"""Sequences that change a device while they run (BL-16)."""
+"""Migration of running sequences to other devices (BL-16)."""

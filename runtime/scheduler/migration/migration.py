@@ -1,8 +1,8 @@
-"""Sequences that change a device, as the scheduler has them (`handover`): which blocks, from where to where, how far it
-is; and the table of those under way.
+"""Records of migrations under way: which blocks, from which device to which, and how far each is.
 
-Contract: `Moves` keeps the books of moves: each that is under way, the pages taken for it at its destination, and
-totals. It decides nothing; the one message that it sends is the end of a move whose sequence leaves its devices."""
+Contract: `Moves` tracks each migration under way, the pages taken for it at its destination, and totals. It decides
+nothing; the one message that it sends ends the migration of a sequence that leaves its devices.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +18,20 @@ from runtime.scheduler.state import ClusterState
 
 @dataclass(slots=True)
 class Migration:
-    """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path
-    is `path`.
+    """One migration of blocks of a running sequence to another device.
 
-    `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups
-    taken there. `asked`: an answer is awaited; `last`: the latest; `orphan`: the source is dead.
+    Fields:
+        part: The blocks on the source, as a hop: components and layers.
+        target: The destination.
+        path: The sequence's path after the migration.
+        copy: Whether pages are copied, from the back.
+        front: What pages are recomputed from, from the front.
+        upto: Tokens that the destination has been asked for.
+        groups: Page sets taken at the destination.
+        stages: Number of requests to the destination so far.
+        asked: Whether an answer of the destination is awaited.
+        orphan: Whether the source is dead.
+        last: Latest answer of the destination.
     """
 
     number: int
@@ -50,14 +59,19 @@ class Migration:
 
     @property
     def pages(self) -> int:
-        """Of a group."""
+        """Pages per page set at the destination."""
         return self.part.layers[1] - self.part.layers[0]
 
 
 @dataclass(slots=True)
 class MigrationCounts:
-    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K
-    and V travelled, and `inputs` of hidden states."""
+    """Totals of migrations since the start.
+
+    Fields:
+        copied, recomputed: Tokens, in committed migrations.
+        nbytes: Bytes of K and V sent, in committed migrations.
+        inputs: Bytes of hidden states sent, in committed migrations.
+    """
 
     started: int = 0
     committed: int = 0
@@ -69,7 +83,7 @@ class MigrationCounts:
 
 
 class Moves:
-    """Moves that are under way, by number."""
+    """Migrations under way, by number."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -86,38 +100,41 @@ class Moves:
         return self._moves.get(number)
 
     def get_move(self, sequence: ScheduledSequence) -> Migration | None:
-        """The move that a sequence is in."""
+        """Return the migration that a sequence is in, None if it is in none."""
         return self._moves.get(sequence.waits.move)
 
     def target(self, sequence: ScheduledSequence) -> str | None:
-        """Where the move goes that a sequence is in, if it is in one."""
+        """Return the destination of a sequence's migration, None if it is in none."""
         move = self.get_move(sequence)
         return None if move is None else move.target
 
     def totals(self) -> MigrationCounts:
-        """A copy of the counts so far."""
+        """Return a copy of the totals."""
         return replace(self.counts)
 
     def held(self) -> dict[str, int]:
-        """Pages that are taken for moves, by destination."""
+        """Return the pages that are taken for migrations, by destination."""
         held: dict[str, int] = {}
         for move in self._moves.values():
             held[move.target] = held.get(move.target, 0) + move.pages * move.groups
         return held
 
     def bound_for(self, device: str, blocks: Collection[str]) -> bool:
-        """Whether a move of any of these blocks to a device is under way."""
+        """Return whether a migration of any of these blocks to a device is under way."""
         there = (move for move in self._moves.values() if move.target == device)
         return any(not move.chain.blocks(move.part.lo, move.part.hi).isdisjoint(blocks) for move in there)
 
     def begin(self, move: Migration) -> None:
-        """A move is under way."""
+        """Add a migration."""
         self._moves[move.number] = move
         move.sequence.moves(move.number)
         self.counts.started += 1
 
     def end_move(self, move: Migration) -> None:
-        """A move is over: its pages at the destination are the sequence's, or nobody's."""
+        """Remove a migration, and release its pages at the destination.
+
+        On a commit the page accounting takes them for the sequence next (`SequenceLifecycle.reseat`).
+        """
         del self._moves[move.number]
         move.sequence.moves(0)
         device = self._state.devices[move.target]
@@ -126,7 +143,7 @@ class Moves:
             self._state.changed = True
 
     def cancel(self, sequence: ScheduledSequence) -> None:
-        """A sequence leaves its devices: its move is over."""
+        """Abort the migration of a sequence that leaves its devices."""
         move = self.get_move(sequence)
         if move is not None:
             self.end_move(move)
@@ -135,7 +152,7 @@ class Moves:
 
 
 def part_of(chain: Chain, blocks: range, device: str) -> Hop:
-    """These blocks as if they were a hop."""
+    """Return these blocks of a chain on a device in the form of a hop."""
     first = sum(use.kv_layers for use in chain.uses[: blocks.start])
     last = first + sum(use.kv_layers for use in chain.uses[blocks.start : blocks.stop])
     return Hop(device, chain.uses[blocks.start].lo, chain.uses[blocks.stop - 1].hi, (first, last))

@@ -1,17 +1,16 @@
-"""Sequences that change a device while they run: their K and V move first, then they do (BL-16, Llumnix's stages).
+"""Migrate blocks of running sequences to other devices: K and V first, then the path (BL-16, stages as in Llumnix).
 
-    start --StartMigration--> destination … MigrationReady -> more has come up? --StartMigration--> … MigrationReady
-    ->
-    little enough: hold the sequence
-        -> its row comes back -> StartMigration (the rest) -> MigrationReady -> commit: Settle, Open (keep) on the new
-        path, Close where it left
+    start --StartMigration--> destination … MigrationReady -> more computed since? --StartMigration--> … MigrationReady
+        -> few page sets left: hold the sequence -> its row returns -> StartMigration (the rest) -> MigrationReady
+        -> commit: FinishMigration, OpenSequences (keep) on the new path, CloseSequences on devices it leaves
 
-Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The
-destination's pages are taken in the scheduler's account before they are asked for. Whatever goes wrong (no room,
-pages that do not verify, a dead device) leaves the sequence where it was; if the source itself dies, recomputing
-takes over to the end, where it has what it starts from: token ids at the start of a chain; elsewhere hidden states
-that the source kept, if all have come. Every move ends in exactly one FinishMigration or with the death of its
-destination.
+Contract:
+- The source serves the sequence until it is held, and keeps its pages until the migration is committed.
+- The destination's pages are taken in the page accounts before they are requested.
+- Any failure (no room, pages that do not verify, a dead destination) leaves the sequence where it was.
+- If the source dies, recomputing continues to the end where it has what it starts from: token ids at the start of a
+  chain; elsewhere hidden states that the source kept, if all have arrived.
+- Every migration ends in exactly one FinishMigration, MigrationFailed or the death of its destination.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from runtime.scheduler.state import ClusterState
 
 
 class Migrations:
-    """`moves`: those under way."""
+    """Start, continue, commit and abort migrations. `moves`: those under way."""
 
     def __init__(self, state: ClusterState, seating: SequenceLifecycle, moves: Moves) -> None:
         self._state = state
@@ -44,13 +43,14 @@ class Migrations:
         return len(self.moves)
 
     def __iter__(self) -> Iterator[Migration]:
-        """Those under way."""
+        """Iterate over the migrations under way."""
         return iter(self.moves)
 
     def counts(self) -> MigrationCounts:
+        """Return the totals."""
         return self.moves.totals()
 
-    # -- beginning -----------------------------------------------------------------------------------------------------
+    # -- starting ------------------------------------------------------------------------------------------------------
 
     def start(
         self,
@@ -63,11 +63,19 @@ class Migrations:
         recompute: bool = True,
         hold: bool = False,
     ) -> str | None:
-        """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
+        """Start a migration of blocks of a running sequence; return None, or why it cannot start now.
 
-        `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin
-        with the chain's first block can be recomputed there only from what its device kept of its inputs
-        (`policy.migration.recompute_source`). Returns why that cannot be (now), or None once it has begun.
+        Blocks that do not begin the chain can be recomputed only from inputs that their device kept
+        (`policy.migration.recompute_source`). Stages that the new path lacks are requested.
+
+        Args:
+            sequence: The sequence.
+            blocks: Numbers of the blocks in the chain, all on one device now.
+            target: The destination.
+            now: Time in ns.
+            copy: Copy pages from the back.
+            recompute: Recompute pages from the front.
+            hold: Issue no rows meanwhile (a baseline).
         """
         chain = sequence.chain
         if any(
@@ -116,8 +124,9 @@ class Migrations:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def moved(self, event: MigrationReady, now: int) -> None:
-        """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or
-        commit.
+        """Process an answer: all that was requested has arrived.
+
+        Requests what was computed since, holds the sequence for the rest, or commits.
         """
         move = self.moves.get(event.move)
         if move is None:
@@ -142,37 +151,39 @@ class Migrations:
                     self._finish(move, now)
 
     def stuck(self, event: MigrationFailed, now: int) -> None:
-        """The destination has given up, and has kept nothing."""
+        """Abort a migration that the destination has given up; nothing of it is left there."""
         move = self.moves.get(event.move)
         if move is not None:
             self._abort(move, now, event.reason, settle=False)
 
     def at_rest(self, sequence: ScheduledSequence, now: int) -> None:
-        """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be
-        under way.
+        """Finish a held migration with no request open, if no row of its sequence is in flight.
+
+        Called when a row returns, and when the sequence resumes after a pause, where its row may still be in flight.
         """
         move = self.moves.get_move(sequence)
         if move is not None and sequence.waits.held and not move.asked and not sequence.flying:
             self._finish(move, now)
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
     def give_up(self, sequence: ScheduledSequence, now: int, why: str) -> None:
-        """A sequence's move is not waited for any longer: it goes on where it is."""
+        """Abort the migration of a sequence, if it is in one; the sequence continues where it is."""
         move = self.moves.get_move(sequence)
         if move is not None:
             self._abort(move, now, why)
 
     def survives(self, sequence: ScheduledSequence, device: str) -> bool:
-        """Whether a sequence is saved from a device's death by a move that can go on without it."""
+        """Return whether a sequence's migration can complete after the death of this device, its source."""
         move = self.moves.get_move(sequence)
         if move is None or not move.recompute or move.source != device:
             return False
         return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
 
     def remove_device(self, device: str, now: int) -> None:
-        """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held
-        meanwhile.
+        """Handle a device's death: abort migrations to it, and continue those from it by recomputing where possible.
+
+        Their sequences are held until the end of the migration.
         """
         for move in self.moves:
             if move.target == device:
@@ -185,13 +196,13 @@ class Migrations:
                 self._state.page_accounting.bereft(move.sequence.pages.holding, device)
                 move.sequence.bereft(device)
                 self._state.starved.pop(move.sequence.seq, None)
-                if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
+                if not move.asked:  # the latest request is answered: there may be no further one
                     self._finish(move, now)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _run(self, sequence: ScheduledSequence, first: int, part: Hop) -> RecomputeRun:
-        """Blocks from number `first` on, as `policy.migration.recompute_source` sees them."""
+        """Describe the blocks from number `first` on for `policy.migration.recompute_source`."""
         chain, device = sequence.chain, self._state.devices[part.device]
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
         hop = next(hop.lo for hop in sequence.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
@@ -207,7 +218,7 @@ class Migrations:
         )
 
     def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
-        """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
+        """Request the stages that a path, and recomputing at the target, lack; return an error for one, or None."""
         needed = self._state.router.missing(chain, path)
         if recomputed is not None and not self._state.devices[target].stages.has(
             stage := chain.stage(recomputed.lo, recomputed.hi)
@@ -218,6 +229,7 @@ class Migrations:
         return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
 
     def _request_upto(self, move: Migration, upto: int) -> None:
+        """Request K and V of the sequence's first `upto` tokens from the destination."""
         sequence = move.sequence
         tokens = sequence.first(upto) if move.front.origin == "tokens" else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
@@ -246,18 +258,16 @@ class Migrations:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
     def _finish(self, move: Migration, now: int) -> None:
-        """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it
-        holds.
-        """
+        """Request the rest for a sequence with no row in flight, or commit if nothing is left and there is room."""
         if move.sequence.computed > move.upto:
             self._ask_more(move, now)
-        elif self._allocate_pages(move, move.upto):  # of a row that was lost with its device it may hold a group more
+        elif self._allocate_pages(move, move.upto):  # a row lost with its device may have taken one page set more
             self._commit(move, now)
         else:
             self._abort(move, now, f"no room for what it holds on {move.target}")
 
     def _commit(self, move: Migration, now: int) -> None:
-        """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
+        """Move the sequence to the new path. The pages are there before those it leaves are freed."""
         sequence, last = move.sequence, move.last
         self.moves.end_move(move)
         self._state.out.add_message(move.target, FinishMigration(move.number, sequence.seq, sequence.epoch + 1, True))
@@ -272,7 +282,10 @@ class Migrations:
         self._state.ready.append(sequence)
 
     def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
-        """The sequence stays where it is; if that is dead, it runs again."""
+        """Abort a migration: the sequence stays where it is, or runs again if the source is dead.
+
+        `settle`: whether the destination must be informed.
+        """
         sequence = move.sequence
         self.moves.end_move(move)
         self.moves.counts.aborted += 1
@@ -292,7 +305,7 @@ class Migrations:
         self._state.tell.move(now, event, move.sequence.request, told, last, why)
 
     def _allocate_pages(self, move: Migration, upto: int) -> bool:
-        """Take pages at the destination for that many tokens."""
+        """Take pages at the destination for `upto` tokens; return False if there is no room."""
         device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.
         groups = max(groups_for(move.sequence.spec, upto), move.sequence.pages.groups)

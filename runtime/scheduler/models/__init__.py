@@ -1,1 +1,1 @@
-"""Models and versions of models that come and go while others are served."""
+"""Add, replace and withdraw models and versions of models during operation."""

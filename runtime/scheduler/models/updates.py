@@ -1,15 +1,15 @@
-"""Models and versions of models that come and go while others are served (BL-30, UN-09).
+"""Add, replace and withdraw models and versions of models during operation (BL-30, UN-09).
 
-    Serve -> placed -> its stages are loaded -> new sequences get it   (from one event on, all of them)
-                  \\-> no room, or a device cannot load it: refused, and the version that was there goes on
-    the old version, or a withdrawn model: whoever began on it finishes on it -> stages dropped, blocks that nobody else
-    has forgotten
+    ServeModel -> placed -> its stages are loaded -> new sequences get it   (from one event on, all of them)
+               \\-> no room, or a device cannot load it: refused, and the former version continues
+    the former version, or a withdrawn model: sequences that began on it finish on it -> its stages are unloaded, and
+    blocks that no other chain has are forgotten
 
-Contract: a sequence runs to its end on the version that new sequences got when it came, whatever comes later and
-whatever
-dies. Blocks that
-two versions share stay where they are. Every ServeModel and WithdrawModel has one Updated. A ServeModel before the
-first placement waits for that.
+Contract:
+- A sequence runs to its end on the version that new sequences got when it arrived, whatever is served or dies later.
+- Blocks that two versions share stay where they are.
+- Every ServeModel and WithdrawModel is answered by one ModelUpdated.
+- A ServeModel before the first placement waits for that.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from runtime.scheduler.state import ClusterState
 
 
 class ModelUpdates:
+    """Versions of models on their way in and out."""
+
     def __init__(self, state: ClusterState, prefix_cache: PrefixCache) -> None:
         self._state = state
         self._prefix_cache = prefix_cache
@@ -34,7 +36,7 @@ class ModelUpdates:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def serve(self, event: ServeModel, now: int) -> None:
-        """Begin to make a version ready; one of the same model that was on its way is given up."""
+        """Start to make a version ready; an earlier one of the same model that is not ready yet is given up."""
         state, chain = self._state, event.chain
         if chain.model in self._coming:
             self._give_up(chain.model, now, "another version came before it was ready")
@@ -49,7 +51,7 @@ class ModelUpdates:
         state.changed = True
 
     def withdraw(self, event: WithdrawModel, now: int) -> None:
-        """Take no new sequences for a model."""
+        """Stop a model for new sequences."""
         state = self._state
         if event.model in self._coming:
             self._give_up(event.model, now, "the model was withdrawn")
@@ -62,7 +64,7 @@ class ModelUpdates:
         state.tell.version(now, "model.withdraw", chain)
 
     def know(self, variants: Iterable[Variant]) -> None:
-        """Variants of the chains that are there from the beginning. Raises ValueError for one of another chain."""
+        """Add variants of the chains served from the start. Raises ValueError for one of another chain."""
         names = {chain.version: chain.loaded_as for chain in self._state.chains.values()}
         for variant in variants:
             if variant.of not in names:
@@ -71,21 +73,19 @@ class ModelUpdates:
             self._state.variants[name] = (*self._state.variants.get(name, ()), variant)
 
     def first(self) -> None:
-        """The chains that were there from the beginning are placed: so are their variants, those for which there is
-        room.
-        """
+        """Place the variants of the chains served from the start, as room allows; called after the first placement."""
         for name, variants in tuple(self._state.variants.items()):
             exact = next((chain for chain in self._state.chains.values() if chain.loaded_as == name), None)
             self._state.variants[name] = self._placed_ones(variants, exact)
 
     def go_on(self, now: int) -> None:
-        """What can be done for versions on their way in and out."""
+        """Continue with all versions on their way in and out, as far as possible now."""
         for model in tuple(self._coming):
             self._advance(model, now)
         for name in tuple(self._state.leaving):
             self._reap(name, now)
 
-    # -- coming --------------------------------------------------------------------------------------------------------
+    # -- versions on their way in --------------------------------------------------------------------------------------
 
     def _why_not(self, event: ServeModel) -> str | None:
         state, chain = self._state, event.chain
@@ -105,7 +105,7 @@ class ModelUpdates:
         return None
 
     def _advance(self, model: str, now: int) -> None:
-        """Place it, have its stages loaded, and give it to new sequences, as far as things are."""
+        """Place a version, load its stages and switch new sequences to it, as far as possible now."""
         state, chain = self._state, self._coming[model].chain
         if not state.placed:
             return
@@ -127,7 +127,7 @@ class ModelUpdates:
             self._switch(model, now)
 
     def _switch(self, model: str, now: int) -> None:
-        """From now on new sequences get it."""
+        """Give new sequences a version that is ready."""
         state, event = self._state, self._coming.pop(model)
         self._placed.discard(model)
         del state.coming[model]
@@ -153,7 +153,7 @@ class ModelUpdates:
         return found
 
     def _placed_ones(self, variants: tuple[Variant, ...], exact: Chain | None) -> tuple[Variant, ...]:
-        """Those of some variants for which there is room; what the others brought is forgotten."""
+        """Place variants; return those for which there is room, and mark the rest as leaving."""
         there: list[Variant] = []
         for variant in variants:
             if exact is None or variant.of != exact.version or join(self._state, variant.chain, exact) is not None:
@@ -163,7 +163,7 @@ class ModelUpdates:
         return tuple(there)
 
     def _give_up(self, model: str, now: int, why: str) -> None:
-        """It does not come: what it has on devices goes."""
+        """Answer a version with an error, and mark what it has on devices as leaving."""
         state, event = self._state, self._coming.pop(model)
         self._placed.discard(model)
         del state.coming[model]
@@ -178,8 +178,9 @@ class ModelUpdates:
         return "" if chain is None else chain.version
 
     def refused(self, stage: Stage) -> None:
-        """A device cannot load a part of a variant: it serves nobody any more, and whoever has not begun on it gets
-        what it named.
+        """Withdraw the variant with a stage that a device cannot load.
+
+        Sequences that wait for it and have no output yet get the chain that they named.
         """
         for name, variants in tuple(self._state.variants.items()):
             broken = next((variant for variant in variants if variant.chain.loaded_as == stage.model), None)
@@ -201,26 +202,26 @@ class ModelUpdates:
         state.users[exact.loaded_as] += 1
         state.waiting.add(sequence)
 
-    # -- leaving -------------------------------------------------------------------------------------------------------
+    # -- versions on their way out -------------------------------------------------------------------------------------
 
     def _retire(self, chain: Chain) -> None:
-        """No new sequence gets a chain any more, nor what stood in for it."""
+        """Mark a chain and its variants as leaving: no new sequence gets them."""
         state = self._state
         for each in (chain, *(variant.chain for variant in state.variants.pop(chain.loaded_as, ()))):
             state.leaving[each.loaded_as] = each
         state.changed = True
 
     def _back(self, chain: Chain) -> None:
-        """A version that was on its way out is wanted again."""
+        """Undo the leaving of a chain that is served again."""
         self._state.leaving.pop(chain.loaded_as, None)
 
     def _reap(self, name: str, now: int) -> None:
-        """Let go what is left of a chain, if nobody needs it. A stage that is being loaded goes when it has been."""
+        """Remove what is left of a chain once no sequence uses it; waits for stages that are being loaded."""
         state, chain = self._state, self._state.leaving[name]
         if state.users[name]:
             return
         if any(other.loaded_as == name for other in state.in_use()):
-            del state.leaving[name]  # it is wanted again, or still
+            del state.leaving[name]  # it is served again, or still
             return
         self._prefix_cache.remove_version(chain.version)
         waits = False

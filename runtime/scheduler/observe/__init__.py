@@ -1,1 +1,1 @@
-"""Snapshots for people, and the log from which a run is replayed."""
+"""Snapshots for users, and the log from which a run is replayed."""

@@ -1,12 +1,11 @@
-"""The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be
-played again.
+"""Record every event that a scheduler gets and a digest of its commands, so that a run can be replayed.
 
     line 1    {"log": 2, "chains": …, "blocks": …, "config": …, "surrogates": …}
     then      [time in ns, kind, event, digest of the commands]
 
-Contract: a `ReplayRecorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new
-scheduler and raises Diverged at the first whose commands differ. Events are data, and a scheduler is a function of
-them: whatever differs is a defect (a clock, an unordered set).
+Contract: a `ReplayRecorder` takes a scheduler's place and changes nothing. `replay` gives the events to a new scheduler
+and raises Diverged at the first event with different commands. A scheduler is a function of its events, so any
+difference is a defect (a clock, an unordered set).
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from runtime.scheduler.scheduler import Scheduler
 from zoo.errors import InputError
 
 _FORMAT = 2
-#: Whatever a scheduler takes, by the name that stands in the log.
+#: Types of a scheduler's events and messages, by their name in the log.
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(SchedulerEvent), *get_args(ToScheduler))}
-#: A request with its prompt, or a step's rows: far below.
+#: Limit of a line in bytes; far above any request with its prompt, or the rows of a step.
 _MOST_LINE = 1 << 26
 
 
 class Diverged(Exception):
-    """A replayed scheduler said something else than the one that was recorded."""
+    """A replayed scheduler returned other commands than the recorded one."""
 
 
 class Handler(Protocol):
@@ -43,7 +42,12 @@ class Handler(Protocol):
 
 
 class LogHeader(msgspec.Struct, frozen=True):
-    """What a scheduler was made of. `protocol`: of the messages that it was told, which are in the log as they were."""
+    """The arguments of the recorded scheduler.
+
+    Fields:
+        log: Format of the log.
+        protocol: Version of the messages in the log.
+    """
 
     log: int
     chains: tuple[Chain, ...]
@@ -54,16 +58,17 @@ class LogHeader(msgspec.Struct, frozen=True):
     protocol: int = 0
 
     def scheduler(self) -> Scheduler:
+        """Return a new scheduler with these arguments."""
         return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates, adaptation=self.adaptation)
 
 
 class ReplayRecorder:
-    """In a scheduler's place.
+    """Record a scheduler's events and digests; used in its place.
 
     Args:
-        scheduler: the one that decides.
-        head: what it was made of.
-        write: takes lines; it must not change the order.
+        scheduler: The scheduler that decides.
+        head: Its arguments.
+        write: Receives lines; it must keep their order.
     """
 
     def __init__(self, scheduler: Handler, head: LogHeader, write: Callable[[bytes], object]) -> None:
@@ -72,6 +77,7 @@ class ReplayRecorder:
         write(msgspec.json.encode(head) + b"\n")
 
     def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
+        """Pass an event to the scheduler, and record it."""
         commands = self._scheduler.handle(event, now)
         self._write(msgspec.json.encode([now, type(event).__name__, event, digest_of(commands)]) + b"\n")
         return commands
@@ -84,12 +90,13 @@ def head_of(
     surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
     adaptation: VariantChoice | None = None,
 ) -> LogHeader:
+    """Return the header of a log for a scheduler with these arguments."""
     known = {model: tuple(each) for model, each in surrogates.items()}
     return LogHeader(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation, PROTOCOL)
 
 
 def digest_of(commands: Iterable[SchedulerCommand]) -> str:
-    """Of commands in their order: who is told what."""
+    """Return the digest of commands, receivers included, in their order."""
     state = hashlib.blake2b(digest_size=16)
     for command in commands:
         state.update(type(command).__name__.encode())
@@ -98,7 +105,7 @@ def digest_of(commands: Iterable[SchedulerCommand]) -> str:
 
 
 def replay(path: Path) -> int:
-    """Play a log again; the number of events. Raises Diverged; InputError for a file that is no log."""
+    """Replay a log; return the number of events. Raises Diverged; InputError for a file that is not a log."""
     try:
         with path.open("rb") as file:
             lines = _lines(file, path)

@@ -1,4 +1,4 @@
-"""A cluster as it is now, for people to look at: devices, block instances, chains, moves. Frozen; changes nothing."""
+"""Take a snapshot of a cluster for users: devices, block instances, chains, migrations. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DevicePicture:
-    """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`.
-    `sequences` pass it, `queued` rows wait there.
+    """One device.
 
-    `steps`, `busy_ns`, `tokens`: since its agent began. `links`: other devices that its tensors go to directly, or why
-    they do not any more.
+    Fields:
+        pid: Process of its agent, 0 if it has none.
+        pages_used: Pages taken, of `pages`.
+        weights: Bytes of loaded weights.
+        sequences: Sequences with a path over it.
+        queued: Rows that wait there.
+        steps, busy_ns, tokens: Totals since its agent started.
+        links: Other devices with a direct tensor link, and the state of the link.
     """
 
     device: str
@@ -41,8 +46,13 @@ class DevicePicture:
 
 @dataclass(frozen=True, slots=True)
 class InstancePicture:
-    """A block on a device. `sequences`: that run through it now, of `batch_limit`; `queue`: rows that wait for it
-    there.
+    """A block on a device.
+
+    Fields:
+        nbytes: Bytes of its weights.
+        sequences: Sequences that run through it now.
+        queue: Rows that wait for it there.
+        batch_limit: Limit of sequences on the device.
     """
 
     block: str
@@ -55,8 +65,11 @@ class InstancePicture:
 
 @dataclass(frozen=True, slots=True)
 class ChainPicture:
-    """A model. `up`: each of its blocks has a living device. `paths`: devices of its blocks, and tokens that went that
-    way so far.
+    """The version of a model that new sequences get.
+
+    Fields:
+        up: Whether each of its blocks has a living device.
+        paths: Devices of its blocks, and the tokens that have passed that path.
     """
 
     model: str
@@ -70,7 +83,13 @@ class ChainPicture:
 
 @dataclass(frozen=True, slots=True)
 class MovePicture:
-    """A sequence on its way. `tokens`: asked for so far; `stage`: how often; `held`: it waits for the rest."""
+    """A migration under way.
+
+    Fields:
+        tokens: Tokens requested so far.
+        stage: Requests to the destination so far.
+        held: Whether the sequence gets no rows, for the last stage.
+    """
 
     seq: str
     source: str
@@ -82,8 +101,11 @@ class MovePicture:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicture:
-    """`migration_totals`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait
-    for pages.
+    """The whole cluster.
+
+    Fields:
+        migration_totals: Fields of `scheduler.migration.migration.MigrationCounts`.
+        starved: Running sequences that wait for pages.
     """
 
     devices: tuple[DevicePicture, ...]
@@ -94,12 +116,12 @@ class ClusterPicture:
     starved: int
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the snapshot as a JSON-compatible dictionary."""
         return asdict(self)
 
 
 def picture_of(scheduler: Scheduler) -> ClusterPicture:
-    """Now. O(sequences + instances)."""
+    """Take a snapshot now. O(sequences + instances)."""
     through: Counter[tuple[str, str]] = Counter()
     for sequence in scheduler.sequences.values():
         if sequence.path:

@@ -1,10 +1,10 @@
-"""Which blocks are on which devices, and which instances are about to go.
+"""Which blocks are on which devices, and which instances are about to be removed.
 
-    place(chains) once the devices are there     add, remove: one instance     forget: a chain that is served no more
+    place(chains) once the devices are there     add, remove: one instance     remove_chain: a chain served no more
 
 Contract: an instance (a block on a device) is a plan; stages are loaded when a path first needs them
-(`routing.router`). A chain that no placement holds has a reason (`why_not`), and its sequences are refused with it.
-Sends nothing.
+(`routing.router`). A chain that no placement holds has a reason (`why_not`), and its sequences are refused with it. It
+sends nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from runtime.config import ClusterConfig
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.initial import laid_out
 
-#: So many devices hold everything each, where it fits (`auto`); more of them share it out. With everything on each of
-#: 12 simulated A100s every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times that of
-#: one model per device.
+#: Up to this many devices each hold all blocks, where they fit (`auto`); more devices divide them. With all blocks on
+#: each of 12 simulated A100s every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times
+#: that of one model per device.
 _FEW = 4
 
 
 class BlockMap:
-    """`instances`: block -> the devices that are to hold it, for reading. `leaving`: (block, device) of instances that
-    take no new sequences, for they are about to go."""
+    """The planned instances of all blocks.
+
+    `instances`: block -> the devices that are to hold it; callers only read it. `leaving`: (block, device) of instances
+    that take no new sequences, because they are about to be removed.
+    """
 
     def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices) -> None:
         self._config = config
@@ -36,7 +39,7 @@ class BlockMap:
 
     @property
     def by_demand(self) -> bool:
-        """Whether there is one copy of each chain at first, and more of what is asked for."""
+        """Whether placement starts with one copy of each chain and adds copies by demand."""
         return self._config.placement in ("on-demand", "eager", "frag-min") or (
             self._config.placement == "auto" and self._config.devices > _FEW
         )
@@ -48,23 +51,23 @@ class BlockMap:
         return block in self._blocks
 
     def learn(self, blocks: Iterable[Block]) -> None:
-        """Take in the blocks of another chain."""
+        """Add the blocks of another chain."""
         self._blocks.update((block.id, block) for block in blocks)
 
     def why_not(self, chain: Chain) -> str | None:
-        """Why a chain cannot be run by this cluster; None if it can, or if that is not known yet."""
+        """Return why this cluster cannot run a chain; None if it can, or if blocks are not placed yet."""
         return self._why.get(chain.version)
 
     def up(self, chain: Chain) -> bool:
-        """Whether each of its blocks has a living device."""
+        """Return whether each block of a chain has a living device."""
         return all(any(self._devices.alive(name) for name in self.instances.get(use.block, ())) for use in chain.uses)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def place(self, chains: Sequence[Chain]) -> None:
-        """Put the blocks of these chains on devices; what is there already stays.
+        """Place the blocks of these chains on devices, in order; existing instances stay.
 
-        A chain that does not fit beside the others is left out, with a reason. Chains are taken in order.
+        A chain that does not fit beside those before it is left out, with a reason.
         """
         how = "on-demand" if self._config.placement == "auto" and self.by_demand else self._config.placement
         found = laid_out(chains, self._blocks, list(self._devices), how)
@@ -75,22 +78,24 @@ class BlockMap:
             self.add(block, device)
 
     def add(self, block: str, device: str) -> None:
-        """Plan another instance."""
+        """Plan one more instance."""
         where = self.instances.setdefault(block, [])
         if device not in where:
             where.append(device)
             self._devices[device].plan.add(block, self._blocks[block].nbytes)
 
     def remove(self, block: str, device: str) -> None:
-        """Plan one instance less. Raises ValueError for the last one."""
+        """Plan one instance less. Raises ValueError for the last one of a block."""
         if self.instances.get(block) == [device]:
             raise ValueError(f"{device} has the only instance of block {block[:12]}")
         self.instances[block].remove(device)
         self._remove_instance(block, device)
 
     def shun(self, device: str, blocks: Iterable[str]) -> bool:
-        """Run these blocks where else they are to be, for a device cannot load a stage with them. Whether any of them
-        does."""
+        """Remove the instances of these blocks on a device that cannot load them; the last one of a block stays.
+
+        Returns whether any was removed.
+        """
         gone = [
             block for block in blocks if block in self._devices[device].plan.blocks and len(self.instances[block]) > 1
         ]
@@ -99,7 +104,7 @@ class BlockMap:
         return bool(gone)
 
     def remove_chain(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
-        """Drop the blocks of a chain that none of those kept have, wherever they are. Those blocks."""
+        """Remove the blocks of a chain that none of the `kept` chains has, from all devices; return these blocks."""
         still = {use.block for other in kept for use in other.uses}
         gone = tuple(dict.fromkeys(use.block for use in chain.uses if use.block not in still))
         for block in gone:
@@ -110,20 +115,23 @@ class BlockMap:
             self._why.pop(chain.version, None)
         return gone
 
-    # -- questions -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def spare(self, block: str, device: str) -> bool:
-        """Whether a block has another living instance, one that stays."""
+        """Return whether a block has another living instance that is not about to be removed."""
         staying = (
             name for name in self.instances.get(block, ()) if name != device and (block, name) not in self.leaving
         )
         return any(self._devices.alive(name) for name in staying)
 
     def within(self, chain: Chain, names: Collection[str]) -> bool:
-        """Whether every path of a chain passes one of these devices, for one of its blocks is nowhere else."""
+        """Return whether every path of a chain passes one of these devices.
+
+        That is so where one of its blocks has all of its instances on them.
+        """
         return any(all(name in names for name in self.instances.get(use.block, ())) for use in chain.uses)
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _remove_instance(self, block: str, device: str) -> None:
         self._devices[device].plan.remove(block, self._blocks[block].nbytes)
@@ -131,5 +139,5 @@ class BlockMap:
 
 
 def blocks_of(chain: Chain, stage: Stage) -> tuple[str, ...]:
-    """The blocks of a chain that one of its stages is made of."""
+    """Return the blocks of a chain in one of its stages."""
     return tuple(use.block for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)

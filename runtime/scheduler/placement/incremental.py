@@ -1,7 +1,7 @@
-"""A chain comes while others are served: its blocks get devices, each where what it takes the place of is, or where
-there is room.
+"""Place a chain during operation: each block where the block it replaces is, or where there is room.
 
-Contract: blocks that are on devices already stay there, and serve it too. All of a chain is placed or nothing.
+Contract: blocks that are on devices already stay there, and serve the new chain too. All of a chain is placed or
+nothing.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from runtime.scheduler.state import ClusterState
 
 
 def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
-    """Place a chain. `before`: what it takes the place of, None for nothing. Why that cannot be, or None once it has
-    been.
+    """Place a chain; return why that is impossible, or None once it is placed.
 
-    Raises KeyError for blocks that the block map has not learnt.
+    `before`: the chain that it replaces, None for none. Raises KeyError for blocks that the block map does not have.
     """
     placed = state.block_map
     fresh = list({use.block: use for use in chain.uses if not placed.instances.get(use.block)}.values())
@@ -41,7 +40,7 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
 
 
 def _room(state: ClusterState) -> dict[str, int | None]:
-    """Bytes that living devices have left for weights."""
+    """Return the bytes that living devices have left for weights; None for no limit."""
     room: dict[str, int | None] = {}
     for device in state.devices:
         if device.alive:
@@ -51,13 +50,13 @@ def _room(state: ClusterState) -> dict[str, int | None]:
 
 
 def _instead(state: ClusterState, use: BlockUse, before: Chain) -> tuple[str, ...]:
-    """The devices of the blocks whose place in a chain another's use takes."""
+    """Return the devices of the blocks that this use of a block replaces."""
     replaced = [other.block for other in before.uses if other.lo < use.hi and use.lo < other.hi]
     return tuple(dict.fromkeys(name for block in replaced for name in state.block_map.instances.get(block, ())))
 
 
 def _alone(state: ClusterState, fresh: list[BlockUse], room: dict[str, int | None]) -> dict[str, tuple[str, ...]]:
-    """A chain that takes nobody's place: spread over the room there is as the first ones were over empty devices."""
+    """Return preferred devices of a chain that replaces none: spread over the free room as in an initial placement."""
     names = [name for name, left in room.items() if left is None or left > 0]
     limits, sizes = [room[name] or 0 for name in names], [state.block_map.block(use.block).nbytes for use in fresh]
     move_requests: dict[str, tuple[str, ...]] = {}

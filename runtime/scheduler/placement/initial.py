@@ -1,7 +1,7 @@
-"""Where blocks are put before anybody has asked for anything, one way or another (`config.Placement`), as data.
+"""Compute the initial placement of blocks, by the configured method (`config.Placement`), as data.
 
-Contract: pure but for what it reads of devices. A chain that does not fit beside the others is left out, with a reason;
-chains are taken in order. Instances that are there already may be named again.
+Contract: it changes nothing, and reads only the devices. Chains are taken in order; a chain that does not fit beside
+those before it is left out, with a reason. The result may name instances that exist already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from runtime.scheduler.devices.devices import Device
 
 @dataclass(frozen=True, slots=True)
 class InitialPlacement:
-    """`instances`: (block, device). `lacking`: by version of the chains that found no place, why."""
+    """Result of a placement.
+
+    Fields:
+        instances: (block, device) pairs.
+        lacking: Reasons of the chains that were not placed, by version.
+    """
 
     instances: tuple[tuple[str, str], ...]
     lacking: Mapping[str, str]
@@ -29,7 +34,7 @@ class InitialPlacement:
 def laid_out(
     chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placement
 ) -> InitialPlacement:
-    """Blocks of these chains on these devices."""
+    """Place the blocks of these chains on these devices."""
     if placing == "frag-min":
         return _scattered(chains, blocks, devices)
     if placing in ("on-demand", "eager"):
@@ -40,9 +45,7 @@ def laid_out(
 def _packed(
     chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], eager: bool
 ) -> InitialPlacement:
-    """One copy of each chain, whole where a device takes it; with `eager` further ones where devices would hold
-    nothing.
-    """
+    """Place one copy of each chain, whole where a device takes it; `eager`: more copies on empty devices."""
     limits = [device.plan.limit for device in devices]
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     runs = [[use.block for use in chain.uses] for chain in chains]
@@ -61,8 +64,9 @@ def _packed(
 
 
 def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> InitialPlacement:
-    """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's
-    baseline.
+    """Place one copy of each block by itself where the least memory is left over, without regard to traffic.
+
+    This is the paper's baseline.
     """
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     there = {block for device in devices for block in device.plan.blocks}
@@ -77,7 +81,7 @@ def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Se
 def _copied(
     chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool
 ) -> InitialPlacement:
-    """As many copies of everything as there is room for; `split`: one, cut over all devices."""
+    """Place as many copies of everything as there is room for; `split`: one copy, cut over all devices."""
     limits = [device.plan.limit for device in devices]
     taken: list[Chain] = []
     lacking: dict[str, str] = {}
@@ -97,8 +101,10 @@ def _copied(
 
 
 def _order(chains: Sequence[Chain], split: bool) -> list[str]:
-    """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains
-    are to be cut over all devices, by where they stand in them instead."""
+    """Order blocks so that those of one chain are neighbours, after those it shares with earlier chains.
+
+    `split`: order by their position in the chains, for a cut over all devices.
+    """
     if not split:
         return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
     depth: dict[str, tuple[int, int]] = {}

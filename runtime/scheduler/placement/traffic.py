@@ -1,12 +1,11 @@
-"""How rows have gone lately: between blocks, between devices and between servers (BL-26's counter).
+"""Count the traffic of rows between blocks, between devices and between servers (BL-26).
 
-    gather(most)     takes in what sequences have counted along their paths since the last time, of so many paths,
-                     others each time
-    turn()           the period is over: its counts are blended with what was before
+    gather(most)     add what was counted along paths since the last call, for at most this many paths, in turn
+    turn()           end the period: blend its counts with those before
 
-Contract: a token that has gone along a path counts once for each pair of neighbouring blocks, wherever they ran,
-and once for each change of device and of server on that path. Of very many paths those that nobody is on are
-forgotten. It decides nothing.
+Contract: a token that passed a path counts once for each pair of neighbouring blocks, wherever they ran, and once for
+each change of device and of server on that path. Of very many paths those without sequences are forgotten. It decides
+nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +20,18 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.routing.path_usage import Passes
 from runtime.scheduler.routing.used_paths import UsedPaths
 
-#: Paths that are remembered though nobody is on them.
+#: Above this many paths, those without sequences are forgotten.
 _KEPT = 1024
 
 
 @dataclass(slots=True)
 class Crossings:
-    """Totals of rows: `hops` changed their device, `crossings` of them their server, `steps` went from a block to the
-    next one at all.
+    """Totals of rows.
+
+    Fields:
+        steps: Passes from one block to the next.
+        hops: Passes that changed the device.
+        crossings: Passes that changed the server.
     """
 
     steps: int = 0
@@ -37,19 +40,21 @@ class Crossings:
 
 
 class TrafficCounter:
+    """Traffic counts of past periods, and totals."""
+
     def __init__(self, devices: Devices, used_paths: UsedPaths) -> None:
         self._devices = devices
         self._used_paths = used_paths
         self._left: list[Passes] = []
         self._pairs: Counter[tuple[str, str]] = Counter()
-        #: (sender, receiver) -> rows, of the periods that are over.
+        #: (sender, receiver) block -> rows, over past periods.
         self.pairs: Mapping[tuple[str, str], float] = {}
-        #: (server, server) -> rows, since the beginning.
+        #: (server, server) -> rows, since the start.
         self.servers: Counter[tuple[str, str]] = Counter()
         self.totals = Crossings()
 
     def gather(self, most: int | None = None) -> None:
-        """Take in what was counted along paths: all of them, or the next `most`."""
+        """Add the counts of paths: all of them, or the next `most`."""
         if not self._left or most is None:
             self._left = list(self._used_paths)
         first = 0 if most is None else max(0, len(self._left) - most)

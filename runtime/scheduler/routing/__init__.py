@@ -1,1 +1,1 @@
-"""Which devices a sequence runs on: the paths that the block map allows, and what each costs."""
+"""Choose the path of a sequence among those that the block map allows, by cost."""

@@ -1,7 +1,7 @@
-"""Which blocks of each device are in use, and so what a step there reads: by the paths that sequences are on.
+"""Track which blocks of each device are in use, and so how many bytes a step there reads.
 
-Contract: told of the first sequence on a path and of the last one (`begins`, `ends`); so it costs nothing per sequence.
-Decides nothing.
+Contract: `begins` is called for the first sequence on a path, `ends` after the last one, so it costs nothing per
+sequence. It decides nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.scheduler.routing.path_usage import Passes
 
 
 class BlockUsage:
-    """`block`: a block by its name."""
+    """Blocks in use by device. `block`: returns a block by its ID."""
 
     def __init__(self, block: Callable[[str], Block]) -> None:
         self._block = block
@@ -23,6 +23,7 @@ class BlockUsage:
         self._nbytes: dict[str, int] = {}
 
     def begins(self, path_usage: Passes) -> None:
+        """Count a path that has got its first sequence."""
         for use, (device, _) in zip(path_usage.chain.uses, path_usage.places, strict=True):
             paths = self._paths.setdefault(device, Counter())
             paths[use.block] += 1
@@ -30,6 +31,7 @@ class BlockUsage:
                 self._nbytes[device] = self._nbytes.get(device, 0) + self._block(use.block).nbytes
 
     def ends(self, path_usage: Passes) -> None:
+        """Remove a path that has lost its last sequence."""
         for use, (device, _) in zip(path_usage.chain.uses, path_usage.places, strict=True):
             paths = self._paths[device]
             paths[use.block] -= 1
@@ -41,9 +43,9 @@ class BlockUsage:
         return block in self._paths.get(device, ())
 
     def weights(self, device: str) -> int:
-        """Bytes of the blocks that are in use there."""
+        """Return the bytes of the blocks in use on a device."""
         return self._nbytes.get(device, 0)
 
     def step_bytes(self, device: Device) -> int:
-        """Bytes that a step there reads, K and V of all sequences included."""
+        """Return the bytes that a step on a device reads: weights in use, and K and V of all its sequences."""
         return self.weights(device.name) + device.pages.used_pages * device.pages.page_bytes

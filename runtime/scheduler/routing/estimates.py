@@ -1,15 +1,14 @@
-"""What a new sequence's next row would take on each device that could run a block, from profiles (BL-21): all four
-terms, few candidates.
+"""Estimate the latency of a new sequence's next row on each device that could run a block, from profiles (BL-21).
 
     queue      rows that wait there, as the agent last reported, as one batch
-    compute    the block's own time in a batch with whoever is on the device
-    load       of a block that is not loaded there: behind what waits, or beside the way of the row where the device is
-               idle
-    transfer   is the hop's: the same for each change of device, weighed by `policy.routing.paths`
+    compute    the block's own time in a batch with the sequences on the device
+    load       of a block that is not loaded there: after the queue, or in parallel to the row's way there where the
+               device is idle
+    transfer   not per candidate: the same for each change of device, weighed by `policy.routing.paths`
 
-Contract: pure look-ups over `policy.routing.latency`, remembered by what they depend on, with batches and contexts
-rounded up to powers of two; so an admission costs a few dictionary look-ups per block and candidate. A block
-without a profile costs what loads say (`None` for all).
+Contract: pure look-ups over `policy.routing.latency`, cached by what they depend on, with batches and contexts rounded
+up to powers of two; an admission costs a few dictionary look-ups per block and candidate. Chains with a block that has
+no profile are not covered: their paths are chosen by load.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ from runtime.scheduler.devices.devices import Device
 
 
 class LatencyEstimates:
-    """Args:
-    profiles: by block; of whole chains by version. hop: seconds of a row from one device to another. way_in: over which
-    blocks are loaded, None for from disk.
+    """Cached latency estimates from block profiles.
+
+    Args:
+        profiles: Measured profiles, by block; of whole chains by their version.
+        hop: Seconds that a row takes from one device to another.
+        way_in: Link over which blocks are loaded; None for loads from disk.
     """
 
     def __init__(self, profiles: Mapping[str, BlockProfile], hop: float, way_in: LinkProfile | None = None) -> None:
@@ -36,12 +38,12 @@ class LatencyEstimates:
         self.hop = hop
 
     def learn(self, profiles: Iterable[BlockProfile]) -> None:
-        """Of blocks that come later; what is known stays."""
+        """Add profiles of further blocks; known profiles stay."""
         for each in profiles:
             self._profiles.setdefault(each.block, each)
 
     def remove_blocks(self, blocks: Collection[str], version: str) -> None:
-        """Of blocks, and of a version of a chain, that are gone."""
+        """Forget the profiles of these blocks, and the whole-chain profiles of a version."""
         for measured in (*blocks, version):
             self._profiles.pop(measured, None)
         if blocks:
@@ -49,12 +51,13 @@ class LatencyEstimates:
         self._whole.pop(version, None)
 
     def covers(self, chain: Chain) -> bool:
-        """Whether each block of a chain was measured."""
+        """Return whether each block of a chain has a profile."""
         return bool(self._profiles) and all(use.block in self._profiles for use in chain.uses)
 
     def whole(self, chain: Chain) -> BlockProfile | None:
-        """A chain as one block; None where it was not measured. The blocks of a low-rank delta are its base's, without
-        what it adds: only its own measurement counts.
+        """Return the profile of a chain as one block; None for a chain that was not measured.
+
+        The blocks of a low-rank delta are its base's, without its own factors, so only its whole-chain profile counts.
         """
         found = self._profiles.get(chain.version) or self._whole.get(chain.version)
         if found is None and chain.rewriting is None and self.covers(chain):
@@ -64,7 +67,7 @@ class LatencyEstimates:
         return found
 
     def estimate_block(self, block: str, device: Device, context: int) -> Latency:
-        """The terms of one candidate for a row at `context` tokens."""
+        """Return the latency terms of a block on a device, for a row at a context of `context` tokens."""
         key = block, _up(device.work.queued), _up(device.passing.count), _up(context), block in device.stages.warm
         known = self._known.get(key)
         if known is None:
@@ -82,7 +85,7 @@ class LatencyEstimates:
         return known
 
     def table(self, chain: Chain, candidates: Sequence[Sequence[Device]], context: int) -> list[dict[str, Latency]]:
-        """For each block of a chain the terms of each candidate."""
+        """Return the latency terms of each candidate, for each block of a chain."""
         return [
             {device.name: self.estimate_block(use.block, device, context) for device in some}
             for use, some in zip(chain.uses, candidates, strict=True)
@@ -90,5 +93,5 @@ class LatencyEstimates:
 
 
 def _up(number: int) -> int:
-    """The next power of two; 0 stays."""
+    """Round up to a power of two; 0 stays 0."""
     return 1 << (number - 1).bit_length() if number > 0 else 0

@@ -1,4 +1,4 @@
-"""How many tokens have gone along one path of one chain, and how many sequences are on it. Data only."""
+"""Count the tokens that have passed one path of one chain, and the sequences on it. Data only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from runtime.chains import Chain, Path
 from runtime.scheduler.kv.page_accounting import Places
 from runtime.types import ModelSpec
 
-#: The chain of a sequence that has none yet.
+#: Placeholder for the chain of a sequence that has none.
 NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 
 @dataclass(slots=True, eq=False)
 class Passes:
-    """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are
-    on it. `places`: by block its device, and the pages that a group takes there.
+    """Usage of one path of one chain.
+
+    Fields:
+        tokens: Tokens that have passed the path.
+        places: By block, its device and the pages per page set there.
+        users: Sequences on the path.
+        counted: Part of `tokens` that `placement.traffic` has counted already.
     """
 
     chain: Chain

@@ -1,8 +1,7 @@
-"""Paths with what every new sequence asks of them: made once per chain and path, so that admission counts nothing
-twice.
+"""Cache what every new sequence needs of a path: its devices, its pages per page set, its stages.
 
-Contract: a route is a function of the chain's version and the path alone; what is loaded or free stands elsewhere.
-Routes of a version go with it (`forget`). Decides nothing.
+Contract: a route is a function of the chain's version and the path alone; what is loaded or free is not part of it.
+Routes of a version are removed with it (`remove_version`). It decides nothing.
 """
 
 from __future__ import annotations
@@ -12,15 +11,19 @@ from typing import Any
 
 from runtime.chains import Chain, Path, Stage, path_of
 
-#: Routes that are remembered, of each kind; of very many devices there are more than anybody could keep, and it begins
-#: anew.
+#: Limit of cached routes of each kind; the cache is cleared when it is reached.
 _MOST = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """`devices`: each once, in the order of the path. `weights`: pages that a group of a sequence takes, by device.
-    `stages`: by hop its device, and the stage that runs there."""
+    """A path and what it requires.
+
+    Fields:
+        devices: Each device once, in the order of the path.
+        weights: Pages per page set of a sequence, by device; devices without attention layers are left out.
+        stages: For each hop, its device and stage.
+    """
 
     path: Path
     devices: tuple[str, ...]
@@ -36,7 +39,7 @@ class RouteCache:
         self._by_path: dict[tuple[str, Path], Route] = {}
 
     def get_route(self, chain: Chain, devices: tuple[str, ...]) -> Route:
-        """A device for each block."""
+        """Return the route over these devices, one for each block of the chain."""
         found = self._by_devices.get((chain.version, devices))
         if found is None:
             _bound(self._by_devices)
@@ -44,7 +47,7 @@ class RouteCache:
         return found
 
     def along(self, chain: Chain, path: Path) -> Route:
-        """The same, of a path."""
+        """Return the route of a path."""
         found = self._by_path.get((chain.version, path))
         if found is None:
             _bound(self._by_path)
@@ -52,6 +55,7 @@ class RouteCache:
         return found
 
     def remove_version(self, version: str) -> None:
+        """Forget all routes of a version of a chain."""
         self._by_devices = {key: route for key, route in self._by_devices.items() if key[0] != version}
         self._by_path = {key: route for key, route in self._by_path.items() if key[0] != version}
 

@@ -1,11 +1,12 @@
-"""Paths of sequences over the devices that hold their chain's blocks: the cheapest one now, what a path asks for, what
-it can hold.
+"""Find paths for sequences over the devices that have their chain's blocks, and report what a path needs and holds.
 
-    route      the cheapest path, with what it asks of devices     lacking    stages of it that are not loaded
-    roomier    one that holds a longer sequence                    spoils     whether sequences lose by a change
+    route      the cheapest path, with what it requires
+    roomier    a route that holds a longer sequence
+    lacking    stages of a route that are not loaded
+    spoils     whether removing an instance limits the length of sequences
 
-Contract: a path passes living devices of the block map only; stages of models are loaded on the devices that their
-paths need, when they are first needed. Says what is to be loaded; sends nothing, and counts no sequence.
+Contract: a path passes living devices of the block map only. Stages are loaded on the devices of a path when they are
+first needed. The router reports what is to be loaded; it sends nothing, and counts no sequence.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ from runtime.scheduler.routing.block_usage import BlockUsage
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.routing.route_cache import Route, RouteCache
 
-#: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
+#: Limit of candidates per block; more cost time and gain little (power of a few choices).
 _MOST = 8
 
-#: Takes all terms of a choice that was made by profiles: the chain, by block the terms of each candidate, and the
-#: devices chosen.
+#: Receives a choice by profiles: the chain, for each block the terms of each candidate, and the chosen devices.
 OnTable = Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None]
 
 
 class Router:
-    """`estimates`: what rows take, where profiles are there. `reads`: what steps read."""
+    """Choose paths.
+
+    Args:
+        config: Settings of the scheduler.
+        devices: The devices.
+        blocks: Where blocks are.
+        reads: Bytes that steps read, by device.
+        estimates: Latencies of rows where profiles exist; None for none.
+    """
 
     def __init__(
         self,
@@ -54,23 +62,23 @@ class Router:
         self.estimates = estimates
 
     def learn(self, profiles: Iterable[BlockProfile]) -> None:
-        """Take in what was measured of the blocks of another chain."""
+        """Add profiles of the blocks of another chain."""
         if self.estimates is not None:
             self.estimates.learn(profiles)
 
     def remove_blocks(self, blocks: Collection[str], version: str) -> None:
-        """Drop what is known of blocks, and of a version of a chain, that are gone; an empty version for none."""
+        """Forget what is cached of removed blocks, and of a removed version of a chain; an empty version for none."""
         if self.estimates is not None:
             self.estimates.remove_blocks(blocks, version)
         if version:
             self._routes.remove_version(version)
 
     def measured(self, chain: Chain) -> bool:
-        """Whether paths of a chain are chosen by profiles."""
+        """Return whether paths of a chain are chosen by profiles."""
         return self.estimates is not None and self.estimates.covers(chain)
 
     def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
-        """As `route`."""
+        """Return the path of `route`."""
         found = self.route(chain, loads, warm, context)
         return None if found is None else found.path
 
@@ -78,12 +86,19 @@ class Router:
         self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0,
         on_table: OnTable | None = None,
     ) -> Route | None:  # fmt: skip
-        """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded
-        the blocks. `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does
-        if there is one.
+        """Return the cheapest route now, or None while a block has no candidate.
 
-        Cheapest by profiles, for a row at `context` tokens, where all of the chain has been measured (then `on_table`
-        is told); else by loads.
+        Cheapest by profiles, for a row at `context` tokens, where all of the chain has been measured; else by load or
+        by bytes read (`config.routing`).
+
+        Args:
+            chain: The chain.
+            loads: Sequences by device.
+            warm: Use only devices that have loaded the blocks.
+            context: Tokens of the sequence's context.
+            groups: Most page sets that the sequence can come to need. If the cheapest route cannot hold them, a roomier
+                one is returned where there is one.
+            on_table: Receives all latency terms of a choice by profiles.
         """
         self.turn()
         candidates = [self._candidates(use.block) for use in chain.uses]
@@ -109,12 +124,14 @@ class Router:
         return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
 
     def holds(self, route: Route) -> float:
-        """Page groups that one sequence alone can have along a route."""
+        """Return the page sets that one sequence alone can have along a route."""
         return min((self._devices[name].pages.capacity // pages for name, pages in route.weights), default=math.inf)
 
     def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
-        """For a sequence of so many page groups that a route does not hold: one that holds more, over whatever devices
-        there are or will be again; the same one if there is none."""
+        """Return a roomier route for a sequence of `groups` page sets, or the given route if there is none.
+
+        Considers all devices that are alive or will be replaced.
+        """
         soon = [
             [name for name in self._blocks.instances.get(use.block, ()) if not self._devices[name].final]
             for use in chain.uses
@@ -122,8 +139,11 @@ class Router:
         return self._roomier(chain, soon, route, groups)
 
     def spoils(self, chains: Iterable[Chain], block: str, source: str, target: str | None = None) -> bool:
-        """Whether sequences of one of these chains could not become as long as their model lets them, or as they now
-        can, if a block were not on `source` any more, but on `target` if that is given."""
+        """Return whether a change of a block's instances would limit the length of sequences of these chains.
+
+        The change: no instance on `source` any more, but one on `target` if that is given. Without it, the limit is the
+        model's context, or what fits now if that is less.
+        """
         where = [name for name in self._blocks.instances.get(block, ()) if name != source]
         after = {block: where if target is None or target in where else [*where, target]}
         for chain in chains:
@@ -134,8 +154,10 @@ class Router:
         return False
 
     def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
-        """Where everybody's steps read least with a new sequence on them; a hop is a few hundredths of what it reads
-        itself."""
+        """Choose the path on which all steps read the fewest bytes with the new sequence.
+
+        A change of device costs `hop_cost` hundredths of the bytes that the chain reads.
+        """
         enters, adds = self._read(chain, candidates, context)
         own = sum(self._blocks.block(use.block).nbytes for use in chain.uses)
         return cheapest(by_bytes(adds, enters, self._config.hop_cost / 100 * own))
@@ -143,7 +165,7 @@ class Router:
     def _read(
         self, chain: Chain, candidates: Sequence[Sequence[str]], context: int
     ) -> tuple[dict[str, float], list[dict[str, float]]]:
-        """What steps read on each device now, and what each block there adds, everybody counted."""
+        """Return the bytes that steps read now by device, and what each block adds there over all its sequences."""
         devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
         enters = {name: float(self._reads.step_bytes(device)) for name, device in devices.items()}
         groups = groups_for(chain.spec, context)
@@ -159,26 +181,28 @@ class Router:
         return enters, adds
 
     def reading(self, chain: Chain, path: Path, context: int) -> float:
-        """Bytes that everybody's steps read more with a new sequence on this path, and those that it waits for
-        (`policy.routing.bytes_read`)."""
+        """Return the bytes that a new sequence on this path adds to all steps, plus those of the steps it waits for.
+
+        See `policy.routing.bytes_read`.
+        """
         enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
         return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())
 
     def turn(self) -> int:
-        """Another number each time: where to begin to look among very many."""
+        """Advance and return the start of the rotation over very many devices."""
         self._turn += 7919
         return self._turn
 
     def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
-        """Devices of a chain's blocks as a path, mostly made once."""
+        """Return the path over these devices, one for each block of a chain; cached."""
         return self._routes.get_route(chain, devices).path
 
     def along(self, chain: Chain, path: Path) -> Route:
-        """What is asked of a path, mostly made once."""
+        """Return the route of a path; cached."""
         return self._routes.along(chain, path)
 
     def allows(self, chain: Chain, path: Path) -> bool:
-        """Whether a path could be chosen now, and its stages are loaded."""
+        """Return whether a path could be chosen now, and its stages are loaded."""
         devices = devices_of(chain, path)
         held = ((use.block, name) for use, name in zip(chain.uses, devices, strict=True))
         there = all(
@@ -190,19 +214,21 @@ class Router:
         return there and not self.missing(chain, path)
 
     def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:
-        """Stages of a path that are not loaded, whether or not they are on their way."""
+        """Return the stages of a path that are not loaded, whether or not they are being loaded."""
         return self.lacking(self._routes.along(chain, path))
 
     def lacking(self, route: Route) -> list[tuple[str, Stage]]:
-        """The same of a route."""
+        """Return the stages of a route that are not loaded, whether or not they are being loaded."""
         devices = self._devices
         return [(device, stage) for device, stage in route.stages if stage not in devices[device].stages.loaded]
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _candidates(self, block: str) -> Sequence[str]:
-        """Living devices with a block; of very many a few, others each time. One that it is about to leave only where
-        there is no other."""
+        """Return living devices with a block; of very many a few, different ones each time.
+
+        Instances that are about to be removed count only where there is no other.
+        """
         where = self._blocks.instances.get(block, [])
         if self._blocks.leaving:
             stay = [name for name in where if (block, name) not in self._blocks.leaving]
@@ -221,8 +247,10 @@ class Router:
         return some
 
     def _most(self, chain: Chain, instead: Mapping[str, Sequence[str]], groups: int) -> float:
-        """Page groups, up to about so many, that one sequence alone can have where a chain's blocks are, or are to
-        be."""
+        """Return the page sets, up to about `groups`, that one sequence alone can have over a chain's instances.
+
+        `instead`: devices of blocks with a changed plan.
+        """
         where = self._blocks.instances
         soon = [
             [name for name in instead.get(use.block, where.get(use.block, ())) if not self._devices[name].final]
@@ -236,7 +264,7 @@ class Router:
         )
 
     def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
-        """A route that holds longer sequences than this one, if one is found."""
+        """Return a route that holds longer sequences than this one, or this one if none is found."""
         capacity = {name: self._devices[name].pages.capacity for some in candidates for name in some}
         chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
         other = route if chosen is None else self._routes.get_route(chain, chosen)

@@ -1,8 +1,9 @@
-"""Which paths sequences are on, and how many tokens have gone along each: the counters behind the traffic between
-blocks, and behind what a device's steps read.
+"""Track which paths sequences are on, and how many tokens have passed each.
 
-Contract: one `Passes` for each path of each version of a chain, which its sequences share, so that a token costs one
-addition. Decides nothing.
+These counters are behind the traffic between blocks, and behind the bytes that steps of a device read.
+
+Contract: one `Passes` for each path of each version of a chain, shared by its sequences, so that a token costs one
+addition. It decides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from runtime.scheduler.routing.path_usage import Passes
 
 
 class UsedPaths:
-    """`reads`: what steps read of weights, by the paths that are in use."""
+    """Usage of all paths. `reads`: bytes that steps read, by the paths in use."""
 
     def __init__(self, blocks: BlockMap) -> None:
         self._path_usage: dict[tuple[str, Path], Passes] = {}
@@ -29,7 +30,7 @@ class UsedPaths:
         return iter(self._path_usage.values())
 
     def along(self, chain: Chain, path: Path) -> Passes:
-        """Where the tokens of a chain's sequences along a path are counted."""
+        """Return the usage record of a path of a chain; created if needed."""
         key = chain.version, path
         known = self._path_usage.get(key)
         if known is None:
@@ -38,7 +39,7 @@ class UsedPaths:
         return known
 
     def of_chain(self, chain: Chain) -> list[Passes]:
-        """The paths that a chain's tokens have gone so far."""
+        """Return the paths that tokens of a chain have passed so far."""
         return [path_usage for (version, _), path_usage in self._path_usage.items() if version == chain.version]
 
     def enter(self, path_usage: Passes) -> None:

@@ -1,1 +1,1 @@
-"""A sequence as the scheduler knows it."""
+"""The scheduler's record of a sequence, and its lifecycle."""

@@ -1,10 +1,10 @@
-"""Bring sequences to devices and take them away: tables, pages and slots, all of them or none.
+"""Place sequences on devices and remove them: tables, pages and batch slots, all of them or none.
 
     refuse      never admitted              seat     onto a path, with pages for its context
-    preempt     off its path, to wait       end      the last event            leave     after its last token
+    preempt     off its path, to wait       end      emit the last event       end_sequence   after its last token
 
-Contract: a sequence that leaves gives back everything it had, on every device; every sequence has exactly one last
-event. Decides nothing.
+Contract: a sequence that leaves gives back all that it had, on every device. Every sequence has exactly one last event.
+Other mechanisms decide; this carries out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from runtime.types import FinishReason, ModelSpec, SequenceRequest
 
 @dataclass(frozen=True, slots=True)
 class SharingCounts:
-    """Totals since the beginning: sequences that started from cached pages, their tokens that were not computed,
-    and all tokens for which cached pages were looked up."""
+    """Totals of prefix sharing since the start.
+
+    Fields:
+        matches: Sequences that started from cached pages.
+        tokens: Tokens of these sequences that were not computed.
+        queried: Tokens of all sequences for which cached pages were looked up.
+    """
 
     matches: int = 0
     tokens: int = 0
@@ -36,9 +41,13 @@ class SharingCounts:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What other mechanisms have to say when a sequence comes and leaves. `predict`: the hop of it that is
-    predicted along a path; `offer`: hops of a route that other devices may take, too; `leaving`: it leaves its
-    devices, and has not yet."""
+    """Callbacks of other mechanisms, called when a sequence is placed on a path or leaves it.
+
+    Fields:
+        predict: Returns the hop of a sequence along this path that is predicted, or None.
+        offer: Returns the hops of a route that other devices may take too, each with its candidates.
+        leaving: Called before a sequence leaves its devices.
+    """
 
     predict: Callable[[ScheduledSequence, Path], Planned | None]
     offer: Callable[[ScheduledSequence, Route], Mapping[int, tuple[str, ...]]]
@@ -46,7 +55,7 @@ class Hooks:
 
 
 class SequenceLifecycle:
-    """`prefix_cache`: ended sequences that stay."""
+    """Place sequences on paths, grow them, and remove them. `prefix_cache`: prefixes of ended sequences."""
 
     def __init__(self, state: ClusterState, prefix_cache: PrefixCache, hooks: Hooks) -> None:
         self._state = state
@@ -55,18 +64,21 @@ class SequenceLifecycle:
         self._hooks = hooks
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
+        """Emit the only event of a request that is not admitted: an error with this reason."""
         self._state.counters.finished["error"] += 1
         self._state.tell.sequence_ended(now, request, "error", 0)
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:
+        """Return the totals of prefix sharing."""
         return SharingCounts(
             self._state.counters.shared, self._state.counters.shared_tokens, self._state.counters.prefix_queries
         )
 
     def seat(self, sequence: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
-        """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its
-        beginning there.
+        """Move a waiting sequence to running on a route, with pages and open tables; its first row may be issued.
+
+        `match`: a prefix of it that another sequence has computed along this path.
         """
         state = self._state
         state.waiting.remove(sequence)
@@ -91,7 +103,7 @@ class SequenceLifecycle:
         state.ready.append(sequence)
 
     def reseat(self, sequence: ScheduledSequence, path: Path) -> None:
-        """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
+        """Move a running sequence to another path that has its K and V already; close it on the devices it leaves."""
         state, before, epoch = self._state, sequence.place.devices, sequence.epoch
         self.hide(sequence)
         self._put(sequence, state.router.along(sequence.chain, path))
@@ -105,7 +117,7 @@ class SequenceLifecycle:
             self._depart(name, sequence, epoch)
 
     def settle(self, sequence: ScheduledSequence, at: int, device: str) -> None:
-        """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
+        """Record which device runs an offered hop, under the same epoch, and free the pages of the other candidates."""
         state, before = self._state, sequence.path[at].device
         path = (*sequence.path[:at], replace(sequence.path[at], device=device), *sequence.path[at + 1 :])
         candidates = sequence.offered.hops[at]
@@ -129,44 +141,44 @@ class SequenceLifecycle:
         self.show(sequence)
 
     def narrow(self, sequence: ScheduledSequence, device: str) -> None:
-        """A device that might have taken a hop of it is gone; others are left."""
+        """Remove a dead device that is not on the path from the candidates of a sequence's offered hop."""
         sequence.offered = sequence.offered.without(device)
         sequence.place.without(device)
         self._state.page_accounting.bereft(sequence.pages.holding, device)
 
     def show(self, sequence: ScheduledSequence) -> None:
-        """What is computed of its beginning may be found from now on."""
+        """Publish the computed full page sets of a sequence in the prefix index, unless it may not share."""
         spec = sequence.spec
         if not self._shares or spec.virtual_tokens or sequence.shared.tentative or sequence.offered.hops:
             return
         groups = sequence.computed // spec.page_tokens
         if not groups or (sequence.shared.prefix is not None and sequence.shared.prefix.known >= groups):
             return
-        marks = sequence.mark()  # first: they may be the first ones, of a sequence that was not to share
+        marks = sequence.mark()  # first: it also computes the marks of a sequence that shared nothing so far
         if sequence.shared.prefix is None:
             shelf = self._state.prefixes.shelf(sequence.realm, sequence.path)
             sequence.shared.prefix = CachedPrefix(sequence.seq, sequence.pages.holding, marks, shelf)
         self._state.prefixes.reaches(sequence.shared.prefix, min(groups, len(marks)))
 
     def hide(self, sequence: ScheduledSequence) -> None:
-        """It may not be found any more."""
+        """Remove a sequence from the prefix index."""
         if sequence.shared.prefix is not None:
             self._state.prefixes.remove_prefix(sequence.shared.prefix)
             sequence.shared.prefix = None
 
     def shortens(self, sequence: ScheduledSequence, path: Path) -> bool:
-        """Whether a running sequence's answer could not become as long along another path as it may on its own."""
+        """Return whether a running sequence's output would have a lower limit along another path than on its own."""
         spec = self._capped(sequence.chain.spec, self._state.router.along(sequence.chain, path).weights)
         return sequence.most_on(spec) < sequence.place.most
 
     def grow(self, sequence: ScheduledSequence, groups: int) -> None:
-        """So many page groups more on each device of its path."""
+        """Take this many more page sets on each device of a sequence's path; the caller has checked the room."""
         self._state.page_accounting.grow(sequence.pages.holding, groups)
         sequence.holds(sequence.pages.groups + groups)
         self.show(sequence)
 
     def preempt(self, sequence: ScheduledSequence, now: int) -> None:
-        """Take a sequence off its devices; it waits, and will run again from its prompt and output."""
+        """Take a sequence off its devices; it waits, and runs again from its prompt and output."""
         self._state.counters.preemptions += 1
         self._state.tell.preempted(now, sequence.request, len(sequence.output))
         self._unseat(sequence)
@@ -174,12 +186,12 @@ class SequenceLifecycle:
         self._state.waiting.add(sequence)
 
     def end(self, sequence: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
-        """End a sequence without a token."""
+        """End a sequence with an event that carries no token."""
         self._state.out.events.append(end_event(sequence, reason, error, sequence.served))
         self.end_sequence(sequence, reason, now)
 
     def end_sequence(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
-        """Its last event has been told."""
+        """Remove a sequence after its last event was emitted; its prefix may stay in the prefix cache."""
         state = self._state
         state.counters.finished[reason] += 1
         del state.sequences[sequence.seq]
@@ -194,7 +206,7 @@ class SequenceLifecycle:
             state.waiting.remove(sequence)
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------------
 
     def _unseat(self, sequence: ScheduledSequence) -> None:
         state = self._state
@@ -216,7 +228,11 @@ class SequenceLifecycle:
     def _allocate_pages(
         self, sequence: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
     ) -> tuple[str, int] | None:
-        """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
+        """Take pages for all of a sequence's context; with a match, its first page sets are shared.
+
+        Returns the name of the shared sequence or cached prefix, and how many of its tokens are shared; None without a
+        match.
+        """
         page_accounting, places = self._state.page_accounting, sequence.place.path_usage.places
         if match is None:
             stand_in = sequence.spare if planned is None else ((planned.device, planned.pages),)
@@ -252,7 +268,7 @@ class SequenceLifecycle:
         self._state.used_paths.enter(sequence.place.path_usage)
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
-        """A model with a context that this path can hold for one sequence alone."""
+        """Return the model's spec with its context limited to what this path can hold for one sequence alone."""
         fits = min(
             (self._state.devices[name].pages.capacity // pages * spec.page_tokens for name, pages in weights), default=0
         )

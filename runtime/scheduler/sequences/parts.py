@@ -1,11 +1,11 @@
-"""The parts of a sequence's record (`scheduler.sequences.sequence.Member`), one for each reason why it changes.
+"""The parts of `scheduler.sequences.sequence.ScheduledSequence`, one for each reason for which it changes.
 
     Place         it gets another path                 Waits        it is paused, moved, preempted
     PagesTaken    its context grows                    Predicted    a hop of it is predicted (BL-25)
-    Shared        other sequences begin as it did      Offered      agents dispatch its hops (BL-23)
+    Shared        sequences share its prefix           Offered      agents dispatch its hops (BL-23)
     Failures      devices died with it
 
-Contract: data; each part is changed by the one mechanism that it belongs to.
+Contract: data; each part is changed by one mechanism only.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from runtime.scheduler.kv.prefix_index import CachedPrefix
 from runtime.scheduler.routing.path_usage import NO_PASSES, Passes
 from runtime.scheduler.speculation.in_flight import InFlightRows
 
-#: Pages that a group takes, by device.
+#: Pages per page set, by device.
 Weights = tuple[tuple[str, int], ...]
 
 
 @dataclass(slots=True)
 class Place:
-    """What its path asks for and allows. `devices`: of the path; `weights`: pages that a group takes there; `path_usage`:
-    where its tokens are counted. `most`: tokens that it gets at most on this path; `ends`: those that end it."""
+    """What a sequence's path requires and allows.
+
+    Fields:
+        devices: Devices of the path.
+        weights: Pages per page set, by device.
+        path_usage: Counter of the tokens that pass this path.
+        most: Limit of output tokens on this path.
+        ends: Tokens that end the sequence.
+    """
 
     devices: frozenset[str] = frozenset()
     weights: Weights = ()
@@ -35,14 +42,19 @@ class Place:
     ends: frozenset[int] = frozenset()
 
     def without(self, device: str) -> None:
-        """Take nothing on a device any more."""
+        """Take no pages on a device any more."""
         self.weights = tuple((name, pages) for name, pages in self.weights if name != device)
 
 
 @dataclass(slots=True)
 class PagesTaken:
-    """`groups`: page groups taken on each device of its path, `room`: tokens that they hold; `holding`: these pages in
-    the ledger."""
+    """Pages that a sequence holds.
+
+    Fields:
+        groups: Page sets taken on each device of its path.
+        room: Tokens that these page sets hold.
+        holding: The same pages in the page accounting.
+    """
 
     groups: int = 0
     room: int = 0
@@ -51,9 +63,16 @@ class PagesTaken:
 
 @dataclass(slots=True)
 class Shared:
-    """`prefix`: what new sequences find of it; `marks`: of its tokens, by groups of `width`. `alone`: it shares
-    nothing any more. `tentative`: it was predicted here, so that no other sequence may begin with its K and V
-    (UN-13)."""
+    """State of a sequence for prefix sharing.
+
+    Fields:
+        prefix: Its entry in the prefix index; None while it has none.
+        marks: Marks (chained digests) of its full page sets.
+        width: Tokens per page set that the marks were made with.
+        alone: Whether it shares nothing any more.
+        tentative: Whether a hop of it was predicted on this path, so that no other sequence may share its K and V
+            (UN-13).
+    """
 
     prefix: CachedPrefix | None = None
     marks: list[bytes] = field(default_factory=list)
@@ -64,9 +83,14 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Why its next row does not simply go out. `paused`: since when it waits for its caller, in ns, and gets no rows;
-    None while it does not. `move`: the migration it is in, 0 for none; `held`: no rows are issued, for the last stage
-    of that. `doomed`: it is to be preempted when its row is back."""
+    """Why the next row of a sequence is not simply sent.
+
+    Fields:
+        paused: Time of the pause by its caller, in ns, during which it gets no rows; None while it is not paused.
+        move: Number of the migration it is in, 0 for none.
+        held: Whether no rows are issued, for the last stage of that migration.
+        doomed: Whether it is preempted when its row returns.
+    """
 
     paused: int | None = None
     move: int = 0
@@ -74,13 +98,18 @@ class Waits:
     doomed: bool = False
 
 
-#: It waits for nothing. The only object that says so, so that a check for each row is one comparison.
+#: It waits for nothing. Every sequence that waits for nothing has this object, so that the check is one `is`.
 FREE = Waits()
 
 
 @dataclass(slots=True)
 class Predicted:
-    """`ahead`: the hop that is predicted; `in_flight`: its rows under way."""
+    """Speculation of a sequence.
+
+    Fields:
+        ahead: The hop that is predicted.
+        in_flight: Its rows in flight.
+    """
 
     ahead: RunAhead
     in_flight: InFlightRows = field(default_factory=InFlightRows)
@@ -88,37 +117,45 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """`hops`: those that no device has taken yet, and the devices that may, that of the path first; `devices`: all
-    others of these, and the hop of each."""
+    """Hops of a sequence that have been offered to several devices and not taken yet (BL-23).
+
+    Fields:
+        hops: Candidates by hop number, the device of the path first.
+        devices: Hop number by candidate, without the devices of the path.
+    """
 
     hops: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
 
     def settled(self, at: int) -> Offered:
-        """The others, when a hop has been taken."""
+        """Return the remaining offers after hop `at` has been taken."""
         gone = self.hops[at]
         hops = {each: devices for each, devices in self.hops.items() if each != at}
         return Offered(hops, {device: hop for device, hop in self.devices.items() if device not in gone})
 
     def without(self, device: str) -> Offered:
-        """The same when a device has died that is not on the path."""
+        """Return the offers after the death of a candidate that is not on the path."""
         at = self.devices[device]
         hops = dict(self.hops) | {at: tuple(each for each in self.hops[at] if each != device)}
         return Offered(hops, {each: hop for each, hop in self.devices.items() if each != device})
 
 
-#: No hop is open.
+#: No hop is offered.
 SETTLED = Offered()
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Since its latest token. `deaths`: devices that died with a row of it; `strays`: rows of it that no device had any
-    more."""
+    """Failures of a sequence since its latest token.
+
+    Fields:
+        deaths: Devices that died with a row of it.
+        strays: Rows of it that were lost without an error (`decode.stall_detector`).
+    """
 
     deaths: int = 0
     strays: int = 0
 
 
-#: None since its latest token.
+#: No failures since the latest token.
 NO_FAILURES = Failures()

@@ -1,8 +1,8 @@
-"""Record one sequence as the scheduler knows it: its request, its progress, where it runs.
+"""The scheduler's record of one sequence: its request, its progress, its path.
 
 Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to its end (UN-09), a path while it runs,
-and an epoch that grows whenever it is placed anew. Prompt and output are complete here, so it can always run again. It
-decides nothing.
+and an epoch that grows whenever it is placed anew. It holds the complete prompt and output, so it can always run again.
+It decides nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,16 @@ from runtime.types import ModelSpec, SequenceRequest
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence(LiveSequence):
-    """`variant`: what it runs on instead of the chain that it named (BL-28). `flying`: a row of it is under way, of
-    `issued` tokens; `attempt`: of the latest one that was predicted, or could have been. The parts are explained where
-    they are defined; `predicted`: None while no hop of it is. What a row looks at each time stands here itself.
+    """One sequence from its arrival to its last event. Fields that every row reads are here, the rest in the parts.
+
+    Fields:
+        variant: The variant that it runs on instead of the chain it named (BL-28); None for its own chain.
+        epoch: Number of its current placement; messages of an older one are ignored.
+        flying: Whether a row of it is in flight.
+        issued: Tokens of the row in flight.
+        attempt: Number of the latest row sent while a hop of it was predicted; always even.
+        predicted: None while no hop of it is predicted.
+        waits, failures, offered, place, pages, shared: See `scheduler.sequences.parts`.
     """
 
     chain: Chain = NOWHERE
@@ -55,27 +62,27 @@ class ScheduledSequence(LiveSequence):
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what kills devices: more than one has died with it."""
+        """Whether it may be the cause of device deaths: more than one device has died with a row of it."""
         return self.failures.deaths > 1
 
     @property
     def served(self) -> str | None:
-        """What it runs on, where that is not what it asked for."""
+        """Name of the variant it runs on; None where that is the chain it asked for."""
         return None if self.variant is None else self.variant.name
 
     @property
     def device_request(self) -> SequenceRequest:
-        """Its request as devices are told of it: for the version that it keeps to."""
+        """Its request as sent to devices, with the name of the version that it keeps."""
         name = self.chain.loaded_as
         return self.request if name == self.request.model else replace(self.request, model=name)
 
     def first(self, upto: int) -> tuple[int, ...]:
-        """The first tokens of its prompt and output."""
+        """Return the first `upto` tokens of prompt and output."""
         return (*self.request.prompt, *self.output)[:upto]
 
     @property
     def longest(self) -> int:
-        """Page groups that it comes to at most, wherever it runs."""
+        """Most page sets that it can come to need, on any path."""
         spec = self.chain.spec
         return groups_for(
             spec,
@@ -84,13 +91,13 @@ class ScheduledSequence(LiveSequence):
 
     @property
     def realm(self) -> tuple[str, str]:
-        """Within which K and V of equal tokens are equal, and may be shared."""
+        """Version of its chain and tenant: within these, equal tokens have equal K and V, which may be shared."""
         return self.chain.version, self.request.tenant
 
     def mark(self) -> list[bytes]:
-        """The marks of all whole groups of its prompt and output."""
+        """Return the marks of all full page sets of its prompt and output; computes those that are missing."""
         shared, width = self.shared, self.chain.spec.page_tokens
-        if shared.width != width:  # it has got another chain while it waited
+        if shared.width != width:  # its chain was changed while it waited
             shared.marks, shared.width = [], width
         done = len(shared.marks)
         if (done + 1) * width <= self.length:
@@ -98,11 +105,13 @@ class ScheduledSequence(LiveSequence):
             shared.marks.extend(marks_of(more, width, shared.marks[-1] if done else b""))
         return shared.marks
 
-    # -- where it runs -------------------------------------------------------------------------------------------------
+    # -- path ----------------------------------------------------------------------------------------------------------
 
     def seated(self, path_usage: Passes, weights: Weights, spec: ModelSpec) -> None:
-        """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context
-        that this path can hold."""
+        """Place it on a path under a new epoch, with nothing predicted yet.
+
+        `spec`: its model, with the context limited to what this path can hold.
+        """
         self.epoch += 1
         self.predicted = None
         self.path, self.spec = path_usage.path, spec
@@ -116,32 +125,32 @@ class ScheduledSequence(LiveSequence):
         )
 
     def most_on(self, spec: ModelSpec) -> int:
-        """Tokens that it gets at most where its model has this context."""
+        """Return the limit of output tokens with the context of this model spec."""
         return min(self.request.sampling.max_tokens, spec.max_model_len - len(self.request.prompt))
 
     def holds(self, groups: int) -> None:
-        """So many page groups are taken for it on each device."""
+        """Record that this many page sets are taken for it on each device of its path."""
         self.pages.groups, self.pages.room = groups, groups * self.spec.page_tokens
 
     def bereft(self, device: str) -> None:
-        """A device of its path has died, with what it held; another takes its place soon."""
+        """Remove a dead device from its place; a migration under way puts another in its stead."""
         self.place.devices -= {device}
         self.place.without(device)
         if self.predicted is not None:
             self.predicted.in_flight.clear()
 
     def unseated(self) -> None:
-        """It runs nowhere."""
+        """Record that it is on no path any more."""
         self.path, self.place = (), Place()
         self.holds(0)
         self.flying = self.shared.tentative = False
         self._wait(Waits(self.waits.paused))
         self.predicted, self.offered = None, SETTLED
 
-    # -- hops that are predicted, or open ------------------------------------------------------------------------------
+    # -- predicted and offered hops ------------------------------------------------------------------------------------
 
     def predict(self, ahead: RunAhead, device: str, pages: int) -> None:
-        """A hop of it is predicted; of a group the stand-in takes so many more pages there."""
+        """Record that a hop of it is predicted; the stand-in takes `pages` more per page set on `device`."""
         self.predicted, self.shared.tentative = Predicted(ahead), True
         more = dict(self.place.weights)
         more[device] = more.get(device, 0) + pages
@@ -149,50 +158,50 @@ class ScheduledSequence(LiveSequence):
 
     @property
     def ahead(self) -> RunAhead | None:
-        """The hop that is predicted."""
+        """The hop that is predicted, None for none."""
         return None if self.predicted is None else self.predicted.ahead
 
     def would_end(self, token: int) -> bool:
-        """Whether this token would be its last one."""
+        """Return whether this token would be its last one."""
         self.output.append(token)
         ends = self.finish() is not None
         self.output.pop()
         return ends
 
     def path_on(self, device: str) -> Path:
-        """Its path, as a device that may take a hop of it sees it: with that hop there."""
+        """Return its path as sent to a device: a candidate for an offered hop gets itself in that hop's place."""
         at = self.offered.devices.get(device)
         return (
             self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
         )
 
     def offer(self, hops: Mapping[int, tuple[str, ...]]) -> None:
-        """Others than the devices of its path may take these hops."""
+        """Record hops that devices other than those of its path may take, with pages for all candidates."""
         self.offered = Offered(hops, {device: at for at, devices in hops.items() for device in devices[1:]})
         self.place.weights += self.spare
 
     @property
     def spare(self) -> Weights:
-        """Pages of a group on those that may take a hop, beside its path."""
+        """Pages per page set on the candidates that are not on its path."""
         layers = ((device, self.path[at].layers) for device, at in self.offered.devices.items())
         return tuple((device, last - first) for device, (first, last) in layers if last > first)
 
-    # -- what it waits for ---------------------------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------------------------------
 
     def pause(self, since: int | None) -> None:
-        """It gets no rows from now on; None: it goes on."""
+        """Stop issuing rows since this time, in ns; None: issue rows again."""
         self._wait(replace(self.waits, paused=since))
 
     def moves(self, number: int) -> None:
-        """It is in this migration; 0: in none any more, and nothing is held for it."""
+        """Record the migration it is in; 0: none, and it is not held for one."""
         self._wait(replace(self.waits, move=number, held=self.waits.held and number > 0))
 
     def hold(self, held: bool) -> None:
-        """No rows are issued, for the last stage of its migration."""
+        """Stop issuing rows for the last stage of its migration, or allow them again."""
         self._wait(replace(self.waits, held=held))
 
     def doom(self) -> None:
-        """It is preempted when its row is back."""
+        """Mark it for preemption when its row returns."""
         self._wait(replace(self.waits, doomed=True))
 
     def _wait(self, waits: Waits) -> None:

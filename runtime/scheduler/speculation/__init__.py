@@ -1,1 +1,1 @@
-"""Which hops are predicted, and what comes of it (BL-25)."""
+"""Choose which hops are predicted, and record the outcomes (BL-25)."""

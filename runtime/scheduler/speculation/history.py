@@ -1,9 +1,9 @@
-"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by
-`policy.speculation.payoff`; then they rest.
+"""Record the outcomes of predictions by block instance, and stop instances with too few right ones for a while (BL-25).
 
-Contract: data, and one judgement per outcome, told in the trace where it ends an instance's predictions (`spec.end`).
-Times are what is
-known: a device's mean time for a token, and a stand-in's share of it by its bytes. Chooses nobody.
+`policy.speculation.payoff` judges the outcomes. The end of an instance's predictions is traced (`spec.end`).
+
+Contract: data, and one judgement per outcome. Times are estimates: a device's mean time per token, and a stand-in's
+share of it by its bytes. It chooses no instances.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Instance = tuple[str, str]
 
 
 class SpeculationHistory:
-    """See the top of the file. `surrogates`: by model."""
+    """Outcomes by (block, device), and instances that rest. `surrogates`: by model."""
 
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
         self._state, self._config = state, state.config.speculation
@@ -29,12 +29,11 @@ class SpeculationHistory:
         self._resting: dict[Instance, int] = {}
 
     def is_resting(self, block: str, device: str) -> bool:
+        """Return whether an instance is not predicted for now."""
         return (block, device) in self._resting
 
     def review(self) -> None:
-        """Those that have rested may be tried again, from the beginning; what instances that are gone did is
-        forgotten.
-        """
+        """Count down the rests; drop the outcomes of instances that are gone. Called once per review."""
         there = self._state.block_map.instances
         self._outcomes = {
             (block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())
@@ -42,7 +41,7 @@ class SpeculationHistory:
         self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
 
     def add(self, now: int, sequence: ScheduledSequence, instance: Instance, hit: bool) -> bool:
-        """One more outcome; whether it is the one that ends the instance's predictions."""
+        """Record an outcome; return whether it ends the instance's predictions."""
         window = self._config.window
         if not window or instance in self._resting:
             return False
@@ -59,7 +58,7 @@ class SpeculationHistory:
         return found.ends
 
     def _needed(self, sequence: ScheduledSequence) -> float:
-        """The share of right predictions that gains anything, for a sequence's hop. A check costs next to nothing."""
+        """Return the share of right predictions from which a sequence's predicted hop gains; checks count as free."""
         if sequence.ahead is None:
             return 0.0
         times = [self._seconds(hop) for hop in sequence.path]
@@ -72,12 +71,12 @@ class SpeculationHistory:
         )
 
     def _seconds(self, hop: Hop) -> float:
-        """A device's mean time for a token."""
+        """Return the mean time per token of a hop's device, in seconds."""
         device = self._state.devices[hop.device]
         return device.work.busy / max(device.work.tokens, 1) / 1e9
 
     def _share(self, sequence: ScheduledSequence, hop: Hop, made: Surrogate | None) -> float:
-        """Bytes that a hop reads with a stand-in in it, against its own: layers of a block are taken for alike."""
+        """Return the bytes a hop reads with a stand-in as a share of its own; layers of a block are taken as equal."""
         if made is None:
             return 0.0
         block, whole, saved = self._state.block_map.block, 0.0, 0.0

@@ -1,14 +1,12 @@
-"""Rows of predicted sequences that are under way (BL-25): the one that counts next, and at most one behind it that
-goes on from a guess.
+"""Rows in flight of a predicted sequence (BL-25): the next one, and at most one after it that starts from a guess.
 
-    first     start = computed                           done by: its Done, or its tentative Done and a Verdict that it
-                                                         stands
-    second    start = computed + 1, from the token that the first one's tentative Done brought; it becomes the first if
-              that was the token,
-              else it is sent again under a new turn
+    first     start = computed        final with its RowsDone, or with its tentative RowsDone and a SpeculationResult
+                                      that the prediction stands
+    second    start = computed + 1    starts from the token of the first one's tentative RowsDone; becomes the first if
+                                      that was the token, else it is sent again with a new attempt number
 
-Contract: data of one sequence, no decisions about others. Messages may come in any order, for they come from
-several devices; what is of no try is old.
+Contract: data of one sequence. Messages may arrive in any order, since several devices send them; a message with no
+matching attempt is outdated.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from runtime.types import PromptLogprobs, Sampled
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came through the last hop."""
+    """Result of a row at the last hop."""
 
     sampled: Sampled | None
     scores: tuple[PromptLogprobs, ...] = ()
@@ -28,8 +26,16 @@ class Result:
 
 @dataclass(slots=True)
 class InFlightRow:
-    """A row. `guess`: the token it goes on from, where that is one; `started`: it may be predicted. Then what has come
-    of it.
+    """A row and its results so far.
+
+    Fields:
+        attempt: Its (even) attempt number.
+        count: Its tokens.
+        started: Whether it may be predicted.
+        guess: The predicted token it starts from; None for a row that starts from final tokens.
+        tentative: Result with the predicted hop, of attempt number - 1.
+        stands: Whether the prediction stands; None while it is unknown.
+        real: Result without prediction.
     """
 
     attempt: int
@@ -42,14 +48,16 @@ class InFlightRow:
 
     @property
     def result(self) -> Result | None:
-        """What counts, once it is known."""
+        """The final result; None while it is unknown."""
         if self.real is not None:
             return self.real
         return self.tentative if self.stands else None
 
     def hit(self, exact: bool) -> bool | None:
-        """Whether it was predicted well: it stands or, where that takes the same bits, its token was the same. None if
-        it was not predicted in time."""
+        """Return whether the prediction was right: it stands or, in exact mode, its token is the same.
+
+        None if there was no prediction in time.
+        """
         if self.stands or self.tentative is None or not exact:
             return self.stands
         guessed, sampled = self.tentative.sampled, None if self.real is None else self.real.sampled
@@ -57,7 +65,7 @@ class InFlightRow:
 
 
 class InFlightRows:
-    """Of one sequence, under one epoch."""
+    """Rows in flight of one sequence, under one epoch."""
 
     def __init__(self) -> None:
         self._rows: list[InFlightRow] = []
@@ -79,7 +87,7 @@ class InFlightRows:
         self._rows.clear()
 
     def back(self, attempt: int, result: Result) -> None:
-        """A row is through its last hop; of an odd turn it was tentative."""
+        """Record the result of a row at its last hop; odd attempt numbers are tentative results."""
         for each in self._rows:
             if each.attempt == attempt:
                 each.real = result
@@ -87,7 +95,7 @@ class InFlightRows:
                 each.tentative = result
 
     def judged(self, attempt: int, stands: bool) -> InFlightRow | None:
-        """Its prediction was checked."""
+        """Record the check of a row's prediction; return the row, None for an outdated attempt."""
         found = next((each for each in self._rows if each.attempt == attempt), None)
         if found is not None:
             found.stands = stands

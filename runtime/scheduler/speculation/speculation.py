@@ -1,15 +1,19 @@
-"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in
-`agent.speculation.hop`, the choice in `policy`.
+"""Choose which hops of which sequences are predicted, and count the outcomes (BL-25).
 
-    Tick -> review     the top part of block instances by the time that their queues take, of those that have a
-                       surrogate
-    seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is
-                       loaded and has room
+    Tick -> review     choose the top part of block instances by the time that their queues take, among those that have
+                       a surrogate
+    seat -> plan       a sequence placed on a path over one of them gets that hop predicted, if its stand-in is loaded
+                       and has room
 
-Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13),
-until it is let in anew. Its stand-in's pages are taken with its own, and only where it can run to its end with
-them. Lossy prediction is for requests that allow other blocks (`adaptive`), if the cluster does; all others are
-predicted exactly. Sends nothing but loads.
+The mechanism is in `agent.speculation.hop`, the choice in `policy.speculation`.
+
+Contract:
+- A sequence keeps its plan until it leaves its devices or migrates; then it runs without (UN-13), until it is placed
+  again.
+- Pages of the stand-in are taken with its own, and only where it can run to its end with them.
+- Lossy prediction is for requests that allow other blocks (`adaptive`), if the cluster allows it; all other ones are
+  predicted exactly.
+- It sends only loads and unloads of stand-ins.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from runtime.scheduler.speculation.history import SpeculationHistory
 from runtime.scheduler.speculation.in_flight import InFlightRow
 from runtime.scheduler.state import ClusterState
 
-#: What queues of before a review still count in the next one.
+#: Weight of earlier queues in the next review.
 _KEPT = 0.8
-#: And of who passes: slowly, for a stand-in gains nothing for a sequence that was let in before it was chosen.
+#: Weight of earlier sequence counts: high, since a stand-in gains nothing for sequences placed before it was chosen.
 _PASSED = 0.98
 _LEAST = 0.1
 
@@ -38,10 +42,15 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
-    """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact
-    mode by bits or by token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`:
-    of these, from the wrong one.
-    `ended`: instances whose predictions were wrong too often.
+    """Totals of speculation since the start.
+
+    Fields:
+        started: Rows that might be predicted.
+        hits: Rows among these that were predicted right (in exact mode: the same bits, or the same token).
+        misses: Rows among these that were predicted wrong; the rest was not predicted in time.
+        guesses: Rows sent from a guessed token.
+        redone: Rows among these that started from a wrong token.
+        ended: Instances with too few right predictions, which were stopped.
     """
 
     started: int = 0
@@ -54,7 +63,13 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a sequence is given; `pages` of a group that the stand-in takes on the hop's device."""
+    """Speculation planned for a sequence.
+
+    Fields:
+        ahead: The predicted hop.
+        device: Device of that hop.
+        pages: Pages per page set that the stand-in takes there.
+    """
 
     ahead: RunAhead
     device: str
@@ -62,8 +77,9 @@ class Planned:
 
 
 class Speculation:
-    """Args: `surrogates`: by model, those of its components, as of the version that is served now; others are not
-    predicted.
+    """Plan speculation for sequences and count its outcomes.
+
+    `surrogates`: by model, for the version served at the start; other versions are not predicted.
     """
 
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
@@ -77,29 +93,30 @@ class Speculation:
         self._pinned = False
         self._passing: dict[tuple[str, str], float] = {}
         self._reviews = 0
-        #: (block, device) -> the latest review that chose it, for as long as a rest.
+        #: (block, device) -> number of the latest review that chose it, kept for the length of a rest.
         self._chosen_at: dict[tuple[str, str], int] = {}
         self.passed_by: tuple[PassedBy, ...] = ()
-        #: Rows sent on from a guess, and of these from the wrong one; all else stands in the tally.
+        #: Rows sent from a guess, and those from a wrong one; all other counts are in `ClusterState.counters`.
         self._guesses = self._redone = 0
         self.history = SpeculationHistory(state, surrogates)
 
     @property
     def chosen(self) -> tuple[tuple[str, str], ...]:
-        """(block, device), the longest queue first."""
+        """Chosen (block, device) instances, the longest queue first."""
         return self._chosen
 
     def counts(self) -> SpeculationCounts:
+        """Return the totals."""
         counters = self._state.counters
         hits, misses = counters.speculation_hits, counters.speculation_misses
         return SpeculationCounts(
             counters.speculations, hits, misses, self._guesses, self._redone, counters.speculations_ended
         )
 
-    # -- which instances -----------------------------------------------------------------------------------------------
+    # -- choice of instances -------------------------------------------------------------------------------------------
 
     def review(self) -> None:
-        """Choose anew, by the devices' latest reports."""
+        """Choose instances anew, by the devices' latest reports."""
         config, state = self._state.config.speculation, self._state
         if config.mode == "off" or not self._surrogates or self._pinned:
             return
@@ -123,24 +140,27 @@ class Speculation:
         self._sweep()
 
     def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
-        """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the
-        queues again.
-        """
+        """Predict these (block, device) instances for new sequences, whatever the queues; None: by the queues again."""
         self._pinned = instances is not None
         self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
 
     def observe(self, report: AgentStats) -> None:
-        """A device's queues, now: they come and go within a step, so their mean is what counts, old ones less."""
+        """Add a device's report to the mean of its queues.
+
+        Queues change within a step, so their mean over reports counts, older ones with less weight.
+        """
         if self._state.config.speculation.mode == "off":
-            return  # nobody would ever forget them
+            return  # without reviews the sums would grow for ever
         self._reports[report.device] = self._reports.get(report.device, 0.0) + 1.0
         for block, rows in report.queues:
             self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows
 
     def _drain(self, block: str, name: str) -> float:
-        """Seconds that an instance's queue takes, about: rows that wait for it and those that come back to it token by
-        token, and the device's mean time for a token. By rows that wait alone an instance would be nobody's bottleneck
-        until it is full."""
+        """Estimate the seconds that an instance's queue takes.
+
+        Counts rows that wait for it and running sequences that return to it token by token, at the device's mean time
+        per token. By waiting rows alone, no instance would be a bottleneck until it is full.
+        """
         device = self._state.devices[name]
         rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(
             name, 1.0
@@ -148,7 +168,7 @@ class Speculation:
         return (rows + self._passing.get((block, name), 0.0)) * device.work.busy / max(device.work.tokens, 1) / 1e9
 
     def _passing_now(self) -> dict[tuple[str, str], float]:
-        """Running sequences by the block instances on their paths, a mean over some fifty reviews."""
+        """Return the running sequences by block instance on their paths, averaged over about fifty reviews."""
         found = {key: kept for key, value in self._passing.items() if (kept := value * _PASSED) > _LEAST / 10}
         for sequence in self._state.running.values():
             for use, (device, _) in zip(sequence.chain.uses, sequence.place.path_usage.places, strict=True):
@@ -156,8 +176,9 @@ class Speculation:
         return found
 
     def _entries(self, block: str, name: str) -> set[str]:
-        """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right
-        before it there.
+        """Return the blocks at which rows wait that then pass this block without a hop (BL-15).
+
+        These are the block itself and those directly before it on the device.
         """
         found, where = {block}, self._state.block_map.instances
         for chain in self._state.chains.values():
@@ -177,10 +198,13 @@ class Speculation:
             if any(each.lo < use.hi and use.lo < each.hi for each in some)
         }
 
-    # -- which sequences -----------------------------------------------------------------------------------------------
+    # -- choice of sequences -------------------------------------------------------------------------------------------
 
     def plan(self, sequence: ScheduledSequence, path: Path) -> Planned | None:
-        """What a sequence that is about to run along this path is given. What is not loaded for that is asked for."""
+        """Return the speculation of a sequence that is about to be placed on a path, or None.
+
+        A stand-in that is not loaded is requested, for later sequences.
+        """
         sampling = sequence.request.sampling
         if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not sequence.samples:
             return None
@@ -212,9 +236,9 @@ class Speculation:
         return Planned(RunAhead(at, stage, config.threshold if lossy else None), hop.device, spec.kv_layers)
 
     def _stand_in(self, sequence: ScheduledSequence, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
-        """A surrogate of a part of this block that lies in this hop."""
+        """Return a surrogate for part of a block within a hop, and its stage; (None, None) if there is none."""
         if sequence.chain.version != self._versions.get(sequence.chain.model):
-            return None, None  # another version, or a variant: they were made for that of the beginning
+            return None, None  # another version or a variant: surrogates fit the version served at the start
         uses = [use for use in sequence.chain.uses if use.block == block]
         for each in self._surrogates.get(sequence.chain.model, ()):
             stage = each.stage(hop)
@@ -230,7 +254,7 @@ class Speculation:
             self._state.out.load(name, [(stage, (stage.id,))])
 
     def _sweep(self) -> None:
-        """Stand-ins that nobody uses, of instances that were not chosen for long, are let go."""
+        """Unload stand-ins without users of instances that were not chosen for long."""
         state = self._state
         used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
         for (name, stage), block in tuple(self._loaded.items()):
@@ -242,8 +266,9 @@ class Speculation:
                 state.out.unload_stages(name, [stage])
 
     def _room(self, sequence: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
-        """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone
-        there.
+        """Return whether the pages of a sequence and its stand-in fit now, and at full length on an idle device.
+
+        On a device with sequences the watermark stays free.
         """
         device, spec = self._state.devices[name], sequence.spec
         each = pages + dict(self._state.router.along(sequence.chain, path).weights).get(name, 0)
@@ -253,15 +278,15 @@ class Speculation:
         spare = int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
         return device.pages.free - groups_for(spec, sequence.tokens) * each >= spare
 
-    # -- what came of it -----------------------------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------------------
 
     def goes_on(self, sequence: ScheduledSequence) -> bool:
-        """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
+        """Return whether more rows of a sequence may be predicted: its instance does not rest."""
         instance = self._instance(sequence)
         return self._pinned or instance is None or not self.history.is_resting(*instance)
 
     def _instance(self, sequence: ScheduledSequence) -> tuple[str, str] | None:
-        """(block, device) that a sequence has predicted."""
+        """Return the (block, device) instance that is predicted for a sequence."""
         if sequence.ahead is None:
             return None
         device = sequence.path[sequence.ahead.hop].device
@@ -269,17 +294,18 @@ class Speculation:
         return None if block is None else (block, device)
 
     def started(self, now: int, sequence: ScheduledSequence, one: InFlightRow) -> None:
-        """A row goes out that may be predicted, or from a guess."""
+        """Count a row that is sent and may be predicted, or starts from a guess."""
         self._guesses += one.guess is not None
         if one.started:
             self._state.counters.speculations += 1
             self._trace_row(now, "spec.start", sequence, one)
 
     def verified(self, now: int, sequence: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
+        """Trace the check of a prediction."""
         self._trace_row(now, "spec.verify", sequence, one, cosine=cosine, stands=one.stands)
 
     def decided(self, now: int, sequence: ScheduledSequence, one: InFlightRow) -> None:
-        """A row counts."""
+        """Count the outcome of a row with a final result."""
         hit = one.hit(sequence.ahead is not None and sequence.ahead.threshold is None)
         if one.started and hit is not None:
             self._state.counters.speculation_hits += hit
@@ -291,7 +317,7 @@ class Speculation:
                 self._chosen = tuple(each for each in self._chosen if each != instance)
 
     def redone(self) -> None:
-        """A row that went on from a guess is sent again."""
+        """Count a row from a wrong guess that is sent again."""
         self._redone += 1
 
     def _trace_row(self, now: int, event: str, sequence: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
@@ -307,5 +333,5 @@ class Speculation:
 
 
 def _faded(sums: dict[Key, float]) -> dict[Key, float]:
-    """Sums with less weight than before; what has next to none is gone."""
+    """Return sums with less weight than before, without negligible ones."""
     return {key: value * _KEPT for key, value in sums.items() if value > _LEAST}

@@ -1,7 +1,8 @@
-"""How answers are worded: OpenAI's JSON of completions and chat completions, whole and in chunks.
+"""Format answers as OpenAI's JSON for completions and chat completions, whole and in chunks.
 
-Pure: pieces and finished choices in, JSON-ready dictionaries out. Two wordings behind one interface; both are built
-once per request. Log-probabilities of minus infinity become -9999.0, as vLLM does, since JSON knows no infinity.
+Pure functions from pieces and finished choices to JSON-ready dictionaries. Both formats have the interface `Wording`;
+one instance is built per request. A log-probability of minus infinity becomes -9999.0, as in vLLM: JSON has no
+infinity.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ Document = dict[str, Any]
 
 @dataclass(slots=True)
 class FinishedChoice:
-    """A choice while it is collected, then whole."""
+    """Accumulates the pieces of one choice of an unstreamed answer.
+
+    Fields:
+        text: The pieces' texts, to be joined.
+        entries: Log-probabilities, if requested.
+        served: The model that ran, if another than requested.
+    """
 
     index: int
     text: list[str] = field(default_factory=list)
@@ -39,12 +46,12 @@ class FinishedChoice:
 
 
 class Wording(Protocol):
-    """One request's answer in JSON."""
+    """Formats one request's answer as JSON."""
 
     def whole(self, choices: Sequence[FinishedChoice]) -> Document: ...
 
     def opening(self, choice: int) -> Document | None:
-        """The chunk that opens a choice in a stream, where there is one."""
+        """Return the chunk that opens a choice in a stream, if the format has one."""
         ...
 
     def chunk(self, piece: TextPiece) -> Document: ...
@@ -57,7 +64,7 @@ def wording_for(generation: Generation) -> Wording:
 
 
 class _Common:
-    """What both share: the frame of a document, and the token counts."""
+    """What both formats share: the outer document and the token counts."""
 
     def __init__(self, generation: Generation, kind: str, chunk_kind: str) -> None:
         self.generation = generation
@@ -65,8 +72,10 @@ class _Common:
         self._chunk_kind = chunk_kind
 
     def frame(self, choices: Iterable[Document], chunk: bool, served: Iterable[str | None] = ()) -> Document:
-        """`served`: what ran instead of the model for each of the choices; the document says it where that is one for
-        all of them.
+        """Return the outer document around formatted choices.
+
+        `served` lists, per choice, the model that ran instead of the requested one. The document gets `served_by` if it
+        is the same for all of them.
         """
         kind = self._chunk_kind if chunk else self._kind
         receipt, model = self.generation.receipt, self.generation.model
@@ -145,7 +154,7 @@ class CompletionWording(_Common):
         }
 
     def _top(self, entry: TokenEntry) -> dict[str, float | None] | None:
-        """The likeliest tokens and the chosen one; tokens that print alike keep the likeliest's value."""
+        """Return the top tokens and the chosen one. Of tokens that print alike, the most likely one's value is kept."""
         if entry.logprob is None:
             return None
         worded: dict[str, float | None] = {}
@@ -210,14 +219,14 @@ def _at_end(piece: TextPiece) -> tuple[str | None, ...]:
 
 
 def _with_served(worded: Document, source: TextPiece | FinishedChoice) -> Document:
-    """A choice that another model has made than the one that was asked for says so at its end."""
+    """Add `served_by` to a finished choice if another model than the requested one generated it."""
     if source.finish is not None and source.served is not None:
         worded["served_by"] = source.served
     return worded
 
 
 def _finite(logprob: float | None) -> float | None:
-    """Also NaN becomes the lowest value: `max` would pass it on."""
+    """Return a log-probability that JSON can hold; NaN becomes the lowest value too, which `max` would not do."""
     if logprob is None:
         return None
     return logprob if logprob > _LOWEST else _LOWEST

@@ -1,7 +1,7 @@
-"""Responses and errors in OpenAI's shape, whatever went wrong.
+"""JSON responses and errors in OpenAI's format.
 
-The one table from our errors to HTTP statuses is here. What is not expected becomes a 500 whose text tells nothing of
-the inside.
+`_STATUS` is the single table from errors of `zoo.errors` to HTTP statuses. An unexpected exception becomes a 500 that
+reveals no internals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PHRASES = {404: "There is no such route.", 405: "This route does not take this 
 
 
 def dump(document: Any) -> bytes:
-    """Compact JSON in UTF-8. NaN and infinity are refused: they are no JSON."""
+    """Return compact JSON in UTF-8. Raises ValueError for NaN and infinity, which JSON does not have."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -49,7 +49,7 @@ def error_reply(error: RequestError) -> Response:
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """Any error as one that can be sent."""
+    """Return any exception as an error that can be sent."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, HTTPException):
@@ -67,7 +67,7 @@ def _kind(status: int) -> str:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """FastAPI's exception handler for everything."""
+    """FastAPI's handler for all exceptions."""
     response = error_reply(as_request_error(error))
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)

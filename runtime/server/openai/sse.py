@@ -1,7 +1,7 @@
-"""Server-sent events: what a stream's chunks look like in bytes, and how they reach one client.
+"""Server-sent events: encode a stream's chunks and write them to one client.
 
-A chunk's bytes are those of its document (`wording`, `replies.dump`) whatever way they were put together. Knows nothing
-of sequences.
+A chunk's bytes always equal `responses.dump` of its document (`format.Wording.chunk`), also when they are made from a
+template. Nothing here depends on sequences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-#: What stands in a mould where a text and a token's id go.
+#: Placeholders for a text and a token id in a template.
 _TEXT, _TOKEN = "\x00", -1
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -35,7 +35,7 @@ def event(document: Any) -> bytes:
 
 
 class _Mould(NamedTuple):
-    """A chunk of one choice around its text and, where they are shown, its token ids."""
+    """The encoded chunk of one choice, split where its text and, if they are shown, its token ids go."""
 
     head: str
     middle: str
@@ -43,7 +43,10 @@ class _Mould(NamedTuple):
 
 
 class ChunkWriter:
-    """One stream's chunks. Where a piece brings a text and nothing else, all around it was worded once per choice."""
+    """Encodes the chunks of one stream.
+
+    Most pieces have a text and nothing else. For those the JSON around the text is encoded once per choice and reused.
+    """
 
     def __init__(self, wording: Wording, token_ids: bool) -> None:
         self._wording = wording
@@ -51,12 +54,12 @@ class ChunkWriter:
         self._moulds: dict[int, _Mould | None] = {}
 
     def openings(self, choices: Iterable[int]) -> bytes:
-        """The chunks that open choices, where there are any."""
+        """Return the chunks that open choices, for formats that have them."""
         documents = map(self._wording.opening, choices)
         return b"".join(event(document) for document in documents if document is not None)
 
     def write_pieces(self, pieces: Iterable[TextPiece]) -> bytes:
-        """One event per piece that says something; tokens whose text is held back say nothing yet."""
+        """Return one event per piece with content. Tokens with no final text yet produce none."""
         return b"".join(map(self._event, pieces))
 
     def _event(self, piece: TextPiece) -> bytes:
@@ -75,7 +78,7 @@ class ChunkWriter:
         return self._moulds[choice]
 
     def _make_template(self, choice: int) -> _Mould | None:
-        """None where a name has in it what marks the places: then every chunk is worded as a whole."""
+        """Return None if a name in the document contains a placeholder: then every chunk is encoded as a whole."""
         worded = event(self._wording.chunk(TextPiece(choice, _TEXT, (_TOKEN,)))).decode()
         head, *rest = worded.split(_quote(_TEXT))
         if len(rest) != 1:
@@ -87,10 +90,10 @@ class ChunkWriter:
 
 
 class Outlet:
-    """Where a stream goes out. Use it as `with`, in the task that writes. A client that has not read for `seconds`
-    counts as gone.
+    """Writes a stream to one client. Use it as a context manager in the task that writes.
 
-    One timer per stream, which looks since when a write has waited; not one per write, of which there is one per token.
+    A client that has not read for `seconds` is treated as disconnected. One timer per stream checks how long the
+    current write has waited; a timer per write would be one per token.
     """
 
     def __init__(self, send: Send, seconds: float) -> None:
@@ -105,7 +108,7 @@ class Outlet:
         await self._write({"type": "http.response.start", "status": 200, "headers": _HEADERS})
 
     async def write(self, events: bytes, more: bool = True) -> None:
-        """Events in one write; without any nothing, unless it ends the answer. Raises ClientDisconnect."""
+        """Write events in one message. Empty `events` are written only to end the answer. Raises ClientDisconnect."""
         if events or not more:
             await self._write({"type": "http.response.body", "body": events, "more_body": more})
 
@@ -114,7 +117,7 @@ class Outlet:
         try:
             await self._send(message)
         except asyncio.CancelledError:
-            # Another may have cancelled the task at the same time: that one's wish is kept.
+            # The task may have been cancelled for another reason at the same time: keep that one.
             if self._expired and self._task is not None and self._task.uncancel() == 0:
                 raise ClientDisconnect from None
             raise

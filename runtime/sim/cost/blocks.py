@@ -1,14 +1,13 @@
-"""What a step of blocks costs on a device: from the table of hardware, or from profiles that were measured (BL-11).
+"""Compute what blocks cost in a step on a device, from the table of hardware or from measured profiles (BL-11).
 
 From the table, a run of layers takes
 
     max(weights / bandwidth, 2 * weights * tokens / flops)                    its matrix products (a roofline)
   + max(K and V read / bandwidth, 4 * width * pairs / flops)                  its attention
-  + layers * layer_ns                                                         what no computing hides
+  + layers * layer_ns                                                         launches that no computing hides
 
-`k` decode steps in a row are summed in closed form, their contexts growing by one token each. Profiles give the same
-from measured tables.
-Pure: numbers in, nanoseconds out. Knows no sequences, plans or devices' states.
+`k` decode steps in a row are summed in closed form, with contexts growing by one token each. Profiles give the same
+from measured tables. Pure: numbers in, nanoseconds out.
 """
 
 from __future__ import annotations
@@ -23,10 +22,15 @@ from runtime.sim.models.shapes import ITEM, ModelShape
 
 @dataclass(slots=True)
 class BlockWork:
-    """What a block is to do in a step; added up row by row.
+    """The work of a block in a step, added up row by row.
 
-    `rows` decode one token each and attend to `context` tokens together; `chunk` tokens of prompts in `chunks` rows
-    attend to `chunk_context` tokens, which are `pairs` of a token with one that it attends to.
+    Fields:
+        rows: Rows that decode one token each.
+        context: Tokens that those attend to, together.
+        chunks: Rows with chunks of prompts.
+        chunk: Tokens of those chunks.
+        chunk_context: Tokens that the chunks attend to.
+        pairs: Pairs of a chunk's token with a token that it attends to.
     """
 
     rows: int = 0
@@ -37,7 +41,7 @@ class BlockWork:
     pairs: int = 0
 
     def add_row(self, start: int, count: int) -> None:
-        """A row of `count` tokens at `start`."""
+        """Add a row of `count` tokens at position `start`."""
         if count == 1:
             self.rows += 1
             self.context += start + 1
@@ -61,23 +65,32 @@ class BlockWork:
 
 
 class BlockCost(Protocol):
-    """Nanoseconds of a block for some work. Two implementations: the table's and the profiles'. `fixed`: of them in
-    each step, those in which no kernel runs; 0 where that was not measured."""
+    """The time of a block for some work, from the table (`TableCost`) or from profiles (`ProfileCost`).
+
+    `fixed`: ns of each step in which no kernel runs; 0 if that was not measured.
+    """
 
     @property
     def fixed(self) -> float: ...
 
     def ns(self, work: BlockWork, steps: int = 1) -> float:
-        """One step; or `steps` of them in which every decoding row goes on by a token each time. Chunks are of the
-        first one.
+        """Return the ns of one step, or of `steps` steps in which every decoding row advances by one token each.
+
+        Chunks belong to the first step.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableCost:
-    """A block by its sizes. Times are per byte, per token, per pair; `fixed`: ns for its layers. Made by
-    `table_cost`.
+    """The cost of a block by its sizes, made by `table_cost`.
+
+    Fields:
+        weights: ns to read the weights.
+        token: ns of matrix products per token.
+        kv: ns to read K and V, per token of context.
+        pair: ns of attention per pair of tokens.
+        fixed: ns per step that no computing hides.
     """
 
     weights: float
@@ -101,14 +114,15 @@ class TableCost:
         return products if products > self.weights else self.weights
 
     def faster(self, times: float) -> TableCost:
-        """All of it so many times as fast."""
+        """Return the cost of a block that is so many times as fast."""
         return TableCost(
             self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times
         )
 
     def plus(self, other: TableCost) -> TableCost:
-        """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep
-        one proportion.
+        """Return the cost of both, one after the other, for the same work.
+
+        Exact for parts of one model on one device, because their times have the same proportions.
         """
         return TableCost(
             self.weights + other.weights,
@@ -120,7 +134,7 @@ class TableCost:
 
 
 def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
-    """Components [lo, hi) of a model on a device."""
+    """Return the cost of components [lo, hi) of a model on a device."""
     layers = shape.attentions(lo, hi)
     nbytes = shape.read_bytes(lo, hi)
     flops = gpu.flops * gpu.compute_share
@@ -134,34 +148,38 @@ def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
 
 
 def adapter_cost(nbytes: int, gpu: Gpu) -> TableCost:
-    """One model's adapters in a block, without launches: their weights are read once and multiplied with its own
-    rows.
+    """Return the cost of one model's adapters in a block, without launches.
+
+    Their weights are read once and multiplied with the model's own rows.
     """
     flops = gpu.flops * gpu.compute_share
     return TableCost(nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share), nbytes / ITEM * 2e9 / flops, 0.0, 0.0, 0.0)
 
 
 def prefix_cost(nbytes: int, gpu: Gpu) -> TableCost:
-    """One model's prefix in a block: K and V that each of its rows attends to beside its context. Read by attention,
-    launched with it.
+    """Return the cost of one model's prefix in a block: K and V that its rows attend to beside their context.
+
+    Attention reads them, without launches of their own.
     """
     return TableCost(0.0, nbytes * 1e9 / (gpu.bandwidth * gpu.attention_share), 0.0, 0.0, 0.0)
 
 
 def launch_cost(layers: int, gpu: Gpu) -> TableCost:
-    """What a block's small products for adapters of one kind cost beside the block's own, however many models have one:
-    they are joined, two products for all of them (S-LoRA, Punica, `runtime.engine.layers.linear`,
-    `runtime.engine.adapters.bottleneck`).
+    """Return the launch cost of a block's products for adapters of one kind, however many models have one.
 
-    `layer_ns` is for the ten or so launches of a layer; adapters at two places of it take two products each, so two
-    fifths.
+    They are joined into two products for all models (S-LoRA, Punica, `runtime.engine.layers.linear`,
+    `runtime.engine.adapters.bottleneck`). `layer_ns` stands for about ten launches per layer; adapters at two places of
+    a layer take two products each, so two fifths of it.
     """
     return TableCost(0.0, 0.0, 0.0, 0.0, layers * gpu.layer_ns * 0.4)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileCost:
-    """A block as it was measured. Rows of one step count with their mean context; a prompt's chunk with its tokens."""
+    """The cost of a measured block.
+
+    Rows of one step count with their mean context, chunks with their tokens.
+    """
 
     profile: BlockProfile
     fixed: float = 0.0

@@ -1,12 +1,15 @@
-"""The papers' hardware as a table: devices, servers, links; data sheets' numbers and what of them is reached in
-practice.
+"""The papers' hardware as a table: devices, servers and links, with peak figures and the shares reached in practice.
 
-Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published
-measurements of engines of the papers' time, and never to bring a figure of a paper out: large matrix products reach
-about half the peak; reading weights about 80 % of the memory bandwidth; the first paged attention kernels about 60 %; a
-link about 94 % of its line rate behind headers. What nobody hides costs 60 us per layer (launches that the device waits
-for) and 0.5 ms per step (an engine's own work). All may be given otherwise in a scenario. Bytes, seconds, bytes per
-second; latencies in nanoseconds. Knows no models.
+Peak figures are from NVIDIA's data sheets (16-bit floating point, dense). The shares were set once, from published
+measurements of engines of the papers' time, and never fitted to a figure of a paper:
+
+- large matrix products reach about half the peak,
+- reading weights about 80 % of the memory bandwidth,
+- the first paged attention kernels about 60 % of it,
+- a link about 94 % of its line rate after headers.
+
+Per layer 60 us cannot be hidden (launches that the device waits for), and per step 0.5 ms (the engine's own work). A
+scenario can override all of them. Units: bytes, seconds, bytes per second; latencies in ns.
 """
 
 from __future__ import annotations
@@ -23,9 +26,15 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`memory` bytes, `bandwidth` bytes/s, `flops` operations/s at their peak; `*_share`: what of them is reached.
+    """A kind of device.
 
-    `layer_ns`: per layer and step that no computing hides; `part_ns`: the same once per step of the device.
+    Fields:
+        memory: Bytes.
+        bandwidth: Bytes per second, peak.
+        flops: Operations per second, peak.
+        weights_share, attention_share, compute_share: Shares of the peaks that are reached.
+        layer_ns: Time per layer and step that no computing hides.
+        part_ns: The same once per step of the device.
     """
 
     name: str
@@ -51,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """One direction. `bandwidth`: bytes/s behind headers; `latency`: ns until the first byte."""
+    """One direction of a link. `bandwidth`: bytes per second after headers; `latency`: ns until the first byte."""
 
     name: str
     bandwidth: float
@@ -62,7 +71,7 @@ class LinkSpec:
             raise InputError(f"{self.name}: a link has a positive bandwidth and no negative latency")
 
     def busy_ns(self, nbytes: int) -> int:
-        """How long so many bytes occupy it."""
+        """Return how long so many bytes occupy the link, in ns."""
         return round(nbytes * 1e9 / self.bandwidth)
 
 
@@ -92,8 +101,12 @@ LINKS: Mapping[str, LinkSpec] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """`count` devices of a kind. `inside`: between them; `host`: from its memory to one of them; `disk`: from its disk
-    to its memory.
+    """A server with `count` devices of one kind.
+
+    Fields:
+        inside: Link between its devices.
+        host: Link from its memory to a device.
+        disk: Link from its disk to its memory.
     """
 
     gpu: Gpu
@@ -109,8 +122,11 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHardware:
-    """Servers, and `net`, the link of each to all others. `control_ns`: a control message's way to or from the
-    scheduler.
+    """The servers of a cluster.
+
+    Fields:
+        net: Link of each server to all other ones.
+        control_ns: Latency of a control message to or from the scheduler.
     """
 
     servers: tuple[ServerSpec, ...]
@@ -122,7 +138,7 @@ class ClusterHardware:
             raise InputError("a cluster has 1 to 4,096 servers")
 
     def devices(self) -> Iterator[tuple[str, int]]:
-        """Names of devices and the number of the server that each is in."""
+        """Yield the name of each device and the number of its server."""
         for number, server in enumerate(self.servers):
             for place in range(server.count):
                 yield f"s{number}g{place}", number
@@ -133,17 +149,17 @@ class ClusterHardware:
 
 
 def blockllm_cluster(gpu: Gpu = GPUS["A100-80GB"]) -> ClusterHardware:
-    """Four servers with two, two, four and four devices, 100 Gbps between them (BlockLLM, section 7.1)."""
+    """Return BlockLLM's cluster (section 7.1): four servers with 2, 2, 4 and 4 devices, 100 Gbps between them."""
     return ClusterHardware(tuple(ServerSpec(gpu, count) for count in (2, 2, 4, 4)))
 
 
 def gpu_named(name: str) -> Gpu:
-    """Raises InputError."""
+    """Return a kind of device. Raises InputError for an unknown name."""
     return _of(GPUS, name, "device")
 
 
 def link_named(name: str) -> LinkSpec:
-    """Raises InputError."""
+    """Return a kind of link. Raises InputError for an unknown name."""
     return _of(LINKS, name, "link")
 
 

@@ -1,13 +1,12 @@
-"""What a step of several models' stages costs on one kind of device: every piece that they have in common once, for
-all rows together.
+"""Compute what a step of several models' stages costs on one kind of device: shared pieces once, for all rows together.
 
-    stage -> pieces: its blocks, and the adapters that its model has there      rows -> work by stage -> sum over pieces
-                                                                                of their cost
+    stage -> pieces: its blocks, and its model's adapters in them
+    rows -> work by stage -> sum over pieces of their cost
 
-Contract: a function of the family and the device's kind, so that all devices of a kind share one, and what it
-remembers: which stages have which pieces together, up to `_MOST` sets of stages. Pieces that the same stages have
-are one sum where that is exact. Times of a step do not depend on the order of its rows. Knows no device's state:
-what is loaded, it does not ask.
+`Pricing` is a function of the family and the kind of device, so all devices of a kind share one, with its cache of the
+pieces that sets of stages have in common (up to `_MOST` sets). Pieces that the same stages have are added into one cost
+if that is exact. The time of a step does not depend on the order of its rows. Which stages are loaded where is not
+tracked here.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from runtime.sim.cost.hardware import Gpu
 from runtime.sim.models.family import VIRTUAL, SimulatedFamily
 from runtime.types import Row
 
-#: Sets of stages whose pieces are remembered; then it begins anew.
+#: Number of cached sets of stages; the cache is cleared when it is full.
 _MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class StepPiece:
-    """A block, the adapters of a model in it, or launching these."""
+    """A block, one model's adapters in a block, or the launches of adapters."""
 
     name: str
     nbytes: int
@@ -44,8 +43,9 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Mix:
-    """What some stages have together: costs, each with the stages that have it. `launching`: ns of a step without a
-    kernel.
+    """The pieces of a set of stages: each cost with the stages that have it.
+
+    `launching`: ns of a step in which no kernel runs.
     """
 
     costs: tuple[tuple[BlockCost, tuple[str, ...]], ...]
@@ -53,8 +53,10 @@ class _Mix:
 
 
 class Pricing:
-    """Args:
-    costs: of blocks by id, measured; for others the table's are taken.
+    """The cost of steps on one kind of device.
+
+    Args:
+        costs: Measured costs of blocks by id; other blocks are taken from the table.
     """
 
     def __init__(self, gpu: Gpu, family: SimulatedFamily, costs: Mapping[str, BlockCost] | None = None) -> None:
@@ -64,11 +66,11 @@ class Pricing:
         self._pieces: dict[str, tuple[StepPiece, ...]] = {}
         self._bits: dict[str, int] = {}
         self._mixes: dict[int, _Mix] = {}
-        #: Of the latest step: ns in which the device waited for launches, and for the engine's own work.
+        #: Time of the latest step in which the device waited for launches and the engine's own work, in ns.
         self.launching = 0
 
     def pieces(self, stage: Stage) -> tuple[StepPiece, ...]:
-        """Each block of a stage, with the adapters that its model has there. Raises NotFound."""
+        """Return the pieces of a stage: its blocks, and its model's adapters in them. Raises NotFound."""
         known = self._pieces.get(stage.id)
         if known is None:
             known = tuple(self._make_pieces(stage))
@@ -77,11 +79,11 @@ class Pricing:
         return known
 
     def step(self, rows: Sequence[Row], strides: Mapping[str, int]) -> int:
-        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than
-        one. `launching` says then for how many of them no kernel ran.
+        """Return the ns of a step; `pieces` must have been called for the rows' stages.
 
-        Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the
-        first step.
+        `strides`: rows that decode more than one token, with their numbers. All rows run together until the shortest
+        stride ends, then the remaining ones, and so on; chunks belong to the first step. Afterwards `launching` is the
+        part in which no kernel ran.
         """
         works = _works(rows)
         self.launching = 0
@@ -118,7 +120,7 @@ class Pricing:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _ns(self, works: Mapping[str, BlockWork], steps: int) -> int:
-        """Nanoseconds of `steps` steps of some work by stage."""
+        """Return the ns of `steps` steps of some work by stage."""
         if not works:
             return 0
         bits, key = self._bits, 0
@@ -134,7 +136,7 @@ class Pricing:
         return round(total) + steps * self._gpu.part_ns
 
     def _mix(self, key: int) -> _Mix:
-        """Every piece that some stages have, once, with those that have it."""
+        """Collect every piece of a set of stages once, with the stages that have it."""
         if len(self._mixes) >= _MOST:
             self._mixes.clear()
         members: dict[str, tuple[BlockCost, list[str]]] = {}
@@ -155,7 +157,10 @@ class Pricing:
                 yield from self._adapters(stage.model, use)
 
     def _adapters(self, model: str, use: BlockUse) -> Iterable[StepPiece]:
-        """Launches are shared by all models with adapters of a kind in a block, unless the family branches."""
+        """Return the pieces of one model's adapters in a block.
+
+        Launches are shared by all models with adapters of one kind in the block, unless the family branches.
+        """
         kind, name = self._family.chain(model).spec.kind, f"{model}+{use.block}"
         if kind in VIRTUAL:
             yield StepPiece(name, use.adapter_bytes, prefix_cost(use.adapter_bytes, self._gpu))
@@ -169,7 +174,7 @@ class Pricing:
 
 
 def _works(rows: Iterable[Row]) -> dict[str, BlockWork]:
-    """What a step's rows are to do, by stage."""
+    """Return the work of a step's rows, by stage."""
     works: dict[str, BlockWork] = {}
     for row in rows:
         work = works.get(row.model)
@@ -185,7 +190,7 @@ def _works(rows: Iterable[Row]) -> dict[str, BlockWork]:
 
 
 def _joined(pieces: Iterable[tuple[BlockCost, tuple[str, ...]]]) -> tuple[tuple[BlockCost, tuple[str, ...]], ...]:
-    """Pieces that the same stages have, as one where that is exact: fewer sums per step."""
+    """Add up the costs of pieces that the same stages have, where that is exact: fewer sums per step."""
     tables: dict[tuple[str, ...], TableCost] = {}
     others: list[tuple[BlockCost, tuple[str, ...]]] = []
     for cost, members in pieces:

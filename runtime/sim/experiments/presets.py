@@ -1,8 +1,9 @@
-"""The papers' experiments as scenarios, with the papers' own numbers beside them. One table; nothing is run here.
+"""The papers' experiments as scenarios, with the papers' own numbers beside them.
 
 A preset is a few cases, each a scenario. BlockLLM's cluster is always its four servers with twelve A100; what a preset
-changes stands in it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (its table's
-latencies of minutes are those of the paper's prototype), so the presets that compare have more load, where they say so.
+changes is given in it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (the paper's
+latencies of minutes are those of its prototype), so presets that compare policies use a higher load, and their titles
+give it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from zoo.errors import InputError
 
-#: BlockLLM's own figures (its section 7), ratios of ours to the other's.
+#: BlockLLM's own figures (its section 7), as ratios of its method to the other one.
 _PAPER_OVERALL = {
     "figure 18, minutes": {
         "median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87},
@@ -53,16 +54,16 @@ _PAPER_PLACEMENT = {
 }
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0}
-#: So much for weights that every policy holds all models: nothing here takes models in and out by turns, as the paper's
-#: baseline does.
+#: Share of memory for weights, enough for every policy to hold all models: models are never swapped here, as the
+#: paper's baseline does.
 _ROOMY = 0.8
-#: Nothing comes, goes or moves by the clock.
+#: Controllers off: no scaling, no locality moves, no proactive migration.
 _STILL = {"scaling": False, "rearranging": False, "proactive": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One scenario of a preset. `x`: where it stands on the axis that the preset varies."""
+    """One scenario of a preset. `x`: its place on the axis that the preset varies."""
 
     label: str
     scenario: Scenario
@@ -71,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`axis`: what varies over the cases, empty for one case. `paper`: its numbers."""
+    """A named set of cases. `axis`: what varies over them, empty for one case; `paper`: the paper's numbers."""
 
     name: str
     title: str
@@ -81,21 +82,24 @@ class Preset:
 
 
 def preset_named(name: str) -> Preset:
-    """Raises InputError."""
+    """Return a preset. Raises InputError for an unknown name."""
     if name not in PRESETS:
         raise InputError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
     return PRESETS[name]()
 
 
 def alone(scenario: Scenario) -> Preset:
-    """A scenario of one's own."""
+    """Return a preset of one given scenario."""
     return Preset(scenario.name, scenario.name, (Case("", scenario),))
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for
-    the baselines too, whose models are scaled with demand. Paths and copies by what steps read: these devices are
-    bound by memory."""
+    """Return policies by provisioning, with the same placement and routing.
+
+    One copy of everything at first, more where devices would be empty and as load requires; the baselines' models are
+    scaled with demand, too. Paths and copies are chosen by the bytes that steps read, because these devices are
+    memory-bound.
+    """
     return {name: {"provision": name, "placement": "eager", "routing": "least-bytes", **settings} for name in names}
 
 
@@ -160,10 +164,13 @@ def _table2() -> Preset:
 
 
 def _kv() -> Preset:
-    """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go
-    elsewhere. Whoever sends rows to the least busy device does so as often as loads are looked at: ten times a
-    second, for any difference; and a row waits there until its K and V are. Ours hands over while the sequence runs
-    on. Nothing else moves sequences: scaling is off."""
+    """Figure 24: where a sequence's next tokens run.
+
+    All policies are implemented here, and every device has its whole foundation, so that a sequence can run elsewhere.
+    `least-busy` and `recompute` look at loads ten times a second and move at any difference; a row waits at the
+    destination until its K and V are there. `blocks` migrates while the sequence keeps running. Scaling is off, so
+    nothing else moves sequences.
+    """
     base = {"provision": "blocks", "placement": "eager", "routing": "least-bytes"}
     often = {"interval_ms": 100, "rebalance_margin": 1, "max_migrations": 256, "scaling": False}
     policies = {
@@ -178,11 +185,12 @@ def _kv() -> Preset:
 
 
 def _placement() -> Preset:
-    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these
-    without copies by load, and
-    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run
-    is a tenth as long as the paper's; then with copies by load, too). What moving costs is said by the cluster's
-    links."""
+    """Figure 26: whole chains on near devices, or each block where the least memory is left over.
+
+    `whole` and `scattered` compare the placements alone, without copies by load. `mended`: with locality's moves every
+    ten seconds, because the run is a tenth as long as the paper's; `mended, scaled`: with copies by load, too. The cost
+    of moves follows from the cluster's links.
+    """
     base = {"provision": "blocks", "routing": "least-bytes"}
     here = {"scaling": False, "rearranging": False}
     moves = {"rearrange_interval_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
@@ -200,9 +208,11 @@ def _placement() -> Preset:
 
 
 def _adaptive() -> Preset:
-    """Figure 23's switch: all requests allow equivalent blocks, or none does. Blocks of equal width that run without
-    adapters only: those of full fine-tunes and of foundations. At the load of the other ablations, and at four times
-    that, where devices are short."""
+    """Figure 23: all requests allow equivalent blocks, or none does.
+
+    Only blocks of equal width without adapters count: those of full fine-tunes and of foundations. Runs at the load of
+    the other ablations, and at four times that, where devices are short.
+    """
     policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
     cases = []
     for factor in (8, 32):
@@ -213,9 +223,12 @@ def _adaptive() -> Preset:
 
 
 def _speculation() -> Preset:
-    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates
-    are as fast as the paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half
-    the weights would. `exact` tells the chain's own tokens with the paper's surrogates."""
+    """Figure 25: predicted hops.
+
+    One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are as fast (Table
+    4) and as often right as the paper's; ideal; or twice as fast, as with half the weights. `exact` emits only the
+    chain's own tokens, with the paper's surrogates.
+    """
     base = {"provision": "blocks", "placement": "partition", "routing": "least-bytes", "control": _STILL}
 
     def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
@@ -240,9 +253,12 @@ def _speculation() -> Preset:
 
 
 def _accuracy() -> Preset:
-    """Figure 16: sizes of LLaMA, the largest one asked for, on four devices: twelve of this table serve 45 requests a
-    second by the largest alone. A step may take 40 ms, twice what one row of the largest takes. Accuracies are MMLU's
-    as published (LLaMA 13B and 7B, TinyLlama 1.1B); the paper gives its mean, and how far above its 7B that is."""
+    """Figure 16: sizes of LLaMA, the largest one requested, on four devices.
+
+    Twelve devices of this table serve 45 requests a second with the largest model alone. A step may take 40 ms, twice
+    what one row of the largest takes. Accuracies are MMLU's as published (LLaMA 13B and 7B, TinyLlama 1.1B); the paper
+    gives its mean, and how far that is above its 7B.
+    """
     known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
     asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
     cases = []
@@ -261,8 +277,9 @@ def _accuracy() -> Preset:
 
 
 def _scale() -> Preset:
-    """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is
-    decided is the same.
+    """Use strides of 64 tokens, and pages of 128 tokens for all layers.
+
+    That means fewer events and smaller page tables for the same decisions.
     """
     lengths = "lognormal:128,0.8<=512"
     values = {
@@ -278,7 +295,7 @@ def _scale() -> Preset:
                 "prefill_chunk": 512,
                 "placement": "replicate",
                 "control": _STILL,
-                "prefix_caching": "off",  # no two prompts begin alike, and looking costs a third of the time
+                "prefix_caching": "off",  # prompts share no prefixes on purpose, and lookups cost a third of the time
             }
         },
         "pace": {"tick": 10**10, "report": 10**10},
@@ -287,9 +304,7 @@ def _scale() -> Preset:
 
 
 def _full() -> Preset:
-    """What a step costs the scheduler when the most sequences run that a device takes: each step is decided token by
-    token.
-    """
+    """Measure what scheduling a step costs with the most sequences that a device runs, decided token by token."""
     values = {
         "cluster": {"servers": [1]},
         "apps": {"count": 10, "foundations": ["llama-7b"]},

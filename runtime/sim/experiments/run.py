@@ -1,8 +1,7 @@
-"""From a scenario to a run: the real scheduler and relays of one of its policies, over engines and links of the virtual
-cluster.
+"""Run one policy of a scenario: the real scheduler and agents over simulated engines and links.
 
-The same scenario, policy and seed give the same trace, byte for byte. Real time is measured beside, and never seen by
-what is simulated.
+The same scenario, policy and seed give the same trace, byte for byte. Real time is measured separately and never
+affects the simulation.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from runtime.tracing.sink import TraceSink, line_of
 from runtime.types import TraceEvent
 from zoo.errors import InputError
 
-#: Of the scheduler's counters.
+#: Counters of the scheduler that a run reports.
 _COUNTED = (
     "preemptions", "speculations", "speculation_hits", "speculation_misses", "speculations_ended",
     "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
@@ -47,9 +46,19 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by
-    device,
-    `launching`: of them on all devices without a kernel; `counts`: the scheduler's own."""
+    """The results of a run.
+
+    Fields:
+        busy: By device, ns in steps.
+        launching: ns of all devices' steps in which no kernel ran.
+        counts: The scheduler's counters.
+        steps: Steps of all devices.
+        end: Virtual time at the end, in ns.
+        events: Events of the clock.
+        seconds: Real time.
+        used: Processor time, in seconds.
+        cost: Real time of the scheduler.
+    """
 
     ledger: RunRecorder
     network: Network
@@ -65,7 +74,7 @@ class Played:
 
 
 class Lines:
-    """A trace as lines of a file, in the order of events; none is ever lost."""
+    """A trace sink that writes events as lines of a file, in order, without loss."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -83,9 +92,15 @@ def play(
     faults: Sequence[tuple[int, str]] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Played:
-    """One policy of a scenario on a demand. `log`: of the scheduler, for `scheduler.observe.replay_log.replay`.
+    """Run one policy of a scenario on a demand.
 
-    Raises InputError: no such policy, a file that cannot be written.
+    Args:
+        trace: File for the trace.
+        log: File for the scheduler's log, for `scheduler.observe.replay_log.replay`.
+        faults: Devices that die: (time in ns, name).
+        progress: Called now and then with the number of requests that have ended since the last call.
+
+    Raises InputError for an unknown policy, or a file that cannot be written.
     """
     if policy not in scenario.policies:
         raise InputError(f"{scenario.name} has no policy {policy!r}; it has {', '.join(scenario.policies)}")
@@ -107,7 +122,7 @@ def play(
 def assemble(
     scenario: Scenario, policy: Policy, trace: TraceSink | None = None, record: Callable[[bytes], object] | None = None
 ) -> Simulation:
-    """The scheduler, the relays and what they run on. `record`: takes the lines of the scheduler's log."""
+    """Build the simulation of a policy. `record`: receives the lines of the scheduler's log."""
     cluster = scenario.cluster.cluster()
     family = family_of(scenario.apps.apps(), policy.cutting)
     chains = [family.chain(name) for name in scenario.models()]
@@ -137,7 +152,7 @@ def assemble(
 
 
 def _counts(scheduler: Scheduler) -> dict[str, int]:
-    """What the scheduler counted: predictions, moves, tokens that these copied and recomputed."""
+    """Return the scheduler's counters: predictions, migrations, tokens copied and recomputed."""
     counters = asdict(scheduler.state().counters)
     return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
 
@@ -145,7 +160,7 @@ def _counts(scheduler: Scheduler) -> dict[str, int]:
 def _adaptation(
     scenario: Scenario, policy: Policy, family: SimulatedFamily, gpu: Gpu
 ) -> tuple[SimulatedFamily, VariantChoice | None]:
-    """What requests may get beside what they name, and the family with it."""
+    """Return the family with its variants, and what adaptive requests may get."""
     ladder = scenario.apps.ladder
     if ladder:
         best = scenario.apps.accuracy[0]
@@ -197,7 +212,7 @@ def _played(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles: a run makes none, and a sixth of its time went into looking for them."""
+    """Disable the garbage collector: a run makes no cycles, and collection took a sixth of its time."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,20 +1,17 @@
-"""What is simulated, as data: a cluster, applications, what is asked, and the ways of provisioning that are
-compared. Files and presets.
+"""Scenarios as data: a cluster, applications, requests, and the policies that are compared; read from files or presets.
 
-A scenario file is TOML or JSON, every value of it optional, unknown names refused:
+A scenario file is TOML or JSON; every value is optional, unknown names are refused:
 
-    [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6
-                                                                               usable = 0.9
-    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy,
-                                    step_ms
-    [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"
-                                                                   faster = 1.0
-    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig,
-                                                           config.RelayConfig;
-                      tables control, speculation and stand_ins in it with those of config.ControlConfig,
-                      SpeculationConfig and standins.StandIns
-
-Knows nothing of how it is run.
+    [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"
+                weights = 0.6   usable = 0.9
+    [apps]      count = 20   foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
+                or: ladder, accuracy, step_ms
+    [asked]     kind = "blockllm"   count = 400   seconds = 1200   faster = 1.0
+                prompts = "uniform:8-512"   answers = "uniform:8-512"
+    [pace]      tick, report
+    [policies.NAME]   provision = "blocks" | "pm" | "ps", and values of family.Cutting, config.ClusterConfig and
+                      config.AgentConfig; tables control, speculation and stand_ins in it have values of
+                      config.ControlConfig, config.SpeculationConfig and stand_ins.StandIns
 """
 
 from __future__ import annotations
@@ -51,19 +48,24 @@ from zoo.errors import InputError
 
 AskedKind = Literal["blockllm", "twitter", "poisson", "trace", "file"]
 _Settings = TypeVar("_Settings")
-#: Of a simulated cluster: what a machine can hold the books of.
+#: Limits of a simulated cluster, by the memory of the machine that simulates it.
 _MOST_DEVICES = 65_536
 _MOST_APPS = 10_000
-#: Tables within a policy.
+#: Tables inside a policy.
 _PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": SpeculationConfig}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of
-    that, for weights.
+    """The cluster.
 
-    `control_us`: a message's way between a device and the scheduler.
+    Fields:
+        gpu: Kind of the devices.
+        servers: Devices of each server.
+        net, inside, host, disk: Kinds of links.
+        usable: Share of a device's memory for weights and pages together.
+        weights: Share of that for weights.
+        control_us: Latency of a message between a device and the scheduler.
     """
 
     gpu: str = "A100-80GB"
@@ -83,7 +85,7 @@ class ClusterSettings:
             raise InputError("usable and weights are shares of a device's memory, control_us is a time below a second")
 
     def cluster(self) -> ClusterHardware:
-        """Raises InputError."""
+        """Return the hardware. Raises InputError for unknown names."""
         gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
         return ClusterHardware(
             tuple(ServerSpec(gpu, count, *links) for count in self.servers),
@@ -93,19 +95,24 @@ class ClusterSettings:
 
     @property
     def weight_bytes(self) -> int:
-        """Weights that a device takes."""
+        """Bytes of weights that a device holds at most."""
         return int(gpu_named(self.gpu).memory * self.usable * self.weights)
 
     @property
     def page_bytes(self) -> int:
-        """Pages that it has, together."""
+        """Bytes of all pages of a device."""
         return int(gpu_named(self.gpu).memory * self.usable * (1 - self.weights))
 
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """`ladder`: instead of applications, foundations as they are, that stand in for each other: the first is asked for,
-    the others are taken where a step would take longer than `step_ms`. `accuracy`: of each."""
+    """The applications.
+
+    Fields:
+        ladder: Instead of applications, plain foundations that stand in for each other. The first is requested; later
+            ones are taken where a step would take longer than `step_ms`.
+        accuracy: Of each model of the ladder.
+    """
 
     count: int = 20
     foundations: tuple[str, ...] = ("llama-7b", "llama-13b", "chatglm-6b")
@@ -124,7 +131,7 @@ class AppSettings:
             raise InputError("a ladder has an accuracy in (0, 1] for each of its models, and a step's limit above 0")
 
     def apps(self) -> tuple[App, ...]:
-        """Raises InputError."""
+        """Return the applications. Raises InputError for unknown foundations."""
         if self.ladder:
             return tuple(App(name, name, "foundation") for name in self.ladder)
         return paper_apps(self.count, self.foundations)
@@ -132,8 +139,12 @@ class AppSettings:
 
 @dataclass(frozen=True, slots=True)
 class AskedSettings:
-    """`faster`: the same requests in less time. `path`, `format`: of a trace, or of a file that names the models
-    itself.
+    """The requests.
+
+    Fields:
+        longest: Tokens of prompt and answer together, at most.
+        faster: Factor by which the same requests arrive in less time.
+        path, format: Of a trace, or of a file that names the models itself.
     """
 
     kind: AskedKind = "blockllm"
@@ -152,7 +163,7 @@ class AskedSettings:
             raise InputError("asked.count is at least 1")
 
     def demand(self, models: tuple[str, ...], streams: Streams) -> Demand:
-        """Raises InputError."""
+        """Generate or read the requests. Raises InputError."""
         asked = Asked(self.count, self.seconds, parse_lengths(self.prompts), parse_lengths(self.answers), self.longest)
         if self.kind == "file":
             made = read_demand(Path(self.path))
@@ -180,12 +191,14 @@ class Policy:
 
     @property
     def adaptive(self) -> bool:
-        """Whether requests allow more than what they name."""
+        """Whether requests allow more than the model they name."""
         return self.cutting.equivalents or self.scheduler.speculation.mode == "similarity"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """A cluster, applications and requests, with the policies to compare."""
+
     name: str
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     apps: AppSettings = field(default_factory=AppSettings)
@@ -194,14 +207,17 @@ class Scenario:
     policies: Mapping[str, Policy] = field(default_factory=lambda: {"blocks": Policy()})
 
     def models(self) -> tuple[str, ...]:
-        """Those that are asked for."""
+        """Return the models that are requested."""
         return self.apps.ladder[:1] or tuple(app.name for app in self.apps.apps())
 
     def demand(self, seed: int) -> Demand:
         return self.asked.demand(self.models(), Streams(seed))
 
     def resized(self, requests: int | None, devices: int | None) -> Scenario:
-        """With so many requests at the same rate, and so many devices in servers like the last one."""
+        """Return the scenario with so many requests at the same rate, and so many devices.
+
+        The devices are in servers like the last one.
+        """
         made = self
         if requests is not None:
             seconds = self.asked.seconds * requests / self.asked.count
@@ -209,7 +225,7 @@ class Scenario:
         if devices is not None:
             whole, rest = divmod(devices, self.cluster.servers[-1])
             servers = (self.cluster.servers[-1],) * whole + ((rest,) if rest else ())
-            # A scheduler places blocks when all its devices are there: one that waits for more would wait for ever.
+            # The scheduler places blocks once all its devices are up; waiting for more than exist would never end.
             policies = {
                 title: replace(policy, scheduler=replace(policy.scheduler, devices=sum(servers)))
                 for title, policy in made.policies.items()
@@ -219,7 +235,7 @@ class Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """A scenario's file. Raises InputError."""
+    """Read a scenario's file. Raises InputError."""
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -233,7 +249,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
-    """A scenario from tables as the top of the file shows them. Raises InputError."""
+    """Make a scenario from tables as shown at the top of the file. Raises InputError."""
     known = {"cluster", "apps", "asked", "pace", "policies"}
     if unknown := set(values) - known:
         raise InputError(f"a scenario has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
@@ -253,8 +269,9 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
 
 
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
-    """A policy from one flat table: each value goes to every setting of its name. Blocks are placed when all
-    devices are there.
+    """Make a policy from one flat table: each value goes to every setting of its name.
+
+    The scheduler places blocks once all `devices` are up.
     """
     given = {"devices": devices, **values}
     stand_ins = _settings(StandIns, given.pop("stand_ins", {}), "stand_ins")
@@ -265,13 +282,13 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
 
 
 def _named(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
-    """Settings from the values of a table that have their names."""
+    """Make settings from the values of a table that have their names."""
     names = [each.name for each in fields(kind) if each.name in values]  # type: ignore[arg-type]
     return _settings(kind, {name: values[name] for name in names}, "policies")
 
 
 def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
-    """A dataclass from a table. Raises InputError for names and values that are none of it."""
+    """Make a dataclass from a table. Raises InputError for unknown names and wrong values."""
     table = _table(values, where)
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if unknown := set(table) - names:
@@ -286,7 +303,7 @@ def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
 
 
 def _worded(error: ValueError, kind: type, where: str) -> str:
-    """`asked.kind: Invalid enum value 'x'; it is one of …`, of what msgspec says."""
+    """Reword a msgspec error: `asked.kind: Invalid enum value 'x'; it is one of …`."""
     text, _, place = str(error).partition(" - at `$")
     name = place.strip(".`")
     known = get_args(get_type_hints(kind).get(name)) if text.startswith("Invalid enum") else ()

@@ -1,7 +1,7 @@
-"""A preset run: every case and policy, one after the other, as one document.
+"""Run a preset: every case and policy, one after the other, into one document.
 
-Same seed, same document but for what is named `real` and `wall_seconds`, and the same trace of its first run, byte for
-byte.
+The same seed gives the same document, except for values named `real` and `wall_seconds`, and the same trace of the
+first run, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from runtime.sim.experiments.run import play
 from runtime.sim.results.report import accuracy_of, document_of, ratios
 from zoo.errors import InputError
 
-#: What the document says of its first run, at its top.
+#: Values of the first run that the document repeats at its top.
 _HEADLINES = ("requests", "events", "virtual_seconds", "latency", "throughput_tokens", "communication_bytes")
 
 
 def narrowed(preset: Preset, requests: int | None, devices: int | None, policies: Sequence[str]) -> Preset:
-    """With other sizes, and only these policies. Raises InputError."""
+    """Return the preset with other sizes and only these policies. Raises InputError."""
     cases = [replace(case, scenario=case.scenario.resized(requests, devices)) for case in preset.cases]
     if policies:
         cases = [replace(case, scenario=_only(case, policies)) for case in cases]
@@ -37,7 +37,9 @@ def run_study(
     log: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """`trace`, `log`: of the first run. Raises InputError for what a scenario cannot be, or a file that cannot be
+    """Run all cases of a preset and return the document.
+
+    `trace`, `log`: files for the first run. Raises InputError for an impossible scenario, or a file that cannot be
     written.
     """
     begin = time.perf_counter()
@@ -70,7 +72,7 @@ def run_study(
 
 
 def figure7_document() -> dict[str, Any]:
-    """Figure 7's split from the table of hardware, beside the paper's."""
+    """Return Figure 7's split from the table of hardware, with the paper's."""
     found = split(Figure7Setting())
     return {
         "compute": found.compute_share,

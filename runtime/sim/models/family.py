@@ -1,18 +1,15 @@
-"""A described family of models, as the scheduler sees one: chains of blocks, what of them is shared, and what a
-stage of them costs.
+"""Describe a family of models for the scheduler: chains of blocks, which blocks are shared, and each block's shape.
 
 Three ways to provision the same applications (BlockLLM, section 7.1):
 
-    blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside
-             them, FF ones have parts
-    of
-             their own, each equivalent to the foundation's at its place
-    pm       per-model provisioning: every model is one private block, adapters merged into it where their kind can be
-    ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF
-             ones are private
+- `blocks`: foundations are cut into parts. PE models run the foundation's parts, with their own adapters beside them;
+  FF models have their own parts, each equivalent to the foundation's at its place.
+- `pm`, per-model provisioning: every model is one private block, with adapters merged into it if their kind allows.
+- `ps`, parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF
+  models are private.
 
-Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or
-times.
+The shares of weights that PE models have in common with their foundation are the paper's (Table 1, BL-12). PE:
+parameter-efficient; FF: full fine-tunes. Pure data, without devices or times.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ Provision = Literal["blocks", "pm", "ps"]
 Kind = Literal["foundation", "full", "lora", "adapter", "prefix", "prompt", "bitfit"]
 
 #: Share of an application's weights that is its foundation's (Table 1). The table has no BitFit: a bias for each output
-#: of LLaMA-7B's linear layers is 0.02 % of it. Kinds that a foundation has no figure for take that of the other one.
+#: of LLaMA-7B's linear layers is 0.02 % of it. A kind without a figure for a foundation takes the other foundation's.
 SHARED: Mapping[str, float] = {"lora": 0.9994, "adapter": 0.9262, "prefix": 0.9988, "prompt": 0.9998, "bitfit": 0.9998}
 
-#: Kinds that become part of the weights when a model is served alone: sums and biases. A bottleneck has its activation
-#: in between, and virtual tokens are no weights.
+#: Kinds that can be merged into the weights when a model is served alone: sums and biases. A bottleneck has an
+#: activation in between, and virtual tokens are no weights.
 MERGED: Collection[Kind] = ("lora", "bitfit")
-#: Kinds that are K and V of tokens that nobody sees.
+#: Kinds that consist of K and V of virtual tokens.
 VIRTUAL: Collection[Kind] = ("prefix", "prompt")
 
 #: Similarity of a full fine-tune's layers to its foundation's: LLaMA-7B and Vicuna-7B (BlockLLM, section 2.2).
@@ -62,9 +59,13 @@ class App:
 class Cutting:
     """How models become blocks, and K and V become pages.
 
-    `equivalents`: requests allow blocks that are alike (BL-28). `parts`: of each foundation, where blocks are cut.
-    `page_tokens`: of the model with the largest K and V per token; others get more into the same bytes. `page_layers`:
-    layers that one page stands for (1 as in life; more makes books of pages smaller, and changes no time).
+    Fields:
+        parts: Blocks that each foundation is cut into.
+        page_tokens: Tokens per page of the model with the largest K and V per token; other models fit more into a page.
+        page_layers: Layers that one page stands for. 1 as in a real cluster; more makes page tables smaller and changes
+            no times.
+        max_model_len: Tokens of prompt and answer together.
+        equivalents: Whether requests allow equivalent blocks (BL-28).
     """
 
     provision: Provision = "blocks"
@@ -83,8 +84,9 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class FamilyPart:
-    """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a
-    stand-in).
+    """A block of the family: components [lo, hi) of a foundation's shape.
+
+    `speed`: factor by which it is faster than that shape (a stand-in).
     """
 
     block: Block
@@ -96,8 +98,13 @@ class FamilyPart:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFamily:
-    """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06:
-    pairs, not transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
+    """Chains by model and parts by block.
+
+    Fields:
+        page_bytes: Bytes of a page, on every device.
+        equivalents: By block, equivalent blocks with scores (BL-06: pairs, not transitive).
+        branching: Adapters run model by model, not joined by kind (the paper's baseline).
+    """
 
     chains: Mapping[str, Chain]
     parts: Mapping[str, FamilyPart]
@@ -112,14 +119,15 @@ class SimulatedFamily:
         return self.parts[self.chain(model).uses[0].block].shape
 
     def chain(self, model: str) -> Chain:
-        """Raises NotFound."""
+        """Return the chain of a model. Raises NotFound."""
         if model not in self.chains:
             raise NotFound(f"no model is called {model!r}")
         return self.chains[model]
 
     def uses(self, stage: Stage) -> tuple[BlockUse, ...]:
-        """The blocks of a stage. Raises NotFound for a model that is none, and for components that are no run of its
-        blocks.
+        """Return the blocks of a stage.
+
+        Raises NotFound for an unknown model, or components that are no run of its blocks.
         """
         chain = self.chain(stage.model)
         inside = tuple(use for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
@@ -129,7 +137,7 @@ class SimulatedFamily:
 
 
 def family_of(apps: Sequence[App], cutting: Cutting) -> SimulatedFamily:
-    """The family of these applications, provisioned one way. Raises InputError for none, and for names given twice."""
+    """Build the family of these applications. Raises InputError without any, or for names given twice."""
     if not apps or len({app.name for app in apps}) != len(apps):
         raise InputError("a family has at least one application, each with a name of its own")
     widest = max(shape_named(app.foundation).kv_bytes for app in apps)
@@ -154,14 +162,12 @@ def _parts_of(app: App, cutting: Cutting) -> list[FamilyPart]:
 
 
 def _private(app: App, cutting: Cutting) -> bool:
-    """Whether its weights are nobody else's."""
+    """Return whether an application shares no weights with other models."""
     return cutting.provision == "pm" or app.kind == "full"
 
 
 def _bounds(shape: ModelShape, parts: int) -> list[int]:
-    """Where parts begin and the last one ends: between layers, as even as they go; the embedding is the first's, the
-    head the last's.
-    """
+    """Return the bounds of the parts: between layers, as even as possible; embedding in the first, head in the last."""
     parts = min(parts, shape.layers)
     return [0, *(1 + 2 * (shape.layers * part // parts) for part in range(1, parts)), shape.components]
 
@@ -200,7 +206,7 @@ def _chain_of(app: App, parts: Sequence[FamilyPart], cutting: Cutting, page_byte
 def _equivalents(
     apps: Sequence[App], parts: Mapping[str, FamilyPart], cutting: Cutting
 ) -> Mapping[str, tuple[tuple[str, float], ...]]:
-    """Each part of a full fine-tune and the foundation's at its place, both ways, where both are there."""
+    """Pair each part of a full fine-tune with the foundation's at its place, in both directions, if both exist."""
     found: dict[str, tuple[tuple[str, float], ...]] = {}
     for app in apps:
         if app.kind != "full" or cutting.provision != "blocks":

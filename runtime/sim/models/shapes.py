@@ -1,7 +1,7 @@
-"""The papers' models by their published shapes: how many weights each component has and what one token's K and V take.
+"""The papers' models by their published shapes: weights of each component, and K and V of a token.
 
-Layer counts and widths are those of the models' own configuration files; 16-bit weights. A layer's norms are below a
-thousandth of it and left out. Knows nothing of blocks, devices or times.
+Layer counts and widths are those of the models' own configuration files; weights have 16 bits. A layer's norms are
+below a thousandth of it and left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ ITEM = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder of `layers` equal layers. `gated`: three matrices in its ffn, else two. `tied`: the head is the
-    embedding's matrix.
+    """A decoder of `layers` equal layers.
 
-    Components: embedding, then attention and ffn of each layer, then the head: 2 + 2 * layers of them.
+    Components: the embedding, then attention and ffn of each layer, then the head: 2 + 2 * layers of them.
+
+    Fields:
+        kv_heads: 0: as many as `heads`.
+        gated: Three matrices in the ffn, else two.
+        tied: The head is the embedding's matrix.
     """
 
     name: str
@@ -43,7 +47,7 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Bytes."""
+        """Bytes of the embedding."""
         return self.vocab * self.hidden * ITEM
 
     @property
@@ -58,17 +62,17 @@ class ModelShape:
 
     @property
     def kv_bytes(self) -> int:
-        """K and V of one token in one layer."""
+        """Bytes of K and V of one token in one layer."""
         return 2 * self._kv_width * ITEM
 
     @property
     def hidden_bytes(self) -> int:
-        """One token's hidden state, as it travels between devices."""
+        """Bytes of one token's hidden state, as it travels between devices."""
         return self.hidden * ITEM
 
     @property
     def nbytes(self) -> int:
-        """All weights, each once."""
+        """Bytes of all weights, each once."""
         return self.bytes_of(0, self.components) - (self.embedding if self.tied else 0)
 
     @property
@@ -76,7 +80,7 @@ class ModelShape:
         return (self.kv_heads or self.heads) * (self.hidden // self.heads)
 
     def attentions(self, lo: int, hi: int) -> int:
-        """Attention layers among components [lo, hi): they have odd numbers, the head excluded."""
+        """Return the number of attention layers among components [lo, hi): those with odd numbers, without the head."""
         last = self.components - 1
         return min(hi, last) // 2 - min(max(lo, 1), last) // 2 if lo < hi else 0
 
@@ -85,14 +89,14 @@ class ModelShape:
         return inside - self.attentions(lo, hi)
 
     def bytes_of(self, lo: int, hi: int) -> int:
-        """Weights of components [lo, hi); a tied matrix counts at both its ends."""
+        """Return the bytes of components [lo, hi); a tied matrix counts at both ends."""
         if not 0 <= lo < hi <= self.components:
             raise InputError(f"{self.name} has components 0 to {self.components}, not [{lo}, {hi})")
         ends = (self.embedding if lo == 0 else 0) + (self.embedding if hi == self.components else 0)
         return ends + self.attentions(lo, hi) * self.attention + self.feedforwards(lo, hi) * self.feedforward
 
     def read_bytes(self, lo: int, hi: int) -> int:
-        """Weights that a step reads: all but the embedding, of which it looks a few rows up."""
+        """Return the bytes of weights that a step reads: all but the embedding, of which it reads a few rows."""
         return self.bytes_of(lo, hi) - (self.embedding if lo == 0 else 0)
 
 
@@ -112,7 +116,7 @@ SHAPES: Mapping[str, ModelShape] = {
 
 
 def shape_named(name: str) -> ModelShape:
-    """Raises InputError."""
+    """Return the shape of a foundation. Raises InputError for an unknown name."""
     if name not in SHAPES:
         raise InputError(f"no foundation is called {name!r}; there are {', '.join(SHAPES)}")
     return SHAPES[name]

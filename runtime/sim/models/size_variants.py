@@ -1,8 +1,8 @@
-"""Sizes of a model that may stand in for each other (BlockLLM, Figure 16): the first is asked for, the others are its
-variants (BL-29).
+"""Serve sizes of one model as variants of each other (BlockLLM, Figure 16; BL-29).
 
-Their accuracies are whoever's scenario this is to give: nothing is computed here. Blocks' times are tables of the same
-costs that the simulated devices take, so estimates are as good as profiles are. Pure.
+The first size is the requested one, the rest are its variants. Accuracies are given by the scenario; nothing is
+computed here. Times of blocks are tables of the same costs that the simulated devices use, so estimates are as good as
+profiles.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ _CHUNKS = (1, 64, 256, 1024)
 def ladder_of(
     family: SimulatedFamily, names: tuple[str, ...], scores: tuple[float, ...], limit: float, gpu: Gpu
 ) -> VariantChoice:
-    """`names`: models, the one that is asked for first; `scores`: agreement of each with it; `limit`: seconds of a step
-    up to which the better one is taken."""
+    """Return the variants of the first model.
+
+    Args:
+        names: Models, the requested one first.
+        scores: Agreement of each with the requested one.
+        limit: Seconds of a step up to which the more accurate model is taken.
+    """
     asked = family.chain(names[0])
     variants = tuple(
         Variant(name, _standing_for(asked, family.chain(name)), asked.version, score)

@@ -1,12 +1,11 @@
-"""What may take the place of a simulated family's blocks: cheaper ones ahead of them (BL-25), and equivalents
-instead of them (BL-28).
+"""Add stand-ins (BL-25) and variants with equivalent blocks (BL-28) to a simulated family.
 
-    with_stand_ins    each block of a chain but the last gets a pruned one, half its bytes and so many times as fast; as
-                      `Surrogate`s
-    with_variants     chains with blocks of a full fine-tune in the foundation's places, or the other way round; as
-                      `Variant`s
+- `with_stand_ins`: each block of a chain except the last gets a pruned one, with half its bytes and a given speed, as
+  `Surrogate`s.
+- `with_variants`: chains with blocks of a full fine-tune in the foundation's places, or the other way round, as
+  `Variant`s.
 
-Contract: families in, families out, with the chains that engines are to know beside. Pure.
+Both return a new family that contains the chains which engines need.
 """
 
 from __future__ import annotations
@@ -19,14 +18,18 @@ from runtime.sim.models.family import FamilyPart, SimulatedFamily
 from runtime.sim.models.variants import ScoredPair, variants_of
 from zoo.errors import InputError
 
-#: Of a block's weights (Table 4).
+#: Share of a block's weights that a pruned one keeps (Table 4).
 _PRUNED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """`speed`: how many times as fast as its block one is; the default is Table 4's of three layers. `right`: the part
-    of their predictions that stands; the default is the paper's, 192 of 231."""
+    """The simulated stand-ins.
+
+    Fields:
+        speed: Factor by which a stand-in is faster than its block; default: Table 4's of three layers.
+        right: Share of their predictions that stand; default: the paper's, 192 of 231.
+    """
 
     speed: float = 18.55
     right: float = 192 / 231
@@ -39,7 +42,10 @@ class StandIns:
 def with_stand_ins(
     family: SimulatedFamily, stand_ins: StandIns
 ) -> tuple[SimulatedFamily, Mapping[str, tuple[Surrogate, ...]]]:
-    """Surrogates by model. Never of a last block: what comes of that has left."""
+    """Return the family with stand-ins, and surrogates by model.
+
+    A last block has none: its output cannot be corrected.
+    """
     chains, parts = dict(family.chains), dict(family.parts)
     found: dict[str, tuple[Surrogate, ...]] = {}
     for model, chain in family.chains.items():
@@ -64,8 +70,9 @@ def _with(chain: Chain, at: int, use: BlockUse) -> Chain:
 
 
 def with_variants(family: SimulatedFamily, least: float) -> tuple[SimulatedFamily, tuple[Variant, ...]]:
-    """Of every chain with at least that score; only of blocks that run without adapters, which were trained beside
-    their own.
+    """Return the family with variants of at least that score, and the variants.
+
+    Only blocks that run without adapters are replaced: adapters were trained with their own blocks.
     """
     sizes = {block.id: block.nbytes for block in family.blocks()}
     chains, found = dict(family.chains), []
@@ -81,5 +88,5 @@ def with_variants(family: SimulatedFamily, least: float) -> tuple[SimulatedFamil
 
 
 def _instead(use: BlockUse, block: str) -> BlockUse:
-    """The same place in a chain, run by another block as it is."""
+    """Return the same place in a chain, run by another block."""
     return replace(use, block=block, domain=f"{Stage.parse(block).model}[:{use.hi}]")

@@ -1,16 +1,15 @@
-"""Variants of a chain, made offline as data: blocks that were scored against its own take their places (BL-20), one
-or several of them.
+"""Make variants of a chain offline: blocks that were scored against its own replace them (BL-20), one or several.
 
-    chain  A0 A1 A2 A3     scored  (A1, B1) 0.99, (A2, B2) 0.98     ->  A0 B1 A2 A3 0.99,   A0 A1 B2 A3 0.98,   A0 B1 B2
-                                                                        A3 0.97
+    chain  A0 A1 A2 A3     scored  (A1, B1) 0.99, (A2, B2) 0.98
+    ->  A0 B1 A2 A3 0.99,   A0 A1 B2 A3 0.98,   A0 B1 B2 A3 0.97
 
-The score of a variant with several is the product of theirs: an estimate, for errors add up along the chain and
-over tokens (BL-28: 0.98 for each block, 0.88 for answers). Whoever has measured a variant says so in its place.
-Only pairs that were scored with the chain's own use of a block count, never two that meet in a third (BL-06). K and
-V of a variant are its own from the first block on that is not the chain's.
+- The score of a variant with several replacements is the product of theirs. That is an estimate, because errors add up
+  along the chain and over tokens (BL-28: 0.98 for each block, 0.88 for answers); a measured score can replace it.
+- Only pairs scored with the chain's own use of a block count, never two that meet in a third model (BL-06).
+- K and V of a variant are its own from the first replaced block on.
 
-Pure. What an engine can load of it, and under which name, is the caller's affair: for stored models
-`engine.catalog.variants` finds both.
+Which of it an engine can load, and under which name, is left to the caller; for stored models see
+`engine.catalog.variants`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,16 @@ from zoo.manifest import digest_of
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """Two uses of blocks, each in its own chain (its `domain` says which), and how alike what is behind them is.
-    Symmetric.
-    """
+    """Two uses of blocks, each in its own chain (given by `domain`), and the similarity of their outputs. Symmetric."""
 
     a: BlockUse
     b: BlockUse
     score: float
 
     def instead_of(self, use: BlockUse) -> BlockUse | None:
-        """The other one, if one of the two is this use; a block in another chain, or under other adapters, is another
-        use.
+        """Return the other use if one of the two is this one, else None.
+
+        A block in another chain, or under other adapters, is another use.
         """
         for own, other in ((self.a, self.b), (self.b, self.a)):
             if (own.block, own.domain) == (use.block, use.domain):
@@ -58,12 +56,12 @@ def variants_of(
     most: int = 8,
     named: Callable[[str], str] | None = None,
 ) -> list[Variant]:
-    """Variants of at least that score, best first, of equal ones those with the fewest bytes; at most `most`.
+    """Return at most `most` variants with a score of at least `least`, best first; equal scores: fewest bytes first.
 
     Args:
-        sizes: bytes of every block.
-        named: version -> the name under which engines find that variant; made from the model's name and the version if
-            there is none.
+        sizes: Bytes of every block.
+        named: Returns the name under which engines find the variant of a version; None: made from the model's name and
+            the version.
     """
     swaps = [
         _BlockSwap(at, other, pair.score)
@@ -87,7 +85,7 @@ def variants_of(
 
 
 def _together(swaps: Sequence[_BlockSwap]) -> list[list[_BlockSwap]]:
-    """The best two, the best three, …: one for each place."""
+    """Return the best two swaps, the best three, and so on, one for each place."""
     best: dict[int, _BlockSwap] = {}
     out: list[list[_BlockSwap]] = []
     for swap in swaps:
@@ -98,7 +96,7 @@ def _together(swaps: Sequence[_BlockSwap]) -> list[list[_BlockSwap]]:
 
 
 def _swapped(chain: Chain, swaps: Sequence[_BlockSwap]) -> Chain:
-    """The chain with these uses in place of its own; those behind move up or down where lengths differ."""
+    """Return the chain with these uses in place of its own; later ones shift if lengths differ."""
     instead = {swap.at: swap.use for swap in swaps}
     uses: list[BlockUse] = []
     at, upstream = 0, ""

@@ -1,1 +1,1 @@
-"""What a simulated run comes to."""
+"""Results of a simulated run."""

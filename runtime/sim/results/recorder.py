@@ -1,8 +1,6 @@
-"""What a simulated run comes to, gathered while it runs: one line per request, sums per device, the cluster's state at
-every tick.
+"""Record a simulated run: one entry per request, sums per device, and the cluster's state at every tick.
 
-All of virtual time; numbers in columns of eight bytes each, so that a million requests fit. Knows nothing of what the
-figures are used for.
+All times are virtual. Numbers are stored in columns of eight bytes each, so that a million requests fit into memory.
 """
 
 from __future__ import annotations
@@ -16,8 +14,15 @@ from runtime.types import SequenceRequest, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices
-    together; `tokens`: made since the begin."""
+    """The cluster at one moment.
+
+    Fields:
+        at: Virtual time in ns.
+        busy: ns in steps of all devices since the start.
+        alive: Running requests.
+        weights, kv: Bytes on all devices together.
+        tokens: Tokens generated since the start.
+    """
 
     at: int
     busy: int
@@ -33,9 +38,17 @@ def _column() -> array[int]:
 
 @dataclass(slots=True)
 class RunRecorder:
-    """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while
-    it is
-    alive. `served`: by number, what requests ran on that did not run on what they named."""
+    """Measurements of a run.
+
+    Fields:
+        model, arrived, first, ended, tokens: Columns by request, in the order of arrival: model, times of arrival,
+            first token and end (ns; `ended` is 0 while it runs), generated tokens.
+        served: By request number, the model that it ran on, if that is another than the requested one.
+        reasons: Number of requests by finish reason.
+        errors: Number of requests by error.
+        loads, load_bytes, load_ns: Loads of stages: number, bytes and time.
+        made: Tokens generated.
+    """
 
     model: list[str] = field(default_factory=list)
     arrived: array[int] = field(default_factory=_column)
@@ -65,7 +78,7 @@ class RunRecorder:
         self.tokens.append(0)
 
     def add_events(self, events: Iterable[TokenEvent], now: int) -> None:
-        """Tokens and ends. Raises KeyError for a sequence that has ended or was never asked for."""
+        """Record tokens and ends. Raises KeyError for a sequence that has ended or is unknown."""
         for event in events:
             number = self._alive[event.seq]
             if event.token is not None:

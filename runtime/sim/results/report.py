@@ -1,11 +1,13 @@
-"""A run as a document: latencies, throughput, utilisation, memory, communication; and two runs as ratios. Pure.
+"""Turn a run into a document: latencies, throughput, utilisation, memory, communication; and two runs into ratios.
 
-Throughput counts generated tokens over the time from the begin to the last end; `throughput_90` only until nine tenths
-of them are made, so that it does not hang on the longest answers. Utilisation is the share of the whole time in which a
-device's step was under way, the mean of all devices; `kernels` the share in which a kernel ran, which is what SM
-efficiency would be if each filled the device: launches that it waits for, and the engine's own work between steps, are
-not in it. Useful floating-point operations are those of the requests, so their share of the peak goes as tokens per
-second do. All but `real` is of virtual time and the same for the same seed.
+- Throughput: generated tokens over the time from the start to the last end. `throughput_90`: only until nine tenths of
+  them are generated, so that it does not depend on the longest answers.
+- Utilisation: share of the time in which a device runs a step, as the mean of all devices.
+- `kernels`: share of the time in which a kernel runs, which would be SM efficiency if each kernel filled the device.
+  Launches that the device waits for and the engine's own work between steps do not count.
+
+The share of useful floating-point operations is proportional to tokens per second, because they are those of the
+requests. Everything except `real` is in virtual time and the same for the same seed.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ import numpy as np
 from runtime.sim.experiments.run import Played
 
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
-#: Of a curve over time.
+#: Points of a curve over time.
 _POINTS = 200
 
 
 def document_of(played: Played) -> dict[str, Any]:
-    """Times in seconds, sizes in bytes."""
+    """Return the document of a run: times in seconds, sizes in bytes."""
     ledger, network = played.ledger, played.network
     arrived, first, ended = (
         np.array(column, dtype=np.int64) for column in (ledger.arrived, ledger.first, ledger.ended)
@@ -62,7 +64,7 @@ def document_of(played: Played) -> dict[str, Any]:
 
 
 def _until(played: Played, share: float) -> float:
-    """Tokens per second until this share of them was made, between two ticks in proportion."""
+    """Return tokens per second until this share of them was generated, interpolated between ticks."""
     ledger = played.ledger
     at, made = (
         [0, *(each.at for each in ledger.samples), played.end],
@@ -73,9 +75,7 @@ def _until(played: Played, share: float) -> float:
 
 
 def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
-    """For pictures: every percentile of the latency, and the share of busy devices over time, at most so many
-    points.
-    """
+    """Return data for plots: percentiles of latency, and busy devices over time in a limited number of points."""
     points, before, busy = [], 0, 0
     samples = played.ledger.samples
     for sample in samples[:: max(1, len(samples) // _POINTS)]:
@@ -87,8 +87,7 @@ def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
 
 
 def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10) -> dict[str, Any]:
-    """Mean accuracy of what answered, over all requests and over pieces of the time in the order of their arrival
-    rates.
+    """Return the mean accuracy of answers: over all requests, and over pieces of the time, ordered by arrival rate.
 
     `accuracy`: by model.
     """
@@ -106,7 +105,7 @@ def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10)
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """Ours over theirs, for what the paper compares."""
+    """Return ours over theirs for what the paper compares."""
     pairs = {
         "latency.mean": (ours["latency"]["mean"], theirs["latency"]["mean"]),
         "latency.p50": (ours["latency"]["p50"], theirs["latency"]["p50"]),
@@ -131,7 +130,7 @@ def _spread(values: Any) -> dict[str, float]:
 
 
 def _memory(played: Played) -> dict[str, float]:
-    """Of all devices together, while requests were alive."""
+    """Return the memory of all devices together while requests were running."""
     samples = [sample for sample in played.ledger.samples if sample.alive] or played.ledger.samples
     weights, kv = [sample.weights for sample in samples] or [0], [sample.kv for sample in samples] or [0]
     return {

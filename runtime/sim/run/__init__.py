@@ -1,1 +1,1 @@
-"""A run in virtual time: clock, network, engines, nodes, the simulation itself."""
+"""A run in virtual time: clock, network, engines, nodes and the simulation itself."""

@@ -1,11 +1,9 @@
-"""Virtual time: what is due, in one order that nothing but the inputs decides; and random numbers that do not disturb
-each other.
+"""Order events in virtual time, and draw independent random numbers.
 
-Entries lie in a heap by (time, event class, number of their scheduling). At one moment what was *caused* comes before
-what is *new*: ends of steps, arrays on their way, then requests, then what is due by time alone, and last the begin of
-a step, which takes all that is there.
-Nothing runs inside `at`: an entry without delay is played after the one that scheduled it, never within it. Knows not
-what entries mean.
+Events are kept in a heap by (time, event class, sequence number), so that their order depends on the inputs only. At
+one moment, effects of earlier events come before new events: ends of steps and arrays that arrive, then requests, then
+timers, and last the begins of steps, which take everything that is there. `at` never runs an event: one without delay
+runs after the event that scheduled it, not within it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import numpy as np
 
 
 class EventClass(IntEnum):
-    """What goes first at the same nanosecond."""
+    """Order of events at the same nanosecond: lower values first."""
 
     DONE = 0
     LOADED = 1
@@ -30,7 +28,10 @@ class EventClass(IntEnum):
 
 
 class VirtualClock:
-    """The heap and the moment that it has come to. `now`: integer nanoseconds, never decreasing."""
+    """The event heap and the current time.
+
+    Attributes: `now`: virtual time in ns, never decreasing; `played`: number of events taken.
+    """
 
     __slots__ = ("_heap", "_scheduled", "now", "played")
 
@@ -44,22 +45,23 @@ class VirtualClock:
         return len(self._heap)
 
     def at(self, time: int, kind: EventClass, what: Any) -> None:
-        """Schedule `what`. Raises ValueError for a time that is over."""
+        """Schedule an event. Raises ValueError for a time in the past."""
         if time < self.now:
             raise ValueError(f"{time} ns is over: it is {self.now} ns")
         self._scheduled += 1
         heapq.heappush(self._heap, (time, kind, self._scheduled, what))
 
     def pop(self) -> Any:
-        """Go on to the next entry, and take it. Raises IndexError when nothing is left."""
+        """Advance to the next event and return it. Raises IndexError if there is none."""
         self.now, _, _, what = heapq.heappop(self._heap)
         self.played += 1
         return what
 
 
 class Streams:
-    """Random streams by name: each a function of the seed and its name alone, so that drawing more from one changes no
-    other.
+    """Random generators by name.
+
+    Each is a function of the seed and its name alone, so that drawing more from one changes no other.
     """
 
     def __init__(self, seed: int) -> None:
@@ -67,7 +69,7 @@ class Streams:
         self._made: dict[str, np.random.Generator] = {}
 
     def named(self, name: str) -> np.random.Generator:
-        """The stream of this name; the same object each time."""
+        """Return the generator of this name; the same object each time."""
         if name not in self._made:
             self._made[name] = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
         return self._made[name]

@@ -1,12 +1,11 @@
-"""An engine without data: arrays have shapes but no bytes, tokens are all zero, and a step takes what the costs say.
+"""Simulate a stage engine: arrays have shapes but no bytes, all tokens are zero, steps take the time that costs give.
 
-Contract: implements `runtime.chains.StageEngine`. The weights that stages on the device have in common are there once
-and are read once per step, for the rows of all of them together (BL-14). A model's adapters are read for its own rows,
-and launched together with others of
-their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who
-asks (`max_tokens`, with `ignore_eos`).
-It trusts its plans: it keeps no tables. It knows no clock; `loaded` says when a load would be over, and nothing waits
-here.
+- Weights that stages on the device have in common are there once and are read once per step, for the rows of all of
+  them together (BL-14). A model's adapters are read for its own rows, and launched together with other models' adapters
+  of their kind.
+- `steps` of `run`: rows that decode more than one token before they return (strides).
+- Answers end at `max_tokens` (requests use `ignore_eos`).
+- Plans are trusted: the engine keeps no page tables. It has no clock: `loaded` returns when a load would end.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from runtime.sim.cost.steps import Pricing, StepPiece
 from runtime.sim.models.family import SimulatedFamily
 from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
 
-#: Bytes of a number of what travels: hidden states, and pages as they are.
+#: Bytes of a number by dtype: of hidden states, and of pages.
 _ITEMS = {"float16": 2, "uint8": 1}
 
 
 class Hollow:
-    """Bytes that are not there: only their number."""
+    """A buffer with a size and no bytes."""
 
     __slots__ = ("_size",)
 
@@ -38,14 +37,20 @@ class Hollow:
 
 @dataclass(slots=True)
 class Host:
-    """A server's memory: what was read from its disk stays there. `read`: when each piece is there whole."""
+    """A server's memory, in which everything read from its disk stays.
+
+    `read`: by piece, when all of it is there, in ns.
+    """
 
     server: ServerSpec
     read: dict[str, int] = field(default_factory=dict)
 
     def loaded(self, name: str, nbytes: int, begin: int) -> int:
-        """When a named piece is on one of the devices, if that begins now: whoever comes while it is read waits for the
-        same reading. One that another device will read later, behind its other loads, is read now."""
+        """Return when a piece is on a device if its load starts at `begin`, in ns.
+
+        A load that starts while the piece is read from disk waits for that read. If another device would read it later,
+        after its other loads, it is read now instead.
+        """
         now = begin + self.server.disk.latency + self.server.disk.busy_ns(nbytes)
         there = self.read[name] = min(self.read.get(name, now), now)
         return max(begin, there) + self.server.host.latency + self.server.host.busy_ns(nbytes)
@@ -53,7 +58,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A stage on the device. `array_width`: of its hidden states."""
+    """A stage on the device. `array_width`: width of its hidden states."""
 
     spec: ModelSpec
     pieces: tuple[StepPiece, ...]
@@ -62,11 +67,11 @@ class _Loaded:
 
 
 class SimEngine:
-    """Implements `runtime.chains.StageEngine`.
+    """A simulated device; implements `runtime.chains.StageEngine`.
 
     Args:
-        pricing: of devices like this one, theirs together; one of its own where there is none.
-        right: the part of predictions that are, evenly; by default as many as the paper's.
+        pricing: Shared by devices of one kind; None: one of its own.
+        right: Share of predictions that stand, spread evenly; default: the paper's.
     """
 
     lacks: frozenset[Lack] = frozenset()
@@ -91,7 +96,7 @@ class SimEngine:
         self._stages: dict[str, _Loaded] = {}
         self._held: dict[str, int] = {}
         self._compared = 0
-        #: Of all steps: ns in which no kernel ran.
+        #: Time of all steps in which no kernel ran, in ns.
         self.launching = 0
         self._sizes: dict[str, int] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
@@ -99,8 +104,10 @@ class SimEngine:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def loaded(self, stage: Stage, begin: int) -> int:
-        """When it would be there if loading begins then, in ns: bytes that are not on the device, one piece after the
-        other. Raises NotFound."""
+        """Return when a stage would be loaded if loading starts at `begin`, in ns. Raises NotFound.
+
+        Only bytes that are not on the device are loaded, one piece after the other.
+        """
         for piece in self._pricing.pieces(stage):
             if piece.name not in self._held:
                 begin = self._host.loaded(piece.name, piece.nbytes, begin)
@@ -132,7 +139,7 @@ class SimEngine:
                 del self._held[piece.name], self._sizes[piece.name]
 
     def second_lane(self) -> None:
-        """Whoever runs this says what lanes there are."""
+        """Return None: the simulation defines the lanes."""
 
     def memory(self) -> EngineMemory:
         unshared = sum(piece.nbytes for stage in self._stages.values() for piece in stage.pieces)
@@ -160,7 +167,7 @@ class SimEngine:
         return array
 
     def alike(self, a: Array, b: Array) -> Likeness:
-        """Nothing was computed: predictions are right as often as is said."""
+        """Compare a prediction with its output: nothing was computed, so the share `right` of them stands."""
         self._compared += 1
         right = int(self._compared * self._right + 1e-9) > int((self._compared - 1) * self._right + 1e-9)
         return Likeness(False, 1.0 if right else 0.0)
@@ -180,6 +187,6 @@ def _hollow(dtype: str, shape: tuple[int, int]) -> Array:
 
 
 def hollow_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
-    """Rows [first, last) of arrays of one dtype and width, below each other."""
+    """Concatenate rows [first, last) of arrays of one dtype and width."""
     like = pieces[0][0]
     return _hollow(like.dtype, (sum(last - first for _, first, last in pieces), like.shape[1]))

@@ -1,9 +1,8 @@
-"""Links of a cluster in virtual time: when bytes that leave now are there, and what went over which kind of link.
+"""Simulate the links of a cluster: when bytes sent now arrive, and how much traffic each kind of link carried.
 
-A device's link inside its server, and a server's link to the others in each direction, carry one thing after the other:
-who comes later waits. So bandwidth is shared, and messages from one device to another arrive in the order in which they
-were sent. The scheduler's own
-messages are small: they take their latency and wait for nobody. Knows no clock and no messages.
+A device's link inside its server, and a server's link to other servers in each direction, carry one transfer after the
+other; later ones wait. So bandwidth is shared, and messages from one device to another arrive in the order in which
+they were sent. The scheduler's own messages are small: they take a fixed latency and never wait (`control_ns`).
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from dataclasses import dataclass
 
 from runtime.sim.cost.hardware import ClusterHardware
 
-#: Bytes of a message beside its arrays.
+#: Bytes of a message without its arrays.
 ENVELOPE = 256
 
 
 @dataclass(slots=True)
 class LinkTraffic:
-    """What went over a kind of link: messages, bytes, and how long it took, waiting included, in ns."""
+    """Traffic of one kind of link: messages, bytes, and transfer time with waiting, in ns."""
 
     messages: int = 0
     nbytes: int = 0
@@ -31,7 +30,7 @@ class LinkTraffic:
 
 
 class Network:
-    """`inside`, `between`: traffic inside servers and between them."""
+    """The links of a cluster. `inside`, `between`: traffic inside servers and between them."""
 
     def __init__(self, cluster: ClusterHardware) -> None:
         self._cluster = cluster
@@ -47,7 +46,10 @@ class Network:
         return self._server[device]
 
     def arrival(self, source: str, to: str, nbytes: int, now: int) -> int:
-        """When bytes that device `source` sends to another now are there. Raises KeyError for unknown devices."""
+        """Return when bytes that device `source` sends to device `to` now arrive, in ns.
+
+        Raises KeyError for unknown devices.
+        """
         nbytes += ENVELOPE
         here, there = self._server[source], self._server[to]
         if here == there:

@@ -1,7 +1,4 @@
-"""What a simulation keeps of each device, how often things happen by the clock, and what deciding took.
-
-Knows nothing of how it is driven.
-"""
+"""State of simulated devices, periods of timed events, and the measured cost of scheduling."""
 
 from __future__ import annotations
 
@@ -14,10 +11,18 @@ from runtime.sim.run.engine import SimEngine
 
 @dataclass(slots=True)
 class Node:
-    """One device. `lanes`: of its steps; `due`: their next begin is scheduled; `stepping`: until when a step of each is
-    under way.
-    `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its
-    loader is free."""
+    """One simulated device.
+
+    Fields:
+        weights: Bytes of weights that it may hold.
+        due: Whether the begin of its next step is scheduled.
+        lanes: Lanes of its steps.
+        stepping: By lane, when its running step ends (ns).
+        debt: Time that the lane of stand-ins has taken from the running step of the other lane, in ns.
+        loader_free: When its loader is free (ns).
+        busy: Time in steps, in ns.
+        life: Incarnation of the device; events of earlier ones are dropped.
+    """
 
     agent: Agent
     engine: SimEngine
@@ -35,8 +40,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a
-    device; 0 for none.
+    """Periods of timed events, in ns of virtual time; 0: never.
+
+    Fields:
+        tick: Between two ticks of the scheduler.
+        report: Between two reports of a device.
     """
 
     tick: int = 1_000_000_000
@@ -49,8 +57,13 @@ class Periods:
 
 @dataclass(slots=True)
 class Cost:
-    """What deciding took in real time, outside of the virtual one: calls of the scheduler, and seconds of the processor
-    in them.
+    """Processor time of the scheduler, in real time.
+
+    Fields:
+        calls: Calls of the scheduler.
+        seconds: Time in them.
+        slowest: Time of the slowest call, in seconds.
+        by_event: Calls by type of event.
     """
 
     calls: int = 0

@@ -1,14 +1,14 @@
-"""The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are
-simulated.
+"""Drive the real scheduler and the real agents in virtual time; only engines and links are simulated.
 
     request -> Scheduler.handle --Send--> control latency --> Agent.handle -> BEGIN -> Agent.next_step -> engine's ns
-    engine's ns -> DONE -> Agent.finish_step --> control latency (to the scheduler), or network (bytes, contention) to
-    the next agent
+    engine's ns -> DONE -> Agent.finish_step --> control latency (to the scheduler), or network (bytes, contention)
+    to the next agent
 
-Contract: commands are carried out in order, messages between two parties arrive in the order in which they were
-sent. The same inputs give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled
-when requests are alive and nothing is due. It decides nothing of the schedule; what it measures goes into a
-RunRecorder.
+- Commands are carried out in order; messages between two parties arrive in the order in which they were sent.
+- The same inputs give the same calls in the same order. No event runs inside the one that scheduled it.
+- Stalled is raised if requests are alive and no event is due.
+
+Scheduling is left to the scheduler and the agents; measurements go into a `RunRecorder`.
 """
 
 from __future__ import annotations
@@ -46,23 +46,25 @@ from runtime.sim.run.node import Cost, Node, Periods
 from runtime.types import SequenceRequest
 from zoo.errors import ZooError
 
-#: What agents of the simulator say they are.
+#: Version that simulated agents report.
 VERSION = "simulated"
-#: The digest of bytes that are not there.
+#: Digest of simulated arrays.
 _DIGEST = "0" * 64
 
 
 class Stalled(Exception):
-    """Requests are alive and nothing is due: whoever schedules has forgotten them."""
+    """Requests are alive and no event is due: the scheduler has lost them."""
 
 
 class Simulation:
     """One run.
 
     Args:
-        nodes: devices by name.
-        revive: makes a device anew in the place of one that is gone; None where nothing is replaced.
-        counts: the scheduler's own.
+        nodes: Devices by name.
+        pace: Periods of ticks and reports.
+        revive: Makes a new device in place of a dead one; None: dead devices are not replaced.
+        timed: Whether to measure the scheduler's processor time.
+        counts: Returns the scheduler's counters.
     """
 
     def __init__(
@@ -94,8 +96,12 @@ class Simulation:
         faults: Sequence[tuple[int, str]] = (),
         progress: Callable[[int], None] | None = None,
     ) -> RunRecorder:
-        """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and
-        which.
+        """Run until every request has ended.
+
+        Args:
+            requests: In order of `arrival`.
+            faults: Devices that die: (time in ns, name).
+            progress: Called now and then with the number of requests that have ended since the last call.
         """
         self._coming = iter(requests)
         for name in self.nodes:
@@ -106,7 +112,7 @@ class Simulation:
         if self._pace.tick:
             self.clock.at(self._pace.tick, EventClass.TICK, (self._tick,))
         for place, name in enumerate(self.nodes if self._pace.report else ()):
-            # Not all at once: each device at a place of its own in the period.
+            # Reports of the devices are spread over the period.
             self.clock.at(self._pace.report * (place + 1) // len(self.nodes), EventClass.TICK, (self._report, name))
         self._play(progress)
         return self.ledger
@@ -138,7 +144,7 @@ class Simulation:
         self._handle_at_scheduler(AddRequest(request))
 
     def _handle_at_scheduler(self, event: Message | SchedulerEvent) -> None:
-        """Tell the scheduler, and carry out what it says."""
+        """Pass an event to the scheduler and carry out its commands."""
         now = self.clock.now
         if not self._timed:
             commands = self._scheduler.handle(event, now)
@@ -194,7 +200,7 @@ class Simulation:
         )
 
     def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
-        """What the scheduler said to a device at one moment, in order."""
+        """Deliver the messages that the scheduler sent to a device at one moment, in order."""
         node, now = self.nodes[name], self.clock.now
         if node.alive:
             commands: list[AgentCommand] = []
@@ -248,13 +254,13 @@ class Simulation:
         self.clock.at(there, EventClass.ARRIVED, (self._deliver, to, message, arrays))
 
     def _handle_at_device(self, name: str, life: int, event: Any) -> None:
-        """Something that happened on the device itself, unless it has died since."""
+        """Pass an event of the device itself to its agent, unless the device has died since."""
         node = self.nodes[name]
         if node.alive and node.life == life:
             self._carry_out(name, node, node.agent.handle(event, (), self.clock.now))
 
     def _load(self, name: str, node: Node, stage: Stage) -> None:
-        """One load after the other, beside the steps."""
+        """Load a stage: one load after the other, beside the steps."""
         now, before = self.clock.now, node.engine.memory().weights
         begin = max(now, node.loader_free)
         try:
@@ -282,7 +288,7 @@ class Simulation:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _wake(self, name: str, node: Node) -> None:
-        """A step begins at this moment, behind all else that happens now."""
+        """Schedule the begin of a step at this moment, after all other events of the moment."""
         if not node.due and len(node.stepping) < len(node.lanes):
             node.due = True
             self.clock.at(self.clock.now, EventClass.BEGIN, (self._begin, name, node.life))
@@ -297,8 +303,10 @@ class Simulation:
                 self._step(name, node, lane)
 
     def _step(self, name: str, node: Node, lane: Lane) -> None:
-        """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and
-        is what the step beside them takes longer."""
+        """Start the next step of a lane, if there is one.
+
+        Both lanes share one device: stand-ins run first, and their time is added to the step beside them.
+        """
         now = self.clock.now
         step = node.agent.next_step(now, lane)
         if step is None:
@@ -317,7 +325,7 @@ class Simulation:
         self.clock.at(now + busy, EventClass.DONE, (self._finish, name, node.life, lane, result))
 
     def _resume(self, name: str, life: int) -> None:
-        """What a step was put off for has not come."""
+        """Try a step again that was put off, because the rows it waited for have not come."""
         node = self.nodes[name]
         if node.life == life and node.alive:
             self._wake(name, node)
@@ -336,9 +344,7 @@ class Simulation:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _die(self, name: str) -> None:
-        """The device is gone with all that it held: the scheduler notices after a message's time, and tells the
-        others.
-        """
+        """Kill a device; the scheduler learns of it after the time of a message, and tells the other devices."""
         self.nodes[name].alive = False
         self.clock.at(
             self.clock.now + self.network.control_ns,

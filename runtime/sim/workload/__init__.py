@@ -1,1 +1,1 @@
-"""What a simulated cluster is asked: requests as columns, generators."""
+"""Requests to a simulated cluster: columns and generators."""

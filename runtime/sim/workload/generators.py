@@ -1,13 +1,12 @@
-"""What is asked of a simulated cluster: times, models and lengths, drawn as the papers draw them, or from a trace.
+"""Generate requests to a simulated cluster: times, models and lengths, drawn as in the papers or taken from a trace.
 
-    blockllm     every application's mean rate is uniform; requests per application in proportion to it; each
-                 application a Poisson process
-                 (BlockLLM 7.1). Lengths are S-LoRA's, whose way of generating the paper says it follows: uniform
-                 from 8 to 512 for both.
-    twitter      one Poisson process whose rate goes as people do: a day's wave, its noise, sudden spikes, kept within
-                 [1, 45] per second.
-                 Made like the trace that the paper used, which cannot be had; not that trace.
-    traces       what `runtime.bench.traces` reads, with models laid over
+- `blockllm`: mean rates of applications are uniform, requests of an application are in proportion to its rate, and each
+  application is a Poisson process (BlockLLM 7.1). Lengths are S-LoRA's, which the paper follows: uniform from 8 to 512
+  for both.
+- `twitter`: one Poisson process with a daily wave, noise and sudden spikes, limited to [1, 45] requests per second.
+  Modelled on the trace that the paper used, which is not available.
+- `poisson`: one Poisson process at a constant rate.
+- traces: what `runtime.bench.traces` reads, with models assigned.
 
 A function of settings and seed.
 """
@@ -30,15 +29,15 @@ from zoo.errors import InputError
 
 #: S-LoRA's synthetic workloads.
 SLORA = Lengths("uniform", 8, 512)
-#: The paper's kinds of fine-tunes: four parameter-efficient ones, and full ones. It has Vicuna alone for these, which
-#: is a LLaMA: so one full fine-tune of each LLaMA that is used.
+#: The paper's kinds of fine-tunes: four parameter-efficient ones, and full ones. Its only full one is Vicuna, a
+#: fine-tuned LLaMA: so there is one full fine-tune of each LLaMA here.
 _PE: tuple[Kind, ...] = ("lora", "adapter", "prefix", "bitfit")
 _FOUNDATIONS = ("llama-7b", "llama-13b", "chatglm-6b")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Settings of what is drawn. `longest`: prompt and answer together (BL-31)."""
+    """Settings of generated requests. `longest`: tokens of prompt and answer together (BL-31)."""
 
     count: int = 400
     seconds: float = 1200.0
@@ -52,7 +51,7 @@ class Asked:
 
 
 def paper_apps(count: int = 20, foundations: Sequence[str] = _FOUNDATIONS) -> tuple[App, ...]:
-    """Fine-tunes of the paper's foundations, by turns."""
+    """Return fine-tunes of the paper's foundations, in turns."""
     if not foundations or count < 1:
         raise InputError("applications have a foundation, and there is at least one of them")
     turns = [(foundations[number % len(foundations)], number // len(foundations)) for number in range(count)]
@@ -63,16 +62,14 @@ def paper_apps(count: int = 20, foundations: Sequence[str] = _FOUNDATIONS) -> tu
 
 
 def _kind(foundation: str, turn: int) -> Kind:
-    """Of the foundation's model number `turn`: each PE kind once, the full one, then PE kinds by turns."""
+    """Return the kind of the foundation's model number `turn`: each PE kind once, one full fine-tune, then PE kinds."""
     if not foundation.startswith("llama") or turn < len(_PE):
         return _PE[turn % len(_PE)]
     return "full" if turn == len(_PE) else _PE[(turn - 1) % len(_PE)]
 
 
 def blockllm_demand(models: Sequence[str], asked: Asked, streams: Streams) -> Demand:
-    """Each application's requests as a Poisson process that has had this many of them by the end: uniform times, in
-    order.
-    """
+    """Generate each application's requests as a Poisson process, given its total number: uniform times, in order."""
     weights = streams.named("rates").random(len(models))
     counts = _apportioned(weights / weights.sum(), asked.count)
     model = np.repeat(np.arange(len(models)), counts)
@@ -88,11 +85,11 @@ def twitter_demand(
     most: float = 45.0,
     popularity: Popularity = "uniform",
 ) -> Demand:
-    """As many requests as come within `seconds`, but `count` at most; `least` and `most`: requests per second.
+    """Generate the requests that arrive within `seconds`, at most `count`.
 
-    Every second's rate is the wave (from a quarter to the whole of half the most, in a day that `seconds` last) times
-    noise that remembers (a minute's), and a spike of three to six times that begins every few minutes and dies within
-    seconds.
+    `least`, `most`: limits of the rate per second. The rate of each second is a wave times noise times spikes. The wave
+    goes from a quarter of `most / 2` to all of it, in a day that lasts `seconds`. The noise is correlated over about a
+    minute. A spike, three to six times the rate, begins every few minutes and decays within seconds.
     """
     rng = streams.named("arrivals")
     seconds = np.arange(int(np.ceil(asked.seconds)))
@@ -105,7 +102,7 @@ def twitter_demand(
 
 
 def poisson_demand(models: Sequence[str], asked: Asked, streams: Streams, popularity: Popularity = "uniform") -> Demand:
-    """`count` requests at one rate, `count / seconds`."""
+    """Generate `count` requests at a constant rate of `count / seconds`."""
     gaps = streams.named("arrivals").exponential(asked.seconds / asked.count, asked.count)
     chosen = np.array(assign(popularity, len(models), asked.count, 1.0, streams.named("models")), dtype=np.int64)
     return _drawn(models, np.cumsum(gaps), chosen, asked, streams)
@@ -114,7 +111,7 @@ def poisson_demand(models: Sequence[str], asked: Asked, streams: Streams, popula
 def trace_demand(
     models: Sequence[str], rows: Sequence[TraceRow], asked: Asked, streams: Streams, popularity: Popularity
 ) -> Demand:
-    """A trace's times and lengths; where it has none, Poisson times and drawn lengths."""
+    """Return a trace's times and lengths; missing ones are Poisson times and drawn lengths."""
     chosen = np.array(assign(popularity, len(models), len(rows), 1.0, streams.named("models")), dtype=np.int64)
     drawn = np.cumsum(streams.named("arrivals").exponential(asked.seconds / len(rows), len(rows)))
     at = np.array([time if row.at is None else row.at for row, time in zip(rows, drawn, strict=True)])
@@ -145,7 +142,7 @@ def _demand(
     answers: Sequence[int],
     longest: int,
 ) -> Demand:
-    """In the order of time; prompts and then answers cut to what may be asked."""
+    """Sort by time, and cut prompts and then answers to the longest length."""
     order = np.argsort(at, kind="stable")
     prompt = np.minimum(np.array(prompts, dtype=np.int64), longest - 1)
     answer = np.minimum(np.array(answers, dtype=np.int64), longest - prompt)
@@ -155,7 +152,7 @@ def _demand(
 
 
 def _apportioned(shares: NDArray[np.float64], count: int) -> Numbers:
-    """Whole numbers in proportion, `count` together: the largest remainders get what is left."""
+    """Return integers in proportion to shares, `count` in total; the largest remainders get the rest."""
     exact = shares * count
     counts = np.floor(exact).astype(np.int64)
     most = np.argsort(counts - exact, kind="stable")[: count - int(counts.sum())]
@@ -164,7 +161,7 @@ def _apportioned(shares: NDArray[np.float64], count: int) -> Numbers:
 
 
 def _noise(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Around 1, each second near the last one's."""
+    """Return noise around 1, correlated from second to second."""
     keep = np.exp(-1 / 60)
     drawn = rng.normal(0.0, 0.25 * np.sqrt(1 - keep**2), count)
     level = np.empty(count)

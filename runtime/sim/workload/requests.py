@@ -1,8 +1,7 @@
-"""Requests to a simulated cluster as columns, and as a file: one JSON line each, with the time in ns, the model and
-both lengths.
+"""Requests to a simulated cluster as columns, and as a file with one JSON line each: time in ns, model, both lengths.
 
-Prompts are numbers without meaning; no two have the same beginning, so that nothing is shared by accident. Knows not
-how they came about.
+Prompts are numbers without meaning. Their first tokens differ within any 30,000 requests in a row, so that prefixes are
+not shared by accident.
 """
 
 from __future__ import annotations
@@ -21,18 +20,22 @@ from runtime.types import SamplingParams, SequenceRequest
 from zoo.errors import InputError
 
 SECOND = 10**9
-#: A prompt's first number is below this: every vocabulary is larger.
+#: The first token of a prompt is below this; every vocabulary is larger.
 _NUMBERS = 30_000
 _MOST_LINE = 1 << 16
-#: Requests whose columns are numbers of Python's at once.
+#: Number of requests converted to Python numbers at a time.
 _AT_ONCE = 1 << 14
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests in the order of time, as columns. `at`: ns from the begin; `model`: numbers of `models`; `prompt`,
-    `answer`: tokens.
+    """Requests in the order of time, as columns.
+
+    Fields:
+        at: ns since the start.
+        model: Index in `models`.
+        prompt, answer: Tokens.
     """
 
     models: tuple[str, ...]
@@ -46,11 +49,11 @@ class Demand:
 
     @property
     def seconds(self) -> float:
-        """Until the last request comes."""
+        """Time until the last request arrives."""
         return float(self.at[-1]) / SECOND if len(self.at) else 0.0
 
     def requests(self, adaptive: bool = False) -> Iterator[SequenceRequest]:
-        """One by one, so that a million of them need not be there at once."""
+        """Yield the requests one by one, so that a million of them need not be in memory at once."""
         columns = self.at, self.model, self.prompt, self.answer
         for first in range(0, len(self), _AT_ONCE):
             some = (column[first : first + _AT_ONCE].tolist() for column in columns)
@@ -62,14 +65,14 @@ class Demand:
                 )
 
     def faster(self, factor: float) -> Demand:
-        """The same requests, so many times as fast. Raises InputError."""
+        """Return the same requests, arriving so many times as fast. Raises InputError."""
         if not 0 < factor < 1e9:
             raise InputError("a demand is made faster by a positive factor")
         return Demand(self.models, np.rint(self.at / factor).astype(np.int64), self.model, self.prompt, self.answer)
 
 
 def write_demand(demand: Demand, path: Path) -> None:
-    """One JSON line per request. The same demand gives the same bytes."""
+    """Write one JSON line per request. The same demand gives the same bytes."""
     with path.open("w", encoding="utf-8") as file:
         for at, model, prompt, answer in zip(
             demand.at.tolist(), demand.model.tolist(), demand.prompt.tolist(), demand.answer.tolist(), strict=True
@@ -79,7 +82,7 @@ def write_demand(demand: Demand, path: Path) -> None:
 
 
 def read_demand(path: Path, most: int = 10_000_000) -> Demand:
-    """What `write_demand` wrote. Raises InputError with the number of the line that is none."""
+    """Read what `write_demand` wrote. Raises InputError with the number of an invalid line."""
     rows: list[tuple[int, int, int, int]] = []
     models: dict[str, int] = {}
     try:

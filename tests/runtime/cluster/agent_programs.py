@@ -1,4 +1,4 @@
-"""Agents for tests: the real loop and relay with engines that count, in threads or in processes, and a scheduler's end
+"""Agents for tests: the real loop and agent with engines that count, in threads or in processes, and a scheduler's end
 of their links.
 """
 

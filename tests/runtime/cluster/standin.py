@@ -34,13 +34,13 @@ class StandIn:
     def offer(self, peer: str) -> None:
         self.offered.append(peer)
 
-    def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+    def handle_rendezvous(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
         self.heard.append((peer, outgoing, key, value))
 
-    def over(self, peer: str, outgoing: bool, reason: str) -> None:
+    def handle_close(self, peer: str, outgoing: bool, reason: str) -> None:
         self.ended.append((peer, outgoing, reason))
 
-    def said(self) -> list[PeerNotice]:
+    def drain_notices(self) -> list[PeerNotice]:
         out, self.to_say = self.to_say, []
         return out
 
@@ -61,11 +61,11 @@ class StandIn:
         """Let it come, or not."""
         self.arrived.append(ArrivedTensor(peer, ticket, tuple(arrays), error))
 
-    def came(self) -> list[ArrivedTensor]:
+    def drain_arrivals(self) -> list[ArrivedTensor]:
         out, self.arrived = self.arrived, []
         return out
 
-    def forget(self, peer: str) -> None:
+    def remove_peer(self, peer: str) -> None:
         self.forgotten.append(peer)
 
     def state(self) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from runtime.chains import Array, Stage, StageEngine
 from runtime.kv.pages import Group, PageBook
+from runtime.scheduler.decode.batch_numbers import BatchNumbers
 from runtime.types import Opened, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest, StepPlan
 
 
@@ -24,6 +25,7 @@ class Place:
     book: PageBook = field(init=False)
     step: int = 0
     released: list[str] = field(default_factory=list)
+    numbers: BatchNumbers = field(default_factory=BatchNumbers)
 
     def __post_init__(self) -> None:
         self.book = PageBook(self.engine.page_capacity)
@@ -148,7 +150,8 @@ class Carrier:
             if hop:
                 inputs[one.named(hop)] = carried.pop(seq)
         released, place.released = tuple(place.released), []
-        result = place.engine.run(StepPlan(place.step, tuple(made), tuple(opened), released), inputs)
+        plan = StepPlan(place.step, tuple(made), tuple(opened), released, batch=self._number(place, made, by_name))
+        result = place.engine.run(plan, inputs)
         for sampled in result.result.sampled:
             one = self.seqs[by_name[sampled.seq]]
             one.sampled.append(sampled)
@@ -162,6 +165,15 @@ class Carrier:
                 del at[seq]
             else:
                 carried[seq] = result.outputs[name]
+
+    def _number(self, place: Place, rows: Sequence[Row], by_name: Mapping[str, str]) -> int:
+        """As a scheduler numbers its batches; here each hop of a device has its own."""
+        columns = [
+            (row.seq, id(self.seqs[by_name[row.seq]]), row.start, len(row.tokens), row.sample, row.generated)
+            for row in rows
+        ]
+        seqs, epochs, starts, counts, sample, generated = zip(*columns, strict=True)
+        return place.numbers.number("", seqs, epochs, starts, counts, sample, generated, (1,) * len(rows))
 
     def _row(self, place: Place, one: Hopping, hop: int, tokens: Sequence[int]) -> Row:
         name, stage = one.named(hop), one.hops[hop][1]

@@ -172,7 +172,7 @@ class VirtualCluster:
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
-        """What is held is held by cached prefixes, in the scheduler's ledger as in the agents' books; when they go, nothing
+        """Cached prefixes hold all pages that are held, in the scheduler's accounting and the agents' books; then nothing
         is.
         """
         for node in self.living():

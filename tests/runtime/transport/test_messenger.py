@@ -177,7 +177,7 @@ def raw(messenger: Messenger, who: bytes) -> zmq.Socket[bytes]:
         ([struct.pack("<4sHxxQ", b"BZoo", PROTOCOL + 1, 0) + b"?"], f"it speaks protocol {PROTOCOL + 1}"),
         ([bytes(encode(0, Heartbeat(1))[0])[:-1] + b"\xc1"], "cannot be read"),
         (encode(5, Heartbeat(1)), "number 5 came where 0 was due"),
-        (encode(0, ROW, (STATE,), ForwardRowsDelta()), "it goes on from a message that never came"),
+        (encode(0, ROW, (STATE,), ForwardRowsDelta(0)), "it goes on from a message that never came"),
         (encode(0, AgentStats("b", 0, 0, 0, 0, 0, ())), "it is said in another's name"),
         (encode(0, PageRequest(1, "s", 1, (0, 1), 0, 4, "b")), "it is said in another's name"),
     ],
@@ -203,16 +203,17 @@ def test_who_sends_nonsense_is_told_why_and_not_heard_again(
 def test_decode_steps_are_heard_in_full_and_their_arrays_are_checked(made: Callable[..., Messenger]) -> None:
     agent = made("b")
     socket = raw(agent, b"a/0/main")
-    socket.send_multipart(encode(0, ROW, (STATE,)))
-    socket.send_multipart(encode(1, ROW, (STATE,), ForwardRowsDelta()))
-    socket.send_multipart(encode(2, ROW, (STATE,), ForwardRowsDelta()))
+    row = replace(ROW, batch=1)
+    socket.send_multipart(encode(0, row, (STATE,)))
+    socket.send_multipart(encode(1, row, (STATE,), ForwardRowsDelta(0)))
+    socket.send_multipart(encode(2, row, (STATE,), ForwardRowsDelta(0)))
     mails = taken(agent, 3)
     assert [item.message for item in mails if isinstance(item, Envelope)] == [
-        ROW,
-        *(replace(ROW, starts=(4 + n,), generated=(2 + n,)) for n in (1, 2)),
+        row,
+        *(replace(row, starts=(4 + n,), generated=(2 + n,)) for n in (1, 2)),
     ]
     two = ForwardRows(("s", "t"), (1, 1), (1, 1), (4, 4), (1, 1), (True, True), (2, 2))
-    socket.send_multipart(encode(3, two, (Array("float32", (2, 2), bytes(16)),), ForwardRowsDelta()))
+    socket.send_multipart(encode(3, two, (Array("float32", (2, 2), bytes(16)),), ForwardRowsDelta(0)))
     (cut,) = taken(agent, 1)
     assert isinstance(cut, PeerCut) and "disagree" in cut.reason, "hidden states of two rows, where there is one"
     socket.close()

@@ -29,7 +29,7 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 @dataclass
 class Steps:
-    """A relay's part: so many steps for each lane; what it was told, and by which threads."""
+    """A agent's part: so many steps for each lane; what it was told, and by which threads."""
 
     left: dict[Lane, int]
     told: list[tuple[str, Lane]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""One agent's loop with the real relay: sequences over one and two agents, pages that travel, faults, forgeries, ends
+"""One agent's loop with the real agent: sequences over one and two agents, pages that travel, faults, forgeries, ends
 of all kinds.
 """
 

@@ -29,12 +29,12 @@ def carriers(family, count: int) -> tuple[Carrier, Carrier]:
     """One whose engines go on from step to step, and one whose engines make every step anew."""
     made = Carrier(*engines(family, count, kernels="native")), Carrier(*engines(family, count, kernels="native"))
     for place in made[1].places:
-        place.engine._again = None
+        place.engine._decode_reuse = None
     return made
 
 
 def followed(carrier: Carrier) -> list[int]:
-    return [place.engine._again.followed for place in carrier.places]
+    return [place.engine._decode_reuse.followed for place in carrier.places]
 
 
 def sampled(carrier: Carrier):

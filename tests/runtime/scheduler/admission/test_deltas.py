@@ -132,6 +132,7 @@ def test_by_accuracy_the_delta_is_taken_only_where_the_model_itself_takes_too_lo
 def test_a_composed_variant_is_weighed_beside_the_delta() -> None:
     composed = replace(variant_of(FINE, COMPOSED), of="fine#1")
     measured = (EXACT, DELTA)
+    assert taken(cluster_of(*measured, variants=(composed,)), base=3) == "near", "nothing is known of the variant"
     for seconds, served in ((0.5, "fine~v"), (1.2, None)):
         table = replace(profile("", seconds, 0.1), block=composed.chain.version)
         assert taken(cluster_of(*measured, table, variants=(composed,))) == served

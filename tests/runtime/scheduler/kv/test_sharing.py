@@ -183,7 +183,7 @@ def test_without_room_there_it_goes_elsewhere() -> None:
     cluster.expect()
 
 
-# -- cached prefixes ------------------------------------------------------------------------------------------------------------
+# -- cached prefixes ------------------------------------------------------------------------------------
 
 
 def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempted() -> None:

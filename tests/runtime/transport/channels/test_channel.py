@@ -43,7 +43,7 @@ class Full(ZmqChannel):
         self.asked += 1
         return False
 
-    def take(self) -> Iterator[tuple[bytes, list[memoryview]]]:
+    def receive(self) -> Iterator[tuple[bytes, list[memoryview]]]:
         yield from ()
 
     def close(self, linger_ms: int) -> None:
@@ -57,7 +57,7 @@ class Brings(Full):
         super().__init__()
         self.lots: list[tuple[bytes, list[memoryview]]] = []
 
-    def take(self) -> Iterator[tuple[bytes, list[memoryview]]]:
+    def receive(self) -> Iterator[tuple[bytes, list[memoryview]]]:
         lots, self.lots = self.lots, []
         yield from lots
 
@@ -162,7 +162,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[SeqpacketSocket
     assert not receiver.late
     now[0] = 11.0
     assert receiver.late
-    assert [bytes(frames[0]) for _, frames in receiver.take()] == [bytes(message(number)[0]) for number in (2, 3)]
+    assert [bytes(frames[0]) for _, frames in receiver.receive()] == [bytes(message(number)[0]) for number in (2, 3)]
     assert not receiver.late
 
 

@@ -1,9 +1,10 @@
-"""Steps that are made ahead, while a device waits, are those that would have been made anyway."""
+"""A persistent batch takes the very steps that its rows would take one by one, whether or not they are prepared."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,7 @@ from runtime.chains import Array, Stacked, StageResult
 from runtime.config import AgentConfig, ClusterConfig
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import CloseSequences, RunRows
+from runtime.messages import CloseSequences, ForwardRows, RunRows
 from runtime.types import StepPlan, StepResult
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -34,11 +35,20 @@ class Logged(IntegerEngine):
         self._log = log
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        self._log.append((self.device, plan, {name: bytes(array.data) for name, array in inputs.items()}))
+        self._log.append(
+            (self.device, replace(plan, batch=0), {name: bytes(array.data) for name, array in inputs.items()})
+        )
         return super().run(plan, inputs)
 
 
-def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
+class Unnumbered:
+    """In place of `BatchNumbers`: no batch is persistent."""
+
+    def number(self, *columns: Any) -> int:
+        return 0
+
+
+def logged(seed: int, prepares: bool, numbered: bool = True) -> tuple[VirtualCluster, list[Any]]:
     """A random schedule: requests that come and go, are aborted, moved and wait for pages; and its steps."""
     rng, log = random.Random(seed), list[Any]()
     pages, devices = rng.choice((14, 24, 80)), rng.choice((2, 3))
@@ -47,6 +57,8 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
         latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placement="partition"),
         relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, page_timeout_ms=rng.choice((20, 2000))),
     )  # fmt: skip
+    if not numbered:
+        cluster.scheduler._state.out._numbers = Unnumbered()  # type: ignore[assignment]
     for number in range(rng.randrange(2, 7)):
         prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
         cluster.ask(
@@ -64,12 +76,14 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
 @given(st.integers(0, 1 << 20))
 @settings(max_examples=40, deadline=None)
 def test_steps_are_the_same_as_without(seed: int) -> None:
-    (with_, steps), (without, expected) = logged(seed, True), logged(seed, False)
-    assert steps == expected
-    assert {seq: told.tokens for seq, told in with_.told.items()} == {
-        seq: told.tokens for seq, told in without.told.items()
-    }
-    assert not any(node.agent.prefetcher for node in without.living())
+    (one, steps), (two, unprepared) = logged(seed, True), logged(seed, False)
+    without, expected = logged(seed, False, numbered=False)
+    assert steps == expected and unprepared == expected
+    for each in (one, two):
+        assert {seq: told.tokens for seq, told in each.told.items()} == {
+            seq: told.tokens for seq, told in without.told.items()
+        }
+    assert not any(node.agent.reused_steps for node in without.living())
 
 
 def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
@@ -81,18 +95,18 @@ def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
     return cluster
 
 
-def test_most_steps_of_a_steady_batch_are_made_ahead_though_rows_need_pages() -> None:
+def test_most_steps_of_a_steady_batch_reuse_the_last_one_though_rows_need_pages() -> None:
     cluster = steady()
     cluster.run()
     cluster.expect()
-    taken = {node.name: (node.agent.prefetcher, node.agent.report().steps) for node in cluster.living()}
-    assert len(taken) == 3 and all(prefetcher > 0.7 * steps for prefetcher, steps in taken.values()), taken
+    taken = {node.name: (node.agent.reused_steps, node.agent.report().steps) for node in cluster.living()}
+    assert len(taken) == 3 and all(reused > 0.7 * steps for reused, steps in taken.values()), taken
 
 
-def waiting_relay(place: int) -> Agent:
+def waiting_agent(place: int) -> Agent:
     """A device of a steady batch, between two steps."""
     cluster = steady()
-    while min((node.agent.prefetcher for node in cluster.living()), default=0) < 5:
+    while min((node.agent.reused_steps for node in cluster.living()), default=0) < 5:
         cluster.run_one()
     agent = next(node.agent for node in cluster.living() if node.name == f"d{place}")
     while agent.busy:
@@ -100,21 +114,24 @@ def waiting_relay(place: int) -> Agent:
     return agent
 
 
-def heard(agent: Agent) -> Any:
-    """The message that it expects; tokens, which it does not know, are 7, 8 and so on."""
-    (expected,) = agent._prefetcher._made.values()
-    brings = expected.brings
-    return (
-        msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs))))
-        if isinstance(brings, RunRows)
-        else brings
-    )
+def following(agent: Agent) -> Any:
+    """The message that continues the agent's batch, with tokens 7, 8 and so on."""
+    agent.prepare()
+    (batch,) = agent._batches._batches.values()
+    rows, ones = batch.rows, (1,) * len(batch.rows)
+    starts, generated = tuple(row.start for row in rows), tuple(row.generated for row in rows)
+    sample = tuple(row.sample for row in rows)
+    if rows[0].hop == 0:
+        tokens = tuple(range(7, 7 + len(rows)))
+        return RunRows(batch.seqs, batch.epochs, starts, ones, tokens, sample, generated, ones, batch=batch.number)
+    hops = tuple(row.hop for row in rows)
+    return ForwardRows(batch.seqs, batch.epochs, hops, starts, ones, sample, generated, batch=batch.number)
 
 
 def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
     """A message with every column changed."""
     return msgspec.structs.replace(
-        message, **{name: change(getattr(message, name)) for name in message.__struct_fields__}
+        message, **{name: change(getattr(message, name)) for name in message.__struct_fields__ if name != "batch"}
     )
 
 
@@ -125,16 +142,14 @@ def hidden(count: int) -> Array:
 @pytest.mark.parametrize(
     ("what", "place"),
     [
-        *product(["expected", "shifted", "fewer", "again", "closed", "joined"], [0, 2]),
+        *product(["expected", "shifted", "fewer", "again", "closed", "joined", "unnumbered"], [0, 2]),
         ("apart", 2),
-        ("strides", 0),
     ],
 )
-def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
-    """The rows that are not as expected run, or do not, as they do where nothing is made ahead."""
-    agent = waiting_relay(place)
-    agent.prepare()
-    message, before = heard(agent), agent.prefetcher
+def test_a_message_that_does_not_continue_its_batch_goes_the_usual_way(what: str, place: int) -> None:
+    """Its rows run, or do not, as they do where no batch is kept: a number alone is not believed."""
+    agent = waiting_agent(place)
+    message, before = following(agent), agent.reused_steps
     count = len(message.seqs)
     arrays, runs = [] if place == 0 else [hidden(count)], set(message.seqs)
     if what == "shifted":
@@ -146,8 +161,8 @@ def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
         message = msgspec.structs.replace(message, starts=tuple(start - 1 for start in message.starts))
     elif what == "apart":
         arrays = [hidden(1) for _ in range(count)]
-    elif what == "strides":
-        message = msgspec.structs.replace(message, steps=(2,) * count)
+    elif what == "unnumbered":
+        message = msgspec.structs.replace(message, batch=0)
     elif what == "closed":
         agent.handle(CloseSequences((message.seqs[1],), (message.epochs[1],)), (), 0)
         runs.discard(message.seqs[1])
@@ -155,7 +170,7 @@ def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
     if what == "joined":
         agent.handle(columns(message, lambda column: column[:1]), [] if place == 0 else [hidden(1)], 1)
     step = agent.next_step(2)
-    assert step is not None and agent.prefetcher == before + (what == "expected")
+    assert step is not None and agent.reused_steps == before + (what == "expected")
     assert {row.seq.split("#")[0] for row in step.plan.rows} == runs
     assert len(step.plan.rows) == len(runs)
     starts = dict(zip(message.seqs, message.starts, strict=True))
@@ -174,11 +189,11 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
             (
                 node
                 for node in cluster.living()
-                if node.agent.prefetcher > 3 and node.agent._prefetcher._runs is not None
+                if node.agent.reused_steps > 3 and node.agent._batches._running is not None
             ),
             None,
         )
-        if middle is not None and middle.agent._prefetcher._runs.onward is None:
+        if middle is not None and middle.agent._batches._running.onward is None:
             middle = None
     agent = middle.agent
     plan, rows = agent._steps.oldest_step("all")
