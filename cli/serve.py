@@ -89,7 +89,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
             say("warning: no API key is set, and the server can be reached from other machines")
-        trace = _open_trace(settings.trace, stack)
+        trace = _open_trace(options.trace, stack)
         sink = _open_spans(options.otlp_traces_endpoint, trace, stack)
         settled = options.settled()
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor ({settled.backend})")

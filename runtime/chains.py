@@ -1,14 +1,12 @@
-"""The vocabulary of chains that run on several devices: blocks, chains, stages, paths, and the engine that runs
-parts of chains.
+"""Define chains that run on several devices: blocks, chains, stages, paths, and the interface of stage engines.
 
-    Chain      a model's blocks in order; each is a run [lo, hi) of its components
-    Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between
-               (BL-15)
-    Path       who runs a sequence: one Hop per change of device, in order
+    Chain      a model's blocks in order; each block is a run [lo, hi) of the model's components
+    Stage      components [lo, hi) of one model on one device: consecutive blocks without a hop between them (BL-15)
+    Path       the hops that a sequence passes, one per change of device, in order
 
-Weights are shared below this: two stages of two models on one device hold what they have in common once
-(`engine.models.components`), and their rows run together. Knows nothing of devices' states, of tensors or of
-transports; an `Array` is opaque to whoever decides.
+Weights are shared below this level: two stages of two models on one device hold their common tensors once
+(`engine.models.components`), and their rows run in one batch. This module does not depend on device states, tensors or
+transports. An `Array` is opaque to scheduler and agents.
 """
 
 from __future__ import annotations
@@ -23,15 +21,16 @@ import msgspec
 
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
 
-#: Between a model's name and the first digits of a version of it, in names that engines load by; and how many digits.
+#: Name under which engines load one version of a model: `model#` and the first 16 digits of the version.
 _PINNED = re.compile(r"(?P<model>.+)#(?P<version>[0-9a-f]{16})", re.DOTALL)
 _STAGE = re.compile(r"(?P<model>.+)\[(?P<lo>[0-9]{1,9}):(?P<hi>[0-9]{1,9})\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelKey:
-    """A model, and the first digits of one version of it; none for the model as it stands. As text:
-    `model#0123456789abcdef`.
+    """Name a model, and optionally one version of it by its first digits. As text: `model#0123456789abcdef`.
+
+    An empty version is the model's current one.
     """
 
     model: str
@@ -43,15 +42,17 @@ class ModelKey:
 
     @classmethod
     def parse(cls, text: str) -> ModelKey:
-        """From the text of one; any other name is that of a model without a version."""
+        """Parse the text form. A name that does not match it is a model without a version."""
         found = _PINNED.fullmatch(text)
         return cls(text) if found is None else cls(found["model"], found["version"])
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
-    """Components [lo, hi) of a model, as `Chain.loaded_as` names it. The first of a chain starts at the embedding, the
-    last ends behind the head."""
+    """Name components [lo, hi) of a model, where `model` is `Chain.loaded_as`.
+
+    The first stage of a chain begins with the embedding, the last ends with the head.
+    """
 
     model: str
     lo: int
@@ -59,12 +60,12 @@ class Stage:
 
     @property
     def id(self) -> str:
-        """Its name on a device, as `ModelSpec.name` and `Row.model` carry it."""
+        """Return its name on a device, as used in `ModelSpec.name` and `Row.model`."""
         return f"{self.model}[{self.lo}:{self.hi}]"
 
     @classmethod
     def parse(cls, text: str) -> Stage:
-        """From its id. Raises ValueError for what is none."""
+        """Parse an id. Raises ValueError if it is malformed."""
         found = _STAGE.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not the id of a stage, model[first:end]")
@@ -72,16 +73,18 @@ class Stage:
 
     @property
     def key(self) -> ModelKey:
-        """The model and the version that it is of."""
+        """Return the model and version that the stage belongs to."""
         return ModelKey.parse(self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block as the scheduler sees it: what is placed, scaled and moved. `id`: over the digests of its components
-    without adapters.
+    """Describe a block to the scheduler, which places, scales and moves it.
 
-    `nbytes`: its weights, each distinct tensor once. `kv_layers`: attention layers in it.
+    Fields:
+        id: Digest over the digests of its components, without adapters.
+        nbytes: Bytes of weights, each distinct tensor counted once.
+        kv_layers: Attention layers in it.
     """
 
     id: str
@@ -91,9 +94,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A block in a chain: components [lo, hi). `domain`: the KV domain of its pages there (UN-15): weights, adapters
-    and stitches of it and of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it.
-    `input_bytes`: of the hidden states that a token comes into it with; 0 where it begins the chain.
+    """Describe a block's place in a chain: components [lo, hi).
+
+    Fields:
+        domain: KV domain of its pages there (UN-15): the weights, adapters and stitches of it and of everything before
+            it, dtype and positions.
+        adapter_bytes: Bytes that this model's adapters add to it.
+        input_bytes: Bytes of the hidden states that enter it per token; 0 for the first block.
     """
 
     block: str
@@ -107,8 +114,12 @@ class BlockUse:
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """Name the full fine-tune `of` which a model is a low-rank delta, and how alike the answers of the two are, in
-    [0, 1]."""
+    """Relate a low-rank delta to the full fine-tune that it rewrites.
+
+    Fields:
+        of: Name of the fine-tune.
+        score: Similarity of the answers of the two in [0, 1].
+    """
 
     of: str
     score: float
@@ -116,12 +127,16 @@ class Rewriting:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks
-    together.
+    """Describe one version of a model as a list of blocks.
 
-    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09).
-    `source`: under which name engines find this very version, the model's own if it is empty; two versions of a model
-    that are there at once have two. `rewriting`: set where the model may answer for the one that it rewrites.
+    Fields:
+        spec: Spec of the whole model; `kv_layers` is the sum over all blocks.
+        version: Digest over the components in order, adapters included. A sequence keeps the version that it started
+            with (UN-09).
+        uses: The blocks in order.
+        source: Name under which engines load this version; empty for the model's name. Two versions loaded at the same
+            time have different names.
+        rewriting: Set if the model is a low-rank delta that may serve requests for the model that it rewrites.
     """
 
     spec: ModelSpec
@@ -136,32 +151,34 @@ class Chain:
 
     @property
     def loaded_as(self) -> str:
-        """What devices know it by: in stages, in what they open, and in what they move."""
+        """Return the name under which devices load it, used in stages, opened sequences and migrations."""
         return self.source or self.spec.name
 
     @property
     def length(self) -> int:
-        """Components in all."""
+        """Return the number of components."""
         return self.uses[-1].hi
 
     def stage(self, lo: int, hi: int) -> Stage:
-        """Components [lo, hi) of it, as a device loads them."""
+        """Return components [lo, hi) as a stage."""
         return Stage(self.loaded_as, lo, hi)
 
     def blocks(self, lo: int, hi: int) -> frozenset[str]:
-        """Those that lie in components [lo, hi) of it."""
+        """Return the blocks that lie within components [lo, hi)."""
         return frozenset(use.block for use in self.uses if lo <= use.lo and use.hi <= hi)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A chain that may stand in for another one, where a request allows it (BL-20): some of its blocks are others,
-    equivalent or stitched, or it is a low-rank delta of it.
+    """Describe a chain that may serve requests for another one, if they allow it (BL-20). Some of its blocks differ.
 
-    It has KV domains of its own. Its `spec` is named as that of the chain that it stands for; a delta is a model that
-    is served itself, and keeps its name. `name`: what answers say in `served_by`.
-    `of`: the version that it stands for. `score`: how alike its answers are, in [0, 1], measured or estimated by
-    whoever made it.
+    It has its own KV domains; its `spec` has the name of the chain that it replaces. A low-rank delta keeps its own
+    name, because it is a served model itself.
+
+    Fields:
+        name: Name reported to clients as `served_by`.
+        of: Version of the chain that it replaces.
+        score: Similarity of its answers in [0, 1], measured or estimated when the variant was made.
     """
 
     name: str
@@ -173,8 +190,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Blocks of a chain back to back on one device: components [lo, hi), which have attention layers [first, last) of
-    the chain's.
+    """Describe consecutive blocks of a chain on one device: components [lo, hi).
+
+    Fields:
+        layers: The attention layers [first, last) of the chain in these components.
     """
 
     device: str
@@ -186,13 +205,14 @@ class Hop:
         return self.layers[0] <= layers[0] and layers[1] <= self.layers[1]
 
 
-#: Who runs a sequence, first hop first; neighbours are on different devices.
+#: The hops of a sequence in order; consecutive hops are on different devices.
 Path = tuple[Hop, ...]
 
 
 def path_of(chain: Chain, devices: Sequence[str]) -> Path:
-    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for too
-    few or too many.
+    """Build the path of a chain from the device of each block; neighbouring blocks on one device form one hop (BL-15).
+
+    Raises ValueError if there is not exactly one device per block.
     """
     if len(devices) != len(chain.uses):
         raise ValueError(f"{chain.model} has {len(chain.uses)} blocks, not {len(devices)}")
@@ -209,16 +229,18 @@ def path_of(chain: Chain, devices: Sequence[str]) -> Path:
 
 
 def devices_of(chain: Chain, path: Path) -> tuple[str, ...]:
-    """The device of each block of a chain along a path."""
+    """Return the device of each block of a chain along a path."""
     return tuple(next(hop.device for hop in path if hop.lo <= use.lo and use.hi <= hop.hi) for use in chain.uses)
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """A model that is another one but for components [lo, hi) of it, in whose place it has cheaper ones, [lo, lo +
-    count) (BL-10).
+    """Describe a model that differs from another one in components [lo, hi) only, where it has cheaper ones (BL-10).
 
-    `nbytes`: of weights that the other one does not have.
+    Fields:
+        lo, hi: The components of the original that are replaced.
+        count: Number of components that replace them, [lo, lo + count).
+        nbytes: Bytes of weights that the original does not have.
     """
 
     model: str
@@ -228,7 +250,7 @@ class Surrogate:
     nbytes: int = 0
 
     def stage(self, hop: Hop) -> Stage | None:
-        """A hop with the cheaper components in it; None if it does not have all that they stand for."""
+        """Return the stage that can replace a hop, or None if the hop does not contain all replaced components."""
         if not (hop.lo <= self.lo and self.hi <= hop.hi):
             return None
         return Stage(self.model, hop.lo, hop.hi - (self.hi - self.lo) + self.count)
@@ -236,10 +258,12 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True)
 class RunAhead:
-    """One hop of a sequence's path is predicted (BL-25): `stage` runs before the hop's own.
+    """Describe the hop of a sequence's path that is predicted (BL-25): `stage` runs ahead of the hop's own stage.
 
-    `threshold`: the cosine with the hop's own output, of every token, at which a prediction stands; None: only if all
-    bits are the same.
+    Fields:
+        hop: Index of the hop in the path.
+        threshold: Least cosine, over all tokens, between predicted and real output for a prediction to be accepted;
+            None: only bit-identical output is accepted.
     """
 
     hop: int
@@ -248,11 +272,10 @@ class RunAhead:
 
 
 class Array(msgspec.Struct, frozen=True, gc=False):
-    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports
-    look into it.
+    """Hold an array on its way between devices.
 
-    Where arrays go directly from device to device it is a flat tensor of uint8 on its device, of which `len` and slices
-    mean the same.
+    `data` is bytes-like in the machine's byte order; only engines and transports read it. On a direct link it is a flat
+    uint8 tensor on its device, for which `len` and slicing mean the same.
     """
 
     dtype: str
@@ -261,16 +284,18 @@ class Array(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stacked(Mapping[str, Array]):
-    """Hidden states of several rows in one array [tokens, width], back to back, by row's name: cut only for who asks
-    for one of them.
+    """Map row names to hidden states that are stored back to back in one array [tokens, width].
 
-    `counts`: tokens of each row; None: one each.
+    A row's array is sliced from it only on access.
     """
 
     __slots__ = ("_at", "counts", "names", "whole")
 
     def __init__(self, names: Sequence[str], whole: Array, counts: Sequence[int] | None = None) -> None:
-        """Raises ValueError if the array has more or fewer tokens."""
+        """Store `counts[i]` tokens per row (None: one each).
+
+        Raises ValueError if their sum is not the number of tokens in `whole`.
+        """
         self.names, self.whole = tuple(names), whole
         self.counts = None if counts is None or all(count == 1 for count in counts) else tuple(counts)
         if whole.shape[0] != (len(self.names) if self.counts is None else sum(self.counts)):
@@ -278,7 +303,7 @@ class Stacked(Mapping[str, Array]):
         self._at: dict[str, tuple[int, int]] | None = None
 
     def matches_rows(self, names: Sequence[str], counts: Sequence[int] | None = None) -> bool:
-        """Whether it is of just these rows, in this order, with so many tokens each (None: one)."""
+        """Return whether it holds exactly these rows in this order, with these token counts (None: one each)."""
         if self.names != tuple(names):
             return False
         return self.counts is None if counts is None else tuple(counts) == (self.counts or (1,) * len(self.names))
@@ -305,7 +330,7 @@ class Stacked(Mapping[str, Array]):
 
 
 class Slice(msgspec.Struct, frozen=True, gc=False):
-    """Tokens [lo, hi) of an array [tokens, width] that several rows share."""
+    """Reference tokens [lo, hi) of an array [tokens, width] that several rows share."""
 
     whole: Array
     lo: int
@@ -313,12 +338,12 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
 
 
 def own(part: Array | Slice) -> Array:
-    """A row's own array."""
+    """Return a row's own array, sliced from the shared one if necessary."""
     return cut(part.whole, part.lo, part.hi) if isinstance(part, Slice) else part
 
 
 def stacked(names: Sequence[str], parts: Sequence[Array | Slice]) -> Mapping[str, Array]:
-    """Rows' hidden states by name: in one piece where they lie back to back in one array."""
+    """Return rows' hidden states by name, as one array if they lie back to back in one."""
     first = parts[0] if parts else None
     if isinstance(first, Slice):
         at, whole = first.lo, first.whole
@@ -333,14 +358,14 @@ def stacked(names: Sequence[str], parts: Sequence[Array | Slice]) -> Mapping[str
 
 
 def cut(array: Array, lo: int, hi: int) -> Array:
-    """Tokens [lo, hi) of an array [tokens, width]: a view."""
+    """Return tokens [lo, hi) of an array [tokens, width] as a view."""
     size = len(array.data) // array.shape[0]
     return Array(array.dtype, (hi - lo, *array.shape[1:]), array.data[lo * size : hi * size])
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Whether two arrays are the same bit by bit, and their least cosine over tokens."""
+    """Compare two arrays: whether they are bit-identical, and the least cosine over their tokens."""
 
     same: bool
     cosine: float
@@ -348,8 +373,11 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of
-    headless stages.
+    """Hold the result of a step of a stage engine.
+
+    Fields:
+        result: The result as of any engine.
+        outputs: Hidden states [tokens, width] by row name, from stages without a head.
     """
 
     result: StepResult
@@ -357,16 +385,19 @@ class StageResult:
 
 
 class LaunchedStep(Protocol):
-    """A step that an engine has been given."""
+    """Represent a step that an engine has launched."""
 
     def result(self) -> StageResult:
-        """What came of it; waits for that. Asked once, in the order of launches. Raises as `StageEngine.run`."""
+        """Wait for the step and return its result. Call it once per step, in launch order.
+
+        Raises as `StageEngine.run`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """`LaunchedStep`, and over by then."""
+    """Implement `LaunchedStep` for a step that is already finished."""
 
     told: StageResult
 
@@ -376,40 +407,45 @@ class FinishedStep:
 
 @runtime_checkable
 class Launching(Protocol):
-    """An engine whose `run` comes in two halves. Where it looks `ahead`, a second step may be launched before the
-    result of the first is asked for, and its rows may await what that one samples (`Row.awaits`). If one fails, so
-    has the one behind it, whatever its result."""
+    """Define an engine that can split `run` into launching a step and waiting for its result.
+
+    If `ahead` is true, a second step may be launched before the first one's result is read, and its rows may await
+    tokens that the first one samples (`Row.awaits`). If a step fails, the step launched behind it has failed too,
+    whatever it returns.
+    """
 
     @property
     def ahead(self) -> bool: ...
 
     def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
-        """Begin a step. Raises as `StageEngine.run`, unless its result does."""
+        """Start a step. Errors of `StageEngine.run` are raised here or by the step's `result`."""
         ...
 
 
 class StepRunner(Protocol):
-    """What runs steps; `StageEngine.run`."""
+    """Define an object that runs steps, with the signature of `StageEngine.run`."""
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult: ...
 
 
-#: What engines may be without: `parts` of chains (they run whole ones only); `pages` (they keep K and V by sequence:
-#: what a sequence shares with another is copied, and none moves to another device).
+#: Feature that an engine lacks. `parts`: it runs whole chains only. `pages`: it keeps K and V by sequence instead of in
+#: pages, so shared prefixes are copied, and sequences cannot migrate.
 Lack = Literal["parts", "pages"]
 
 
 class StageEngine(Protocol):
-    """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
+    """Define the interface of an engine that runs stages on one device. Plans are those of `runtime.types`, for stages.
 
-    `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one
-    that comes back to a device has a table there for each. Rows of a stage that does not begin with the embedding
-    carry zeros for tokens; what they start from, [tokens, width], is in `inputs` under the row's name. `sample` is
-    false but in stages with a head. A stage without attention takes no pages. Pages of all devices have the same
-    bytes, and all stages of a model put as many tokens into a page. What lies before the start of a table's first
-    row is in its pages already: they were shared, or brought by `write_pages`. An engine may put rows off, when its
-    batch has no room for them (`StepResult.deferred`). What it cannot do at all is in `lacks`. Calls come from one
-    thread, but where there is a lane beside.
+    - `Row.model` is a stage's id. A sequence has a separate name in each stage, ending in `@<lo>`, so that a path that
+      returns to a device has one page table per stage there.
+    - Rows of a stage that does not begin with the embedding carry zeros as tokens; their hidden states [tokens, width]
+      are in `inputs` under the row's name. `sample` is true only in stages with a head.
+    - A stage without attention takes no pages. Pages have the same bytes on all devices, and all stages of a model put
+      the same number of tokens into a page. Positions before a table's first row are already in its pages: they are
+      shared, or were written by `write_pages`.
+    - An engine may defer rows when its batch has no room (`StepResult.deferred`). `lacks` lists what it cannot do.
+
+    All calls come from one thread, except with a second lane.
     """
 
     @property
@@ -423,52 +459,49 @@ class StageEngine(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """Of K and V together."""
+        """Return the bytes of a page, K and V together."""
         ...
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a stage ready. Its spec: the stage's id for a name, its own `kv_layers` (perhaps 0), and else what holds
-        for the model.
+        """Load a stage and return its spec: as the model's, but with the stage's id as name and its own `kv_layers`.
 
-        Raises zoo.errors.NotFound, NotServable, DamagedObject.
+        `kv_layers` may be 0. Raises zoo.errors.NotFound, NotServable, DamagedObject.
         """
         ...
 
     def unload(self, stage: Stage) -> None: ...
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
-        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows
-        only.
+        """Run one step.
+
+        Raises EngineLost when no later step can succeed; any other exception fails only this step's rows.
         """
         ...
 
     def second_lane(self) -> StepRunner | None:
-        """A lane of its own for steps, on the same stages and pages (BL-25); None where there is none. To be called
-        once, before any step.
+        """Return a second runner of steps on the same stages and pages (BL-25), or None if not supported.
 
-        From then on its steps and `run`'s may overlap, each on a thread of its own: a sequence keeps to one of the two,
-        and no page that one writes is the other's. Either is told what is released. All else may be called from a third
-        thread, and waits for steps.
+        Call it once, before any step. From then on its steps and those of `run` may overlap, each on a thread of its
+        own. A sequence uses only one of the two, and neither writes pages of the other; both receive all released
+        sequences. Other methods may be called from a third thread and wait for steps.
         """
         ...
 
     def read_pages(self, pages: Sequence[int]) -> Array:
-        """The bytes of pages: uint8 [pages, page_bytes], K before V; a copy."""
+        """Return a copy of the pages' bytes: uint8 [pages, page_bytes], K before V."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        """Put them there. Raises ValueError for data of another shape."""
+        """Write bytes as returned by `read_pages`. Raises ValueError for data of another shape."""
         ...
 
     def alike(self, a: Array, b: Array) -> Likeness:
-        """Compare hidden states of one dtype and shape, [tokens, width]: a prediction with what it was to be
-        (BL-25).
-        """
+        """Compare a prediction with the real hidden states; both [tokens, width] of one dtype (BL-25)."""
         ...
 
     def memory(self) -> EngineMemory: ...
 
 
 def looks_ahead(engine: object) -> bool:
-    """Whether steps are to be launched before those before them are over."""
+    """Return whether a step may be launched before the previous one is finished."""
     return isinstance(engine, Launching) and engine.ahead

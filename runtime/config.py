@@ -1,4 +1,7 @@
-"""One small frozen dataclass per component; unknown keys are refused by the constructors. Defaults serve a laptop."""
+"""Define the settings of the runtime: one frozen dataclass per component, each validated when it is constructed.
+
+The defaults suit a laptop.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import Literal, get_args
 
 @dataclass(frozen=True, slots=True)
 class DirectConfig:
-    """Tensors from device to device, past the host's memory.
+    """Configure direct links: tensor transfers from device to device that bypass host memory.
 
-    `network`: also between machines, which trusts the network; otherwise only between agents of one machine.
-    `receive_timeout_s`: the longest wait for a tensor that is due. `send_timeout_s`: the longest wait until a sent
-    tensor is taken by an agent that may be in a long step. `connect_timeout_s`: the longest wait for a link.
-    `max_inflight_bytes`: per link.
+    Fields:
+        network: Also link agents on different machines; the network must be trusted. False: only within one machine.
+        receive_timeout_s: Longest wait for a tensor that is due.
+        send_timeout_s: Longest wait until the receiver, which may be in a long step, takes a sent tensor.
+        connect_timeout_s: Longest wait for a link to be set up.
+        max_inflight_bytes: Bytes under way, per link.
     """
 
     network: bool = False
@@ -29,21 +34,23 @@ class DirectConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """One device of a cluster.
+    """Configure the agent of one device.
 
-    `max_num_batched_tokens`, `max_num_seqs`: limits of one step. `page_timeout_ms`: a row that waits longer for
-    pages is lost.
-
-    A migration recomputes `recompute_chunk` tokens at a time from the front and fetches `fetch_window` page groups
-    at a time from the back, with `max_inflight_fetches` fetches at once.
-    `return_slack`: a slot is kept for a sequence's next row this share longer than its round trips usually take
-    (BL-22).
-    `batch_wait_us`: the longest time that a step waits for rows due back from the scheduler; 0: it never waits.
-    `activation_cache_bytes`: hidden states that came into the device's stages, kept in host memory while their
-    sequences are there, so that blocks in the middle of a chain can be recomputed where they move to; the oldest go
-    first; 0: none are kept.
-    `chunk_prefill`: a prompt's chunk takes what decodes leave of a step where the whole chain is here; otherwise it
-    runs whole or waits.
+    Fields:
+        max_num_batched_tokens: Tokens per step.
+        max_num_seqs: Rows per step.
+        page_timeout_ms: A row that waits longer for pages is reported lost.
+        recompute_chunk: Tokens that a migration recomputes at a time, from the front.
+        fetch_window: Page sets that a migration fetches at a time, from the back.
+        max_inflight_fetches: Fetches of a migration under way at once.
+        return_slack: A batch slot stays reserved for a sequence's next row for its usual round-trip time plus this
+            share of it (BL-22).
+        batch_wait_us: Longest time that a step waits for rows that are due back from the scheduler; 0: no wait.
+        activation_cache_bytes: Host memory for the hidden states that entered the device's stages, so that blocks in
+            the middle of a chain can be recomputed where they migrate to. The oldest are dropped first; 0: none are
+            kept.
+        chunk_prefill: Where the whole chain is on the device, a prompt's chunk takes the tokens that decodes leave of a
+            step. False: a chunk runs whole or waits.
     """
 
     max_num_batched_tokens: int = 512
@@ -76,43 +83,50 @@ class AgentConfig:
             raise ValueError("batch_wait_us is from 0 to 1,000,000")
 
 
-#: How blocks are first placed on devices:
-#: `replicate`: all chains on as few devices as hold them, and as many copies of that as fit;
-#: `partition`: one copy, cut over all devices;
-#: `on-demand`: one copy of each chain, whole where a device takes it; further copies as load asks for them;
-#: `eager`: the same, but devices that would stay empty get further copies at once;
-#: `frag-min`: one copy of each block, each by itself where least memory is left over (a paper's baseline);
-#: `auto`: `replicate` on few devices, `on-demand` on many.
+#: How blocks are first placed on devices.
+#: - `replicate`: all chains on as few devices as hold them, and as many copies of that as fit.
+#: - `partition`: one copy, cut over all devices.
+#: - `on-demand`: one copy of each chain, on one device where it fits; more copies as load requires.
+#: - `eager`: as `on-demand`, but devices that would stay empty get copies at once.
+#: - `frag-min`: one copy of each block, placed separately where the least memory is left over (a paper's baseline).
+#: - `auto`: `replicate` on few devices, `on-demand` on many.
 Placement = Literal["auto", "replicate", "partition", "on-demand", "eager", "frag-min"]
 
-#: How a new sequence's path, and places for further copies, are chosen where blocks were not profiled: the path on
-#: which all steps then read the fewest bytes (`least-bytes`, `policy.routing.bytes_read`), or the devices with the
-#: fewest sequences (`least-loaded`).
+#: How a new sequence's path, and devices for more copies, are chosen if blocks have no profile. `least-bytes`: the path
+#: with which all steps read the fewest bytes (`policy.routing.bytes_read`). `least-loaded`: the devices with the fewest
+#: sequences.
 Routing = Literal["least-bytes", "least-loaded"]
 
-#: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19,
-#: Figure 24): it stays with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from
-#: both ends, where that gains more than it costs (`owner`); it goes to the least busy one and its K and V are copied
-#: (`least-busy`), or computed there again (`recompute`).
+#: Where a running sequence continues if its device is busier than another one with the same blocks (BL-19, Figure 24).
+#: - `strict`: on its device, where its K and V are.
+#: - `owner`: it migrates, K and V copied and recomputed from both ends, if the gain exceeds the cost.
+#: - `least-busy`: it migrates to the least busy device, and its K and V are copied.
+#: - `recompute`: the same, and its K and V are recomputed.
 Rebalancing = Literal["strict", "owner", "least-busy", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
-    """What a cluster's scheduler does by the clock. Each mechanism is a switch: off, or with its paper's baseline
-    beside it.
+    """Configure the scheduler's periodic controllers. Each mechanism has a switch: off, or its paper's baseline.
 
-    `scaling`: block instances come and go by load (BL-24): above `high` of what a device's memory takes, after
-    `idle_ms` without work.
-    `rearranging`: instances move next to those with which they exchange rows (BL-26), every
-    `rearrange_interval_ms`. `locality` false: new instances go where least memory is left over instead (frag-min).
-    `proactive`: K and V of paused sequences move ahead of their return (BL-17).
-    `rebalance`: see there. `rebalance_margin`: a device gives sequences away when it has so many more than another.
-
-    `interval_ms`: between two looks at loads. `cooldown_ms`: a scaled block is left alone for so long.
-    `migration_timeout_ms`: a sequence that could not be moved by then stays. `max_migrations`: at once.
-    `bandwidth`: bytes per second at which K, V and weights are taken to
-    move. `crossing_us`: what a row loses between two servers.
+    Fields:
+        scaling: Add and drop block instances by load (BL-24).
+        rearranging: Move instances next to those with which they exchange rows (BL-26).
+        locality: Place new instances near the instances that they exchange rows with; false: where the least memory is
+            left over (frag-min).
+        proactive: Migrate K and V of paused sequences before they resume (BL-17).
+        rebalance: See `Rebalancing`.
+        high: Load, as a share of what a device's memory takes, above which a block gets another instance.
+        low: Load below which an instance counts as having room; see `policy.scaling.autoscale`.
+        idle_ms: An instance without work for this long may be dropped.
+        cooldown_ms: A block is not scaled again for this long.
+        rearrange_interval_ms: Time between two rearrangements.
+        interval_ms: Time between two checks of the load.
+        migration_timeout_ms: A sequence that could not be moved within this time stays.
+        rebalance_margin: A device gives sequences away if it has this many more than another.
+        max_migrations: Migrations at once.
+        bandwidth: Assumed transfer rate of K, V and weights, in bytes per second.
+        crossing_us: Time that a row loses between two servers.
     """
 
     scaling: bool = True
@@ -147,23 +161,26 @@ class ControlConfig:
 
     @classmethod
     def off(cls) -> ControlConfig:
-        """Nothing happens by the clock."""
+        """Return settings with all periodic mechanisms off."""
         return cls(scaling=False, rearranging=False, proactive=False)
 
 
-#: Predicted hops (BL-25): none; such that every token is the chain's own; or, for requests that allow other blocks,
-#: such that predictions stand which are alike enough.
+#: Speculated hops (BL-25). `off`: none. `exact`: every token is the chain's own. `similarity`: for requests that allow
+#: other blocks, a prediction that is similar enough is accepted.
 SpeculationMode = Literal["off", "exact", "similarity"]
 LaneChoice = Literal["own", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the
-    cosine at which a prediction stands, where that is allowed. `lane`: stand-ins run on a thread or stream of their
-    own, or before the others on one.
-    `window`: predictions of an instance by which it is judged whether they gain anything; 0: they never end. `rest`:
-    reviews (ticks) after which one that has ended may be tried again.
+    """Configure speculation (BL-25).
+
+    Fields:
+        top: Share of block instances that are speculated, those with the longest queueing time first.
+        threshold: Least cosine at which a prediction is accepted in mode `similarity`.
+        lane: `own`: stand-ins run on a thread or stream of their own; `shared`: on the engine's, before the other rows.
+        window: Number of an instance's last predictions from which its payoff is judged; 0: speculation never ends.
+        rest: Controller ticks before an instance may be tried again after its speculation ended.
     """
 
     mode: SpeculationMode = "off"
@@ -187,47 +204,46 @@ class SpeculationConfig:
 
     @property
     def own_lane(self) -> bool:
-        """Whether agents need a lane for stand-ins."""
+        """Return whether agents need a separate lane for stand-ins."""
         return self.mode != "off" and self.lane == "own"
 
 
-#: Sharing pages of equal prompt prefixes: not at all, with sequences that run (`active`), or also with ended ones,
-#: whose pages stay until the memory is needed (`cached`).
+#: Which sequences share the pages of equal prompt prefixes: none (`off`), running ones (`active`), or also ended ones,
+#: with pages that stay until the memory is needed (`cached`).
 PrefixCaching = Literal["off", "active", "cached"]
 
 
-#: Who says where a sequence's hops run (BL-23): the scheduler all of them, by its record of who holds what (`placed`);
-#: or the scheduler the first, and agents those behind it, each offered to `broadcast_fanout` devices that could run it,
-#: the first answer takes it (`broadcast`).
+#: How devices of a sequence's hops are chosen (BL-23). `placed`: the scheduler chooses all of them. `broadcast`: the
+#: scheduler chooses the first; agents offer each later hop to `broadcast_fanout` devices that can run it, and the first
+#: bid gets it.
 Dispatching = Literal["placed", "broadcast"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The scheduler of a cluster.
+    """Configure the scheduler of a cluster.
 
-    `devices`: how many must be there before blocks are placed. `placement`, `routing`, `prefix_caching`,
-    `dispatch`: see there.
-    `max_num_seqs`: sequences on a device at once. `prefill_chunk`: tokens of a prompt that travel together.
-    `watermark`: share of a device's pages that new sequences leave free. `stride`: the decode credit, tokens
-    that a sequence may decode before its device reports them, where its path is one device.
-    `hop_cost`: what a change of device weighs when paths are chosen: in sequences, or in hundredths of the bytes
-    that a chain reads.
-
-    `owner_margin`: a new sequence goes where its prefix is cached if that path is at most so many sequences dearer
-    than the cheapest, for a prompt that is cached whole, and in proportion for less (BL-19; infinite: wherever
-    there is room).
-    `migration_final_sets`: a migration finishes when at most so many page groups are left, and fails after
-    `migration_max_stages` stages.
-    `max_batch_per_block`: rows of a step that may pass one block instance, with slots kept for sequences that are
-    expected back (BL-14, BL-22); 0: as many as a step takes.
-    `max_crashes`: devices that may die in a row with a sequence's row before its next token; then the sequence
-    ends. From the second on it runs beside no other such sequence, so that it is known which one kills devices.
-    `row_timeout_s`: how long all devices of a sequence's path may report that they are idle while a row of it is
-    under way; then the row runs again (`scheduler.decode.stall_detector`), and the sequence ends after as many in a
-    row. 0: no limit.
-    `broadcast_fanout`: devices that a hop is offered to. `control`: what happens by the clock. `speculation`: hops
-    that are predicted.
+    Fields:
+        devices: Devices that must have joined before blocks are placed.
+        max_num_seqs: Sequences on a device at once.
+        prefill_chunk: Tokens of a prompt that are sent as one row.
+        watermark: Share of a device's pages that new sequences leave free.
+        stride: Decode credit: tokens that a sequence may decode before its device reports them, on paths of one device.
+        hop_cost: Cost of a change of device when paths are chosen: in sequences (`least-loaded`), or in hundredths of
+            the bytes that a chain reads (`least-bytes`).
+        migration_final_sets: A migration finishes once at most this many page sets are left.
+        migration_max_stages: A migration fails after this many stages.
+        owner_margin: A new sequence goes where its prefix is cached if that path costs at most this many sequences more
+            than the cheapest. The margin holds for a fully cached prompt and shrinks in proportion for less (BL-19);
+            infinite: always, if there is room.
+        max_batch_per_block: Rows of a step that may pass one block instance, slots for expected rows included (BL-14,
+            BL-22); 0: as many as a step takes.
+        max_crashes: Devices in a row that may die while running a sequence's row; then the sequence fails. After the
+            second death it runs beside no other such sequence, so that the one that kills devices can be identified.
+        row_timeout_s: A row runs again if all devices of its path report no work for this long
+            (`scheduler.decode.stall_detector`); the sequence fails after `max_crashes` such rows in a row. 0: no limit.
+        dispatch: See `Dispatching`.
+        broadcast_fanout: Devices that a hop is offered to.
     """
 
     devices: int = 1
@@ -279,11 +295,12 @@ class ClusterConfig:
             raise ValueError(f"placement must be one of {', '.join(get_args(Placement))}")
 
 
-#: How the dense executor fills its slots: the four that the paper compares (Baton, section 5.1).
-#: `run-to-completion`: a batch takes no one in until all of it are done;
-#: `pd`: the same, but prompts run apart, in batches of similar length;
-#: `baton`: whoever comes takes a free slot at once, and the others' inputs are padded to its prompt (vector shaping);
-#: `baton-pd`: prompts run apart, and their K and V are put in the free slot (vector embedding).
+#: How the dense executor fills its slots: the four methods that the paper compares (Baton, section 5.1).
+#: - `run-to-completion`: a batch admits no request until all of its requests are finished.
+#: - `pd`: the same, but prompts run separately, in batches of similar length.
+#: - `baton`: a new request takes a free slot at once; the inputs of running rows are padded to its prompt (vector
+#:   shaping).
+#: - `baton-pd`: prompts run separately, and their K and V are put into the free slot (vector embedding).
 DenseMode = Literal["run-to-completion", "pd", "baton", "baton-pd"]
 
 DensePadding = Literal["computed", "skipped"]
@@ -291,10 +308,14 @@ DensePadding = Literal["computed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to
-    `low` of it they are taken in (BA-15). `padding`: windows are rectangles; what rows that run have in them beside
-    tokens is `computed`, as in the paper, or `skipped`, wherever a model's layers do not attend by themselves. Neither
-    changes an answer, or who runs when.
+    """Configure the dense executor. No setting changes an answer.
+
+    Fields:
+        slots: Most rows in a model's batch.
+        high: Share of the page pool above which rows are moved out (BA-15).
+        low: Share of the page pool up to which rows are admitted (BA-15).
+        padding: What happens to the padding in the rectangular windows. `computed`: it is computed, as in the paper.
+            `skipped`: it is left out, unless a layer of the model does its own attention. The schedule is the same.
     """
 
     mode: DenseMode = "baton-pd"
@@ -312,38 +333,40 @@ class DenseConfig:
             raise ValueError(f"padding must be one of {', '.join(get_args(DensePadding))}")
 
 
-#: How a CPU holds the weights of linear layers: as stored and mapped (`plain`), in the layout that it multiplies
-#: fastest (`packed`), or whichever is measured to be faster here (`auto`). One copy of each in any case.
+#: Layout of linear layers' weights on a CPU: as stored and mapped (`plain`), in the layout that multiplies fastest
+#: (`packed`), or the one measured to be faster on this machine (`auto`). There is always one copy of each weight.
 Weights = Literal["auto", "plain", "packed"]
 
 
-#: What a CPU computes with: torch's own operations (`stock`), kernels of ours that are compiled on first use
-#: (`native`), or these where a compiler is there (`auto`).
+#: Kernels used on a CPU: torch's operations (`stock`), this project's kernels, compiled on first use (`native`), or
+#: `native` if a compiler is available (`auto`).
 KernelChoice = Literal["auto", "stock", "native"]
 
 
-#: Whether decode steps are recorded once per shape and replayed without running their modules: where that is a CUDA
-#: graph (`auto`), never, or anywhere (`on`; a CPU runs the modules again, which is good for tests of all the rest).
+#: Whether decode steps are recorded once per shape and replayed without running their modules. `auto`: only as CUDA
+#: graphs. `on`: everywhere; a CPU runs the modules again, which tests the rest of the mechanism.
 GraphChoice = Literal["auto", "off", "on"]
 
 
-#: Whether the next step is planned and launched before the tokens of the one under way are known: on GPUs (`auto`),
-#: never, or anywhere. On a CPU steps then run on a thread of their own, which was not measured to be faster.
+#: Whether the next step is planned and launched before the tokens of the running step are known. `auto`: on GPUs. `on`:
+#: everywhere; on a CPU, steps then run on a thread of their own, which measurements did not show to be faster.
 AheadChoice = Literal["auto", "off", "on"]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One device's engine.
+    """Configure the engine of one device.
 
-    `kv_cache_memory_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the
-    model with the largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps
-    each model's own.
-    `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `async_scheduling`: see
-    there.
-    `trace_segments`: report each segment run (for the trace), which keeps steps from being recorded.
-    `dense`: what the dense executor does beyond; the paged one does not read it.
+    Fields:
+        kv_cache_memory_bytes: Size of the page pool, shared by all models.
+        page_tokens: Tokens per page for the model with the largest K and V per token; narrower models fit more tokens
+            into a page.
+        dtype: Dtype of the weights; None keeps each model's own.
+        max_model_len: Cap on every model's context, in tokens.
+        layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
+        weights, kernels, graphs, async_scheduling: See the types above.
+        trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
+        dense: Settings of the dense executor; the paged executor ignores them.
     """
 
     device: str = "cpu"
@@ -380,8 +403,13 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost. `early_exit`:
-    requests may have their model left behind some of its layers (BL-30)."""
+    """Configure the HTTP server.
+
+    Fields:
+        max_body_bytes, max_choices, max_queued: Limits on what one client can cost.
+        drain_seconds: Time for running requests to finish at shutdown.
+        early_exit: Whether requests may use the first layers of a model only (BL-30).
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -390,5 +418,4 @@ class ServerConfig:
     max_choices: int = 64
     max_queued: int = 4096
     drain_seconds: float = 30.0
-    trace: str | None = None
     early_exit: bool = False

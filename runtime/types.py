@@ -1,12 +1,10 @@
-"""The one vocabulary of serving: requests, steps, results, events. Frozen data that passes between the parts.
-
-Who says what to whom:
+"""Define the data types of serving: requests, step plans, step results, events.
 
     frontend --SequenceRequest--> agent --StepPlan--> engine --StepResult--> agent --TokenEvent--> frontend
 
-Token ids are ints; times are integer nanoseconds of the driver's clock; byte counts are bytes.
-What is made for every token is a msgspec Struct, an order of magnitude cheaper to make than a frozen dataclass; all
-else are dataclasses. This file imports nothing beyond that and the standard library.
+Token ids are ints; times are integer nanoseconds of the driver's clock; sizes are bytes. Types that are created for
+every token are msgspec Structs, which cost a tenth of a frozen dataclass to create; the rest are dataclasses. This file
+imports only msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -22,11 +20,12 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one sequence's tokens are chosen. Zero temperature is greedy; the other defaults switch everything off.
+    """Hold the sampling parameters of one sequence. Temperature 0 is greedy; all other defaults switch a feature off.
 
-    `logprobs` and `prompt_logprobs`: number of alternatives beside the token itself; None for none at all.
-    `seed`: with a seed a sequence's tokens depend on nothing but its model, its prompt and these values;
-    without one the frontend draws a seed, so that a preempted sequence still continues as it would have.
+    Fields:
+        seed: A sequence's tokens depend only on its model, its prompt and these parameters. The frontend draws a seed
+            where the request has none, so that a preempted sequence continues with the same tokens.
+        logprobs, prompt_logprobs: Number of alternatives reported beside each token; None reports no log-probabilities.
     """
 
     max_tokens: int
@@ -52,10 +51,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence to decode. A request with `n` choices is `n` sequences that share `request`.
+    """Describe one sequence to generate. A request with `n` choices is `n` sequences with the same `request`.
 
-    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`. `tenant`: on whose behalf; those of different
-    ones share no pages.
+    Fields:
+        priority: Lower runs first, as in vLLM; equal priorities run in order of `arrival`.
+        adaptive: Whether another chain may serve the request (BL-28).
+        tenant: Isolation key; sequences of different tenants share no pages.
     """
 
     seq: str
@@ -72,15 +73,16 @@ class SequenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the control plane knows of a loaded model.
+    """Describe a loaded model, or a stage of one, to the scheduler and agents.
 
-    `kv_layers`: pages that one page's worth of tokens takes (one per attention layer).
-    `page_tokens`: tokens whose K and V of one layer fit a page; all pages of a device have the same bytes.
-    `max_model_len`: prompt and answer together, in tokens, virtual tokens not counted.
-    `virtual_tokens`: positions before every prompt that are no tokens of it (prompt and prefix tuning). They take pages
-    and positions like tokens, but whoever asks never sees them: they are in no prompt, no usage and no
-    log-probabilities.
-    `blocks`: digests of its chain's blocks, in order. `domain`: its KV domain (UN-15), a digest.
+    Fields:
+        kv_layers: Attention layers: the number of pages that one page set takes.
+        page_tokens: Tokens per page, K and V of one layer. All pages of a device have the same size in bytes.
+        max_model_len: Most tokens of prompt and output together, without virtual tokens.
+        blocks: Digests of the chain's blocks, in order.
+        domain: Digest of the KV domain (UN-15).
+        virtual_tokens: Positions before every prompt that hold no prompt token (prompt and prefix tuning). They take
+            pages and positions like tokens, but do not appear in prompts, usage or log-probabilities.
     """
 
     name: str
@@ -97,16 +99,17 @@ class ModelSpec:
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's share of a step: `tokens` run at positions `start, start + 1, …`.
+    """Describe one sequence's part of a step: run `tokens` at positions `start, start + 1, …`.
 
-    Positions count from the model's first virtual token; at positions below `ModelSpec.virtual_tokens` a row says 0,
-    which nobody reads.
+    Positions count from the model's first virtual token; `tokens` holds an unused 0 for each virtual position.
 
-    `new_pages`: page groups opened for this step, each of `kv_layers` page ids (index = layer), appended to the
-    sequence's table. `sample`: choose a token from the last position's logits; false inside a chunked prompt.
-    `generated`: number of tokens already produced, which numbers the random draw.
-    `awaits`: its one token is what the sequence's row in the step launched before samples, which whoever planned it did
-    not know yet. The row says 0 there, which nobody reads; `generated` counts that token.
+    Fields:
+        new_pages: Page sets allocated for this step, each of `kv_layers` page ids in layer order; they are appended to
+            the sequence's page table.
+        sample: Sample a token from the last position's logits; false inside a chunked prompt.
+        generated: Tokens produced so far, used as the counter of the random draw.
+        awaits: The row's only token is the one that the sequence's row in the previous, still running step samples.
+            `tokens` holds an unused 0 for it; `generated` counts it.
     """
 
     seq: str
@@ -121,9 +124,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A sequence that the engine must know before its first row. After a preemption it is opened again.
+    """Introduce a sequence to the engine before its first row; after a preemption it is introduced again.
 
-    `output`: tokens it had produced before (empty the first time); they count for penalties and are run as prompt.
+    Fields:
+        output: Tokens it produced before (empty the first time). They count for penalties and are run as prompt.
     """
 
     request: SequenceRequest
@@ -132,8 +136,9 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A sequence that begins with a copy of the K and V of another one's first `tokens` tokens, on engines that
-    keep them by sequence.
+    """Introduce a sequence that starts with a copy of the K and V of another's first `tokens` tokens.
+
+    For engines that keep K and V by sequence instead of in pages.
     """
 
     opened: Opened
@@ -143,14 +148,13 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration over all running sequences of a device. Order: learn `copied`, drop `released`, learn `opened`,
-    run `rows`.
+    """Plan one step of a device's engine: process `copied`, then `released`, then `opened`, then run `rows`.
 
-    `batch`: the number of the persistent batch whose rows these are, in its order and each one token on since the
-    last step with that number; 0 for any other step.
+    `batch`: number of the persistent batch that the rows are, in the same order and one token on since the last step
+    with that number; 0 for any other step.
 
-    After a failed step its sequences are in the next plan's `released` once more, whether or not the engine had got
-    as far as learning them: unknown ones are ignored. `rows` may be empty, when a model is about to be unloaded.
+    The sequences of a failed step are in the next plan's `released` again, because the engine may have failed before or
+    after it opened them; it ignores unknown ones. `rows` may be empty, when a model is about to be unloaded.
     """
 
     step: int
@@ -167,14 +171,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token and the natural logarithm of its probability (before temperature and truncation)."""
+    """Hold a token and the natural logarithm of its probability, before temperature and truncation."""
 
     token: int
     logprob: float
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The token chosen for one row; `logprob` and `top` only where its sequence asked for them."""
+    """Hold the token sampled for one row; `logprob` and `top` are set only if its sequence requested them."""
 
     seq: str
     token: int
@@ -184,9 +188,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of prompt tokens number `start, start + 1, …` of the prompt; number 0 has none and is never
-    listed.
-    """
+    """Hold log-probabilities of the prompt tokens with index `start, start + 1, …`; token 0 has none."""
 
     seq: str
     start: int
@@ -196,7 +198,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRun:
-    """A segment that ran once in a step, for the trace: which components, over how many tokens of which models."""
+    """Record for the trace that a segment ran once in a step, and over how many tokens of which models."""
 
     components: tuple[str, ...]
     kind: str
@@ -208,11 +210,14 @@ class SegmentRun:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an engine gives back. `busy`: nanoseconds it took. `segments` only when tracing is on.
+    """Hold the result of one step.
 
-    `deferred`: sequences of the plan that did not run, because the batch had no room for them; they stay as they are
-    and are planned again. At least one row of a plan that has any runs. `idle`: tokens that were computed though nobody
-    asked for them (padding).
+    Fields:
+        segments: Segments that ran; filled only while tracing is on.
+        busy: Nanoseconds that the step took.
+        deferred: Sequences of the plan that did not run, because the batch had no room. Their state is unchanged and
+            they are planned again. At least one row of a non-empty plan runs.
+        idle: Padding tokens that were computed.
     """
 
     step: int
@@ -225,10 +230,10 @@ class StepResult:
 
 
 class TokenEvent(msgspec.Struct, frozen=True, gc=False):
-    """One token of one sequence, or its end without a token (`token` None: aborted, or failed with `error`).
+    """Report one token of a sequence, or its end without a token (`token` is None: aborted, or failed with `error`).
 
-    Each sequence gets its tokens once each, in order of `index`, and exactly one event with `finish` set, its last.
-    `served`: the model that it ran on, where that stood in for the one it asked for (adaptive requests).
+    A sequence's tokens are reported once each, in order of `index`, their number in the output. Exactly one event has
+    `finish` set, the last one. `served`: the model that ran, if a variant served the request (adaptive requests).
     """
 
     seq: str
@@ -245,7 +250,7 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes an engine holds. `weights_unshared`: what the same models would take without sharing, for comparison."""
+    """Count the bytes an engine holds. `weights_unshared`: what its models would take without sharing."""
 
     weights: int
     weights_unshared: int
@@ -253,12 +258,12 @@ class EngineMemory:
 
 
 class EngineLost(Exception):
-    """The device's state can no longer be trusted or reached: no later step can succeed, the driver stops."""
+    """Raised when the engine's state is lost or unreachable. No later step can succeed, so the driver stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """A device's pages by state. `free + local + lent + reserved + in_flight == capacity`, always."""
+    """Count a device's pages by state. `free + local + lent + reserved + in_flight == capacity` always holds."""
 
     capacity: int
     free: int
@@ -270,7 +275,14 @@ class PageCounts:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One record of the trace. Absent fields are left out of the JSON line; `extra` is merged in."""
+    """Hold one record of the trace. Fields that are None are left out of the JSON line; `extra` is merged into it.
+
+    Fields:
+        t: Time in nanoseconds.
+        inst: Block instance.
+        n: Count of tokens or pages, depending on the event (`runtime.control.trace_events`).
+        cause: Mechanism ID or reason.
+    """
 
     t: int
     ev: str

@@ -1,11 +1,10 @@
-"""Stitching blocks between models of different width (BL-09): their training, their figures, how they come into the
-zoo.
+"""Stitching blocks between models of different width (BL-09): training, scoring, and storing them in the zoo.
 
     from stitch import StitchSettings, train_stitch
 
     report = train_stitch(zoo, "small", "wide", StitchSettings(steps=800))
 
-Serving and composing need none of this: a stored stitch is `surgery.chains.stitches`, its module
+Serving and composing do not need this package: a stored stitch is `surgery.chains.stitches`, its module
 `surgery.modules.components.Stitch`.
 """
 

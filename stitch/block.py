@@ -1,9 +1,8 @@
-"""The stitching block while it learns (BL-09): one linear map of `[hidden; position]`, and how it is folded into what
-is stored.
+"""The trainable stitching block (BL-09): one linear map of `[hidden; position]`, and its stored form.
 
-Inside, the position is counted from the middle of the places in units of their spread: a raw position of 60 would make
-its own column learn sixty times faster than the rest. `folded` undoes that; what it gives is a plain linear map of the
-raw position. Knows nothing of models or of training.
+In training, the position is measured from the middle of the places in units of their spread: with a raw position of 60,
+its column would learn sixty times faster than the rest. `folded` undoes this and gives a plain linear map of the raw
+position.
 """
 
 from __future__ import annotations
@@ -17,13 +16,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Folded:
-    """A stitch as it is stored: `weight` [d_b, d_a + 1], the last column for the position; `bias` [d_b]."""
+    """A stitch in its stored form.
+
+    Fields:
+        weight: [d_b, d_a + 1]; the last column is for the position.
+        bias: [d_b].
+    """
 
     weight: Tensor
     bias: Tensor
 
     def __call__(self, hidden: Tensor, position: float) -> Tensor:
-        """Hidden states [.., d_a] -> [.., d_b], as `surgery.modules.components.Stitch` computes it."""
+        """Map hidden states [.., d_a] -> [.., d_b], as `surgery.modules.components.Stitch` does."""
         weight = self.weight.to(hidden)
         return nn.functional.linear(hidden, weight[:, :-1], self.bias.to(hidden) + weight[:, -1] * position)
 
@@ -33,7 +37,7 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Ruler:
-    """Positions from their middle, in units of their spread."""
+    """Scales positions: distance from their middle in units of their spread."""
 
     centre: float
     unit: float
@@ -48,8 +52,9 @@ class Ruler:
 
 
 class Learner(nn.Module):
-    """The trainable stitch, in float32. Without `with_position` the place stays zero, whatever it started from (the
-    control).
+    """The trainable stitch, in float32.
+
+    Without `with_position` (the control) the position's column stays zero, whatever the start.
     """
 
     def __init__(self, start: Folded, ruler: Ruler, with_position: bool = True) -> None:
@@ -64,12 +69,12 @@ class Learner(nn.Module):
         )
 
     def forward(self, hidden: Tensor, position: float) -> Tensor:
-        """Hidden states [.., d_a] -> [.., d_b], float32."""
+        """Map hidden states [.., d_a] -> [.., d_b], float32."""
         return nn.functional.linear(hidden.float(), self.matrix, self.shift + self.place * self.ruler.read(position))
 
     @torch.no_grad()
     def folded(self) -> Folded:
-        """Exactly the same map, of raw positions."""
+        """Return the same map as a function of raw positions."""
         column = self.place / self.ruler.unit
         weight = torch.cat([self.matrix, column.unsqueeze(1)], dim=1)
         return Folded(weight.clone(), self.shift - column * self.ruler.centre)

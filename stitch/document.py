@@ -1,5 +1,6 @@
-"""What is known of a stitch, as one JSON document: `stitch.json`, the answer of `zoo stitch --json`, the catalogue's
-document. Pure.
+"""The JSON document of a stitch. Pure.
+
+It is written as `stitch.json`, printed by `zoo stitch --json`, and stored in the catalogue.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from stitch.scoring import PointScore, Prediction, StitchScores
 from stitch.settings import StitchSettings
 from surgery.text.text import Probe
 
-#: Variants beside the trained stitch itself, in the order in which they are told.
+#: Variants beside the trained stitch itself, in the order of the document.
 OTHERS = (START, WITHOUT_POSITION, UNSTITCHED)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What surrounds a training. `run`: digest of all that stitch and figures depend on."""
+    """Facts about a training.
+
+    Fields:
+        run: Digest of everything that the stitch and its scores depend on.
+    """
 
     name: str
     a: str
@@ -36,7 +41,7 @@ class Facts:
 def describe(
     facts: Facts, settings: StitchSettings, points: Sequence[StitchPoint], stitch: Folded, scores: StitchScores
 ) -> dict[str, Any]:
-    """The document. Similarities are cosines at B's head against B, means over held-out tokens (BL-05)."""
+    """Return the document. Similarities are cosines at B's head against B, means over held-out tokens (BL-05)."""
     trained = scores.variants[TRAINED]
     others = {name: scores.variants[name] for name in OTHERS if name in scores.variants}
     seen = [point for point in points if point.seen]
@@ -51,8 +56,8 @@ def describe(
         ],
         "similarity_mean": _mean(trained, points),
         **_parted(trained, points),
-        # Of all trained places on held-out text, so that the two can be compared: a step's own loss is of the places it
-        # drew.
+        # Both losses are over all trained places on held-out text, so that they are comparable: a step's own loss
+        # covers only its places.
         "loss_first": _loss(settings, scores.variants[START], seen),
         "loss_last": _loss(settings, trained, seen),
         "seconds": round(facts.seconds, 3),

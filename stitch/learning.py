@@ -1,8 +1,4 @@
-"""The parts of making a stitch, each kept as soon as it is there: its start, its training, the control's; and the
-figures of all.
-
-Knows nothing of text, of names or of how a stitch is stored.
-"""
+"""The parts of making a stitch, each saved when complete: start, training, the control's training; and scoring."""
 
 from __future__ import annotations
 
@@ -22,10 +18,10 @@ from stitch.start import fit
 from stitch.training import StitchCourse, train
 from surgery.training.checkpoint import Saved
 
-#: Called with (what is being done, units done, units in all, a remark).
+#: Called with (name of the part, units done, units in all, a remark).
 Progress = Callable[[str, int, int, str], None]
 
-#: Variants of a stitch: with the position and without it; each as it starts and as it is trained.
+#: Variants of a stitch: with and without the position, each at its start and trained; and no stitch.
 START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = (
     "start",
     "trained",
@@ -36,7 +32,7 @@ START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = (
 
 
 class TrainingClock:
-    """Seconds that a task has taken, those of runs that were stopped included."""
+    """Measures the seconds of a task, including earlier, interrupted runs."""
 
     def __init__(self, task: StitchTask) -> None:
         saved = (task.load(part) for part in (START, TRAINED, WITHOUT_POSITION))
@@ -59,9 +55,7 @@ def learn(
     clock: TrainingClock,
     progress: Progress,
 ) -> dict[str, Folded]:
-    """The trained stitch, the start it came from and, where the settings ask for it, the control that is told no
-    position.
-    """
+    """Return the trained stitch, its start and, if requested, the control trained without the position."""
     seen = tuple(point for point in points if point.seen)
     starts = _starts(pair, windows[: settings.start], seen, settings, task, clock, progress)
     found = {START: starts[START]}
@@ -83,7 +77,7 @@ def _starts(
     clock: TrainingClock,
     progress: Progress,
 ) -> dict[str, Folded]:
-    """Least squares with the position and without it."""
+    """Return the least-squares starts, with and without the position."""
     saved = task.load(START)
     if saved is None:
         normal = fit(pair, windows, points, lambda done: progress("least squares", done, len(windows), ""))
@@ -117,7 +111,7 @@ def _trained(
 def measure(
     pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], stitches: Mapping[str, Folded], progress: Progress
 ) -> StitchScores:
-    """Figures of every stitch at every place, and of no stitch where widths are equal."""
+    """Score every stitch at every place, and no stitch if the widths are equal."""
     variants: dict[str, Variant] = {name: _as_variant(name, stitch) for name, stitch in stitches.items()}
     weight = stitches[TRAINED].weight
     if weight.shape[0] == weight.shape[1] - 1:

@@ -1,7 +1,6 @@
-"""How far a stitched chain's next-token distributions are from B's own, and which way they should move.
+"""The loss of a stitched chain: the distance of its next-token distributions to B's own, and its gradient.
 
-Logits exist for a few tokens at a time, forward and backward, so that memory does not grow with the vocabulary or the
-batch. Knows nothing of models but their heads.
+Logits exist for a few tokens at a time, forward and backward, so memory does not grow with the vocabulary or the batch.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from torch import Tensor
 
 Head = Callable[[Tensor], Tensor]
 
-#: Bytes of logits and what is made of them, at a time.
+#: Bytes of logits and temporaries at a time.
 _BUDGET = 128 << 20
-#: Tensors of the size of the logits that exist at once, gradients included.
+#: Tensors of the logits' size that exist at once, gradients included.
 _COPIES = 10
 
 
@@ -30,7 +29,7 @@ class HeadLikeness:
 
 
 def likeness(given: Tensor, wanted: Tensor) -> HeadLikeness:
-    """Of logits [n, vocabulary]; where heads are padded to different sizes, over what both have."""
+    """Compare logits [n, vocabulary]; if heads are padded to different sizes, over their common part."""
     count = min(given.shape[-1], wanted.shape[-1])
     log_given = given[..., :count].float().log_softmax(-1)
     log_wanted = wanted[..., :count].float().log_softmax(-1)
@@ -39,15 +38,19 @@ def likeness(given: Tensor, wanted: Tensor) -> HeadLikeness:
 
 
 def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
-    """Tokens to take at once."""
+    """Yield the slices of tokens to compute at once."""
     step = max(1, _BUDGET // (_COPIES * 4 * vocabulary))
     return (slice(lo, min(lo + step, tokens)) for lo in range(0, tokens, step))
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is made small: weights of the divergence, of one minus the cosine, and of the text's own next tokens'
-    negative log-likelihood, each a mean over tokens.
+    """The loss, as means over tokens.
+
+    Fields:
+        kl: Weight of the divergence.
+        cosine: Weight of one minus the cosine.
+        labels: Weight of the negative log-likelihood of the text's own next tokens.
     """
 
     kl: float
@@ -55,17 +58,17 @@ class Objective:
     labels: float = 0.0
 
     def value(self, kl: float, cosine: float, nll: float) -> float:
-        """Of means that were taken already."""
+        """Return the loss from these means."""
         return self.kl * kl + self.cosine * (1.0 - cosine) + self.labels * nll
 
     def gradient(
         self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor, following: Tensor
     ) -> tuple[float, Tensor]:
-        """The loss of hidden states before the head against B's own, and its gradient with respect to them.
+        """Return the loss of hidden states before the head against B's own, and its gradient with respect to them.
 
         Args:
             hidden, wanted: [n, d_b]; no gradient goes into either.
-            following: [n], the text's next tokens; -1 where they are not known.
+            following: [n], the text's next tokens; -1 where unknown.
         """
         known = max(1, int((following >= 0).sum()))
         grown = torch.zeros_like(hidden, dtype=torch.float32)

@@ -1,10 +1,8 @@
-"""Two frozen models that a stitch is to join: hidden states of the one, the rest of the other.
+"""The two frozen models that a stitch joins: hidden states of A, and the rest of B.
 
-    for layer, hidden in pair.heads(ids, layers): …        # A behind its layers, from one pass
-    entries, final = pair.passes(ids, layers)              # B before its layers, and before its head
-    final = pair.tail(stitched, ids, layer)                # the rest of B on stitched states; gradients flow through
-
-Knows nothing of stitches.
+for layer, hidden in pair.heads(ids, layers): …        # A after its layers, from one pass
+entries, final = pair.passes(ids, layers)              # B before its layers, and before its head
+final = pair.tail(stitched, ids, layer)                # the rest of B on stitched states; gradients flow through
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from zoo.errors import InputError
 
 
 class ModelPair:
-    """See the top of the file. Both stacks are frozen here: nothing of them ever has a gradient."""
+    """Two models to join. Both stacks are frozen here: none of their parameters gets a gradient."""
 
     def __init__(self, a: Stack, b: Stack) -> None:
         self.a = a.requires_grad_(False)
@@ -31,13 +29,14 @@ class ModelPair:
 
     @property
     def layers(self) -> tuple[int, int]:
-        """Layers of A and of B."""
+        """Numbers of layers of A and of B."""
         return len(self._ends), len(self._begins)
 
     @torch.no_grad()
     def heads(self, ids: Tensor, layers: Collection[int]) -> Iterator[tuple[int, Tensor]]:
-        """Layers of A, from shallow to deep, each with the hidden states [B, T, d_a] behind it; one pass as far as the
-        deepest.
+        """Yield layers of A, from shallow to deep, each with the hidden states [B, T, d_a] after it.
+
+        Runs one pass, up to the deepest layer.
         """
         course, hidden, at = self.a.course(ids), ids, 0
         for layer in sorted(layers):
@@ -47,7 +46,7 @@ class ModelPair:
 
     @torch.no_grad()
     def passes(self, ids: Tensor, layers: Collection[int] = ()) -> tuple[dict[int, Tensor], Tensor]:
-        """B's hidden states [B, T, d_b] before the given layers, and before its head; one pass."""
+        """Return B's hidden states [B, T, d_b] before the given layers, and before its head, in one pass."""
         course, hidden, at = self.b.course(ids), ids, 0
         entries = {}
         for layer in sorted(layers):
@@ -57,12 +56,12 @@ class ModelPair:
         return entries, self.b.run(hidden, course, at, self.b.end)
 
     def tail(self, hidden: Tensor, ids: Tensor, layer: int) -> Tensor:
-        """Layers [layer, end) of B on hidden states [B, T, d_b] of all tokens -> states before the head."""
+        """Run layers [layer, end) of B on hidden states [B, T, d_b] of all tokens -> states before the head."""
         return self.b.run(hidden.to(self.b.dtype), self.b.course(ids), self._begins[layer], self.b.end)
 
 
 def _by_layer(stack: Stack, last: bool) -> dict[int, int]:
-    """Layer -> its first component, or the one behind its last."""
+    """Return layer -> the index of its first component, or the one after its last."""
     found: dict[int, int] = {}
     for index, placed in enumerate(stack.placed):
         if placed.layer is not None:

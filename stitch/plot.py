@@ -1,5 +1,4 @@
-"""A picture of a stitch over its places (as Figure 13 of BlockLLM): likeness to B at the head, and the chain's own
-accuracy.
+"""Plot a stitch over its places (as Figure 13 of BlockLLM): similarity to B at the head, and the chain's own accuracy.
 
 Reads the document alone. Colours are Okabe and Ito's; hollow marks are places that were never trained.
 """
@@ -25,7 +24,7 @@ _LINES = (
 
 
 def plot_stitch(document: Mapping[str, Any], path: Path) -> None:
-    """Write the picture as a PNG."""
+    """Write the plot as a PNG."""
     figure = _figure(11.5, 4.9)
     left, right = figure.subplots(1, 2)
     _similarity(left, document)
@@ -88,7 +87,7 @@ def _places(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """What stitches of several pairs are drawn against: its value for a document, and its words."""
+    """The horizontal axis of `plot_curve`: its value for a document, and its texts."""
 
     value: Callable[[Mapping[str, Any]], float]
     label: str
@@ -110,8 +109,9 @@ LIKENESS = Over(
 
 
 def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path, over: Over = SIZE) -> None:
-    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`), or against
-    another property.
+    """Plot the similarity of several stitches against the size of the model they lead to, or another property.
+
+    The size is `parents.b.params` of the document.
     """
     figure = _figure(7.5, 4.8)
     axes = figure.subplots()
@@ -143,7 +143,7 @@ def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path, over: Over = 
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of its own, drawn without a display and without matplotlib's global state."""
+    """Return a figure drawn without a display and without matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Where a stitch may stand: behind a layer of A, before a layer of B. Pure; knows nothing of models or of training."""
+"""The places of a stitch: after a layer of A, before a layer of B. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from surgery.chains.stitches import stitch_position
 from zoo.errors import InputError
 
 _POINT = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
-#: One place in so many is not trained on unless its user says which.
+#: By default one place in this many is not trained on.
 _HELD_OUT = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StitchPoint:
-    """Layers [0, a_layer] of A, the stitch, layers [b_layer, end) of B; both counted from 0. `seen`: it is trained
-    on.
+    """A place: layers [0, a_layer] of A, the stitch, layers [b_layer, end) of B; both counted from 0.
+
+    Fields:
+        seen: It is trained on.
     """
 
     a_layer: int
@@ -26,7 +28,7 @@ class StitchPoint:
 
     @property
     def position(self) -> float:
-        """What the stitch is told of its place (BL-09)."""
+        """The position input of the stitch at this place (BL-09)."""
         return stitch_position(self.a_layer, self.b_layer)
 
     def __str__(self) -> str:
@@ -34,11 +36,10 @@ class StitchPoint:
 
 
 def proportional(layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
-    """For every layer of A the layer of B that goes on from the nearest depth, shallow to deep.
+    """Return, for every layer of A, the place before the layer of B at the nearest depth, from shallow to deep.
 
-    A layer of A behind which nothing of B would be left has none. Every third place is kept out of training, never the
-    shallowest nor
-    the deepest: what is asked of the stitch there lies between what it has learned.
+    A layer of A after which nothing of B would remain has none. Every third place is kept out of training, but never
+    the shallowest or the deepest, so that the stitch has to interpolate there.
     """
     at = [(layer, (2 * (layer + 1) * layers_b + layers_a) // (2 * layers_a)) for layer in range(layers_a)]
     inside = [(a, b) for a, b in at if b < layers_b]
@@ -46,7 +47,7 @@ def proportional(layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
 
 
 def parse_points(text: str, seen: bool = True) -> tuple[StitchPoint, ...]:
-    """`1:2,3:4`: behind layer 1 of A before layer 2 of B, and so on. Raises InputError."""
+    """Parse `1:2,3:4`: after layer 1 of A before layer 2 of B, and so on. Raises InputError."""
     points = []
     for part in text.split(","):
         match = _POINT.fullmatch(part)
@@ -59,10 +60,10 @@ def parse_points(text: str, seen: bool = True) -> tuple[StitchPoint, ...]:
 
 
 def choose_points(given: Sequence[StitchPoint] | None, layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
-    """The given places, or all proportional ones; from shallow to deep.
+    """Return the given places, or all proportional ones, from shallow to deep.
 
     Raises:
-        InputError: a place is outside the models or named twice, or none is left to train on.
+        InputError: A place is outside the models or named twice, or none is left to train on.
     """
     points = tuple(sorted(given)) if given else proportional(layers_a, layers_b)
     for point in points:

@@ -1,4 +1,4 @@
-"""Where the state of a stitch's training lies (`surgery.training.checkpoint`). Knows nothing of what is trained."""
+"""The folder of a stitch training's state (`surgery.training.checkpoint`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from surgery.training.checkpoint import TaskFolder
 
 
 class StitchTask(TaskFolder):
-    """A training of stitches that can be interrupted. `described`: JSON; all that the result depends on."""
+    """A resumable training of stitches.
+
+    Args:
+        described: JSON; everything that the result depends on.
+    """
 
     def __init__(self, root: Path, described: Mapping[str, Any]) -> None:
         super().__init__(root, "stitch", described)

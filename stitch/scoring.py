@@ -1,8 +1,7 @@
-"""Figures of stitched chains on held-out text: how like B's their next-token distributions are, and how well they
-predict the text.
+"""Score stitched chains on held-out text: similarity to B's next-token distributions, and prediction of the text.
 
 All variants of a stitch (trained, its start, its control, none) are measured in one pass over both models, batch by
-batch; beside them the two models themselves. Knows nothing of training.
+batch, together with the two models themselves.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of the text's next tokens: share of them that were the likeliest, and the mean negative log-likelihood in
-    nats.
+    """Prediction of the text's next tokens.
+
+    Fields:
+        accuracy: Share of tokens that were the likeliest.
+        nll: Mean negative log-likelihood in nats.
     """
 
     accuracy: float
@@ -40,8 +42,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class PointScore:
-    """At one place: cosine at the head against B and KL(B, chain), means over tokens (BL-05); and the chain's own
-    predictions.
+    """Scores at one place, means over tokens.
+
+    Fields:
+        similarity: Cosine at the head against B (BL-05).
+        kl: KL(B, chain).
+        prediction: The chain's own predictions.
     """
 
     similarity: float
@@ -51,8 +57,12 @@ class PointScore:
 
 @dataclass(frozen=True)
 class StitchScores:
-    """`variants`: by variant, then by place. `a`, `b`: the two models by themselves, A compared with B as the chains
-    are.
+    """Scores of a stitch and its models.
+
+    Fields:
+        variants: By variant, then by place.
+        a: Model A by itself, compared with B as the chains are.
+        b: Model B by itself.
     """
 
     variants: Mapping[str, Mapping[StitchPoint, PointScore]]
@@ -91,7 +101,7 @@ def score(
 
 
 class _Sums:
-    """Sums over tokens of one chain's figures."""
+    """Sums of one chain's scores over tokens."""
 
     def __init__(self) -> None:
         self._tokens = self._next = 0
@@ -105,8 +115,8 @@ class _Sums:
         wanted_head: Callable[[Tensor], Tensor],
         ids: Tensor,
     ) -> None:
-        """States before the heads [B, T, width], the chain's and B's, over the tokens `ids` [B, T]."""
-        # The token behind the last of a window is unknown: it counts for the likeness only.
+        """Add states before the heads [B, T, width], the chain's and B's, over the tokens `ids` [B, T]."""
+        # The token after the last of a window is unknown, so it counts for the similarity only.
         following = F.pad(ids[:, 1:], (0, 1), value=-1).flatten()
         given, wanted = given.flatten(0, 1), wanted.flatten(0, 1)
         for part in chunks(len(given), head(given[:1]).shape[-1]):

@@ -1,4 +1,4 @@
-"""How a stitch is trained, as data. Knows nothing of models."""
+"""Settings of a stitch's training, as data."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ Precision = Literal["no", "bf16"]
 
 @dataclass(frozen=True, slots=True)
 class StitchSettings:
-    """All that decides what is learned.
+    """All settings that decide what is learned.
 
-    `points`: None for all proportional ones. `text`: a source of `surgery.text.text`, None for the built-in text. Each
-    step runs `batch` windows of `length` tokens through `places` of the unlocked points. `curriculum`: the share of the
-    steps in which points are unlocked from shallow to deep. The loss is `kl` times the divergence from B's
-    distribution, plus `cosine` times one minus the cosine of the two, plus `state` times the relative distance from B's
-    own hidden state, plus `labels` times the negative log-likelihood of the text's own next tokens (0: likeness to B is
-    all that counts; above, some of it is given for accuracy). `start`, `measured`: windows for the least squares and
-    for the figures. `controls`: also train without the position.
+    Fields:
+        points: None for all proportional ones.
+        text: A source of `surgery.text.text`; None for the built-in text.
+        rate: Peak learning rate.
+        batch: Windows per step.
+        length: Tokens per window.
+        places: Unlocked points per step.
+        windows: Training windows to draw.
+        start: Windows for the least squares.
+        measured: Windows for the scores.
+        curriculum: Share of the steps in which points are unlocked from shallow to deep.
+        kl: Weight of the divergence from B's distribution.
+        cosine: Weight of one minus the cosine of the two distributions.
+        state: Weight of the relative distance from B's own hidden state.
+        labels: Weight of the negative log-likelihood of the text's own next tokens. At 0 only similarity to B counts;
+            above, some of it is traded for accuracy.
+        controls: Also train without the position.
     """
 
     points: tuple[StitchPoint, ...] | None = None
@@ -47,7 +57,7 @@ class StitchSettings:
     precision: Precision = "no"
 
     def check(self) -> None:
-        """Raises InputError for settings that cannot be."""
+        """Raise InputError for impossible settings."""
         counts = (self.steps, self.batch, self.length - 1, self.places, self.windows, self.start, self.measured)
         if min(counts) < 1:
             raise InputError(
@@ -63,6 +73,6 @@ class StitchSettings:
             raise InputError("the weights of the loss are 0 or above, and one of them is above")
 
     def document(self) -> dict[str, Any]:
-        """As JSON, the places as text."""
+        """Return the settings as JSON, the places as lists."""
         points = None if self.points is None else [[point.a_layer, point.b_layer, point.seen] for point in self.points]
         return {**asdict(self), "points": points}

@@ -1,10 +1,8 @@
-"""The start of a stitch: least squares from `[hidden of A; position; 1]` to the hidden states of B at the same depth,
-over all its places (the pseudo-inverse of SN-Net, arXiv:2302.06586, with a ridge).
+"""The start of a stitch: least squares from `[hidden of A; position; 1]` to the hidden states of B at the same depth.
 
-Only the normal equations are kept, in float64, so memory does not grow with the text. Each place counts by the size of
-B's states
-there: deep states of a residual stream are many times larger, and would otherwise be all that is fitted. Knows nothing
-of training.
+It is fitted over all places (the pseudo-inverse of SN-Net, arXiv:2302.06586, with a ridge). Only the normal equations
+are kept, in float64, so memory does not grow with the text. Each place is weighted by the size of B's states there:
+deep states of a residual stream are many times larger and would otherwise dominate the fit.
 """
 
 from __future__ import annotations
@@ -24,14 +22,14 @@ _TOKENS = 512
 
 
 class Normal:
-    """Weighted normal equations `(X^T X) S = X^T Y` with a row of `X` being `[hidden; position; 1]`."""
+    """Weighted normal equations `(X^T X) S = X^T Y`; a row of `X` is `[hidden; position; 1]`."""
 
     def __init__(self, width_a: int, width_b: int, device: torch.device | str = "cpu") -> None:
         self._gram = torch.zeros(width_a + 2, width_a + 2, dtype=torch.float64, device=device)
         self._cross = torch.zeros(width_a + 2, width_b, dtype=torch.float64, device=device)
 
     def add_(self, hidden: Tensor, position: float, wanted: Tensor, weight: float = 1.0) -> None:
-        """Rows of one place: `hidden` [n, width_a], `wanted` [n, width_b]."""
+        """Add rows of one place: `hidden` [n, width_a], `wanted` [n, width_b]."""
         x = hidden.double()
         ones = x.new_ones(len(x), 1)
         x = torch.cat([x, ones * position, ones], dim=1)
@@ -39,13 +37,14 @@ class Normal:
         self._cross += weight * (x.T @ wanted.double())
 
     def solve(self, ridge: float, with_position: bool = True) -> Folded:
-        """The map that fits best. `ridge`: in units of the mean square of an input; it bears on the matrix and the
-        position, not the bias.
+        """Return the map that fits best.
 
-        `with_position` off: the best map that knows no position.
+        Args:
+            ridge: In units of the mean square of an input; it applies to the matrix and the position, not the bias.
+            with_position: If off, return the best map without a position.
 
         Raises:
-            TrainingFailed: what was added is not finite.
+            TrainingFailed: The added states are not finite.
         """
         gram, cross = self._gram.clone(), self._cross
         place = len(gram) - 2
@@ -68,8 +67,9 @@ class Normal:
 def fit(
     pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], advance: Callable[[int], None] | None = None
 ) -> Normal:
-    """Take the normal equations over windows [n, length] at the given places. `advance` is called with the windows
-    done.
+    """Build the normal equations over windows [n, length] at the given places.
+
+    `advance` is called with the windows done.
     """
     device = pair.b.device
     rows = max(1, _TOKENS // windows.shape[1])
@@ -79,7 +79,7 @@ def fit(
         ids = windows[lo : lo + rows].to(device)
         entries, _ = pair.passes(ids, {point.b_layer for point in points})
         for layer, entry in entries.items():
-            # The first batch fixes a place's weight: it must not change while equations are summed.
+            # The first batch fixes a place's weight, which must not change while equations are summed.
             weights.setdefault(layer, 1.0 / max(float(entry.float().square().mean()), 1e-30))
         for layer, hidden in pair.heads(ids, {point.a_layer for point in points}):
             flat = hidden.flatten(0, 1)

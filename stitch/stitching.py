@@ -1,8 +1,8 @@
-"""`train_stitch`: from two models of a zoo to a stitch between them, measured and stored (BL-09).
+"""`train_stitch`: train a stitch between two models of a zoo, score it and store it (BL-09).
 
-    text -> windows -> least squares -> training (and the control) -> figures on held-out text -> the zoo
+    text -> windows -> least squares -> training (and the control) -> scores on held-out text -> the zoo
 
-What takes long is kept under `<store>/work/` until the stitch is stored: a run that was stopped goes on where it was.
+Costly intermediate results are kept under `<store>/work/` until the stitch is stored, so an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ from zoo.catalog.names import check_name
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import digest_of
 
-#: Changes when the same settings no longer give the same stitch.
+#: Incremented when the same settings no longer give the same stitch.
 _VERSION = 1
-#: Windows of the least squares and of the figures are drawn with seeds of their own.
+#: Seed of the held-out windows; the training windows use the seed of the settings.
 _HELD_OUT_SEED = 1
 
 
 @dataclass(frozen=True)
 class StitchReport:
-    """A stitch in the zoo. `document`: `stitch.json`, the fields of `zoo stitch --json`; `reused`: it was there
-    already.
+    """A stitch in the zoo.
+
+    Fields:
+        document: `stitch.json`, the fields of `zoo stitch --json`.
+        reused: It existed already.
     """
 
     name: str
@@ -57,21 +60,21 @@ def train_stitch(
     restart: bool = False,
     progress: Progress | None = None,
 ) -> StitchReport:
-    """Train a stitch from A's hidden states to B's, and put it into the zoo.
+    """Train a stitch from A's hidden states to B's, and add it to the zoo.
 
     Args:
-        a, b: models whose head and whose tail are joined; the order counts.
-        name: of the stitch; `A-to-B-stitch` when None.
-        device: where both models run.
-        restart: forget what a run that was stopped has left.
+        a, b: The models that give the head and the tail of the chain; the order matters.
+        name: Name of the stitch; `A-to-B-stitch` when None.
+        device: Device of both models.
+        restart: Discard the state of an interrupted run.
 
     Raises:
-        NotFound, AmbiguousName: a model is not there.
-        Incomparable: their tokenizers differ.
-        InputError: the same model twice, a place outside the models, too little text; a name that no model may have.
-        NameTaken: the name holds another model, or another training of the stitch.
-        TrainingFailed: the loss was not finite; the last good state is kept.
-        KeyboardInterrupt: the state is kept.
+        NotFound, AmbiguousName: A model does not exist, or several match.
+        Incomparable: Their tokenizers differ.
+        InputError: The same model twice, a place outside the models, too little text, or an invalid name.
+        NameTaken: Another model has the name, or a stitch of another training.
+        TrainingFailed: The loss was not finite; the last good state is kept.
+        KeyboardInterrupt: The state is kept.
     """
     settings = settings or StitchSettings()
     settings.check()
@@ -95,8 +98,9 @@ def train_stitch(
 
 
 def _default_name(a: str, b: str) -> str:
-    """Of `org/a` and `org/b`: `a-to-b-stitch`. It ends in neither name, so both can still be called by their
-    endings.
+    """Return `a-to-b-stitch` for `org/a` and `org/b`.
+
+    It ends in neither name, so both models can still be found by their endings.
     """
     return f"{a.rsplit('/', 1)[-1]}-to-{b.rsplit('/', 1)[-1]}-stitch"
 
@@ -118,10 +122,13 @@ def _parents(zoo: Zoo, a: str, b: str) -> tuple[ModelHandle, ModelHandle]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a run is about, before anything heavy is loaded.
+    """A prepared run, before the models are loaded.
 
-    `train`: windows to learn from; `probe`: to measure on. `task`: what decides the weights, whose states are kept;
-    `run`: digest of that and of what is measured.
+    Fields:
+        train: Training windows.
+        probe: Windows to measure on.
+        task: Everything that decides the weights; holds the saved states.
+        run: Digest of the task and of what is measured.
     """
 
     name: str
@@ -142,7 +149,7 @@ class _Work:
         held_out = text.tokens(tokenizer, settings.length, settings.measured, "held_out", _HELD_OUT_SEED)
         _check_ids(models, learned, held_out)
         probe = Probe(text.digest, tokenizer_digest(reader), held_out)
-        # The text counts by what was drawn from it, not by its name; figures and controls do not change the stitch.
+        # The text counts by the windows drawn from it, not by its name; scores and controls do not change the stitch.
         decisive = {**settings.document(), "text": None, "controls": False, "measured": 0}
         described = {
             "version": _VERSION,
@@ -164,7 +171,7 @@ def _check_length(models: Iterable[ModelHandle], length: int) -> None:
 
 
 def _check_ids(models: Iterable[ModelHandle], *windows: Tensor) -> None:
-    """Text has ids of the tokenizer; a file of ids may have any."""
+    """Raise InputError for ids beyond a model's vocabulary, which a file of ids may contain."""
     highest = max(int(each.max()) for each in windows)
     for model in models:
         if highest >= vocabulary_size(model.manifest):
@@ -172,7 +179,7 @@ def _check_ids(models: Iterable[ModelHandle], *windows: Tensor) -> None:
 
 
 def _train(zoo: Zoo, work: _Work, device: str, progress: Progress) -> Mapping[str, Any]:
-    """All of it, to the stored document."""
+    """Run all parts and return the stored document."""
     clock = TrainingClock(work.task)
     with zoo.store.keeping():
         pair = ModelPair(*(open_stack(zoo.store, model.manifest, device) for model in work.models))

@@ -1,10 +1,10 @@
-"""A trained stitch into the zoo: a model of kind `stitch` with one component, its weights, and what is known of it.
+"""Store a trained stitch in the zoo: a model of kind `stitch` with one component, its weights, and its document.
 
     stitch.safetensors    weight [d_b, d_a + 1], bias [d_b]
-    stitch.json           the foundations, their widths, the figures (`surgery.chains.stitches` reads it)
+    stitch.json           the foundations, their widths, the scores (`surgery.chains.stitches` reads it)
 
-The component's own position is zero: where a chain puts the stitch, it gets a component of the same tensors with the
-position of that place. Knows nothing of training.
+The component's own position is zero. A chain that uses the stitch gets a component of the same tensors with the
+position of its place.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from zoo.records import Document
 from zoo.store import Store
 
 WEIGHTS_FILE = "stitch.safetensors"
-#: The kind of documents that hold a stitch's figures.
+#: Kind of the documents that hold a stitch's scores.
 DOCUMENT = "stitch"
 
 
 def stored_document(store: Store, name: str) -> Mapping[str, Any] | None:
-    """What is known of the stitch of this name; None when the name is free.
+    """Return the document of the stitch of this name; None if the name is free.
 
     Raises:
-        NameTaken: the name holds a model that is no stitch.
+        NameTaken: The name is that of a model that is not a stitch.
     """
     with store.catalog.reading() as reader:
         if name not in reader.names():

@@ -1,10 +1,10 @@
-"""Training a stitch (BL-09): from shallow places to deep ones, everything else frozen, B's own distribution as the
-teacher.
+"""Train a stitch (BL-09), from shallow places to deep ones, with B's own distribution as the teacher.
 
-Each step runs a few windows through A once, as far as the deepest of its places, and through B once for its
-distribution; then the stitch and the rest of B for each place. AdamW without decay in float32, clipped gradients;
-devices and mixed precision are accelerate's. What a step does depends on its number and the seed alone, so a training
-that goes on from a saved state ends, on the same machine, in the same bits. Knows nothing of stores.
+Both models are frozen. Each step runs a few windows through A once, up to the deepest of its places, and through B once
+for its distribution; then the stitch and the rest of B for each place. AdamW without decay in float32, clipped
+gradients; devices and mixed precision are accelerate's.
+
+A step depends on its number and the seed alone, so on the same machine a resumed training gives the same bits.
 """
 
 from __future__ import annotations
@@ -27,17 +27,22 @@ from surgery.training.checkpoint import Saved
 from surgery.training.loop import moments, remember_, run_
 from zoo.errors import TrainingFailed
 
-#: Called with (steps done, the loss of late).
+#: Called with (steps done, smoothed loss).
 Advance = Callable[[int, float], None]
 Keep = Callable[[Saved], None]
 
-#: How much of the shown loss is of the steps before.
+#: Weight of earlier steps in the smoothed loss.
 _SMOOTH = 0.95
 
 
 @dataclass(frozen=True)
 class StitchCourse:
-    """What a training is made of. `points`: those that are trained on; `windows`: int64 [n, length]."""
+    """The inputs of a training.
+
+    Fields:
+        windows: int64 [n, length].
+        points: The trained places.
+    """
 
     pair: ModelPair
     windows: Tensor
@@ -49,14 +54,14 @@ class StitchCourse:
 def train(
     course: StitchCourse, start: Folded, saved: Saved | None, keep: Keep, advance: Advance | None = None
 ) -> Folded:
-    """Train from a start, or go on from a saved state.
+    """Train from a start, or resume from a saved state.
 
     Args:
-        keep: called with the state now and then, on Ctrl-C, and before a failure is raised.
+        keep: Called with the state periodically, on Ctrl-C, and before a failure is raised.
 
     Raises:
-        TrainingFailed: the loss or its gradient is not finite; the state before that step was kept.
-        KeyboardInterrupt: after the step that it came in; the state was kept.
+        TrainingFailed: The loss or its gradient is not finite; the state before that step was saved.
+        KeyboardInterrupt: After the step during which it came; the state was saved.
     """
     trainer = Trainer(course, start)
     if saved is not None:
@@ -71,7 +76,7 @@ def train(
 
 
 class Trainer:
-    """One training and the step it is at."""
+    """One training and its current step."""
 
     def __init__(self, course: StitchCourse, start: Folded) -> None:
         from accelerate import Accelerator
@@ -79,7 +84,7 @@ class Trainer:
         settings, device = course.settings, course.pair.b.device
         self._course = course
         self._objective = Objective(settings.kl, settings.cosine, settings.labels)
-        # Where the models lie is their caller's choice.
+        # The caller has placed the models on their devices.
         self._accelerator = Accelerator(mixed_precision=settings.precision, device_placement=False)
         ruler = Ruler.from_positions([point.position for point in course.points])
         self.learner = Learner(start, ruler, course.with_position).to(device)
@@ -90,7 +95,7 @@ class Trainer:
         self.shown = math.nan
 
     def advance_(self) -> bool:
-        """One step. False, with everything as it was, when the loss or its gradient is not finite."""
+        """Run one step. Returns False, with nothing changed, if the loss or its gradient is not finite."""
         settings = self._course.settings
         task = lesson(
             self.step, settings.steps, settings.curriculum, self._course.points, settings.places,
@@ -109,7 +114,7 @@ class Trainer:
         return True
 
     def _learn(self, task: Lesson) -> float:
-        """Gradients of a lesson's mean loss; that loss."""
+        """Accumulate the gradients of a lesson's mean loss and return that loss."""
         pair, settings = self._course.pair, self._course.settings
         ids = self._course.windows[list(task.rows)].to(pair.b.device)
         wanted_layers = {point.b_layer for point in task.points} if settings.state else set()
@@ -124,14 +129,14 @@ class Trainer:
     def _place(
         self, point: StitchPoint, hidden: Tensor, ids: Tensor, wanted: Tensor, entry: Tensor | None, share: int
     ) -> float:
-        """Gradients of the loss at one place over `share`; that loss."""
+        """Accumulate the gradients of the loss at one place divided by `share`, and return that loss."""
         head = self._course.pair.b.head
         stitched = self._stitch(hidden, point.position)
         ended = self._course.pair.tail(stitched, ids, point.b_layer).flatten(0, 1)
         vocabulary = head(ended[:1].detach()).shape[-1]
         following = F.pad(ids[:, 1:], (0, 1), value=-1).flatten()
         value, gradient = self._objective.gradient(head, vocabulary, ended, wanted.flatten(0, 1), following)
-        # The head's part of the backward pass is done, in pieces; a product with its gradient carries on from there.
+        # The head's backward pass is done already, in chunks; this product continues from its gradient.
         loss = (ended.float() * gradient).sum()
         if entry is not None:
             entry = entry.float()
@@ -142,14 +147,14 @@ class Trainer:
         return value / share
 
     def state(self) -> Saved:
-        """All that going on takes."""
+        """Return everything needed to resume."""
         named = dict(self.learner.named_parameters())
         tensors = {**named, **moments(self._adam, named)}
         return Saved(self.step, tensors, {"shown": None if math.isnan(self.shown) else self.shown})
 
     @torch.no_grad()
     def resume_(self, saved: Saved) -> None:
-        """Take up a state. Raises KeyError, RuntimeError for one of another training."""
+        """Load a state. Raises KeyError, RuntimeError for one of another training."""
         named = dict(self.learner.named_parameters())
         for name, weight in named.items():
             weight.copy_(saved.tensors[name])

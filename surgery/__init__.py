@@ -1,1 +1,1 @@
-"""Cutting Hugging Face models into components, building and joining blocks, ingest and export."""
+"""Model surgery: cut Hugging Face models into components, build and join blocks, ingest and export."""

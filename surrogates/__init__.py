@@ -1,8 +1,9 @@
-"""Cheaper stand-ins of blocks (BL-10): pruned and recovered, or taken from a smaller model; scored, timed and stored
-with their pair.
+"""Cheaper stand-ins for blocks (BL-10): pruned and recovered, or taken from a smaller model.
 
-from surrogates import SurrogateOptions, make_surrogate
-report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))
+    from surrogates import SurrogateOptions, make_surrogate
+    report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))
+
+A stand-in is scored and timed, and stored with its scored pair.
 """
 
 from surrogates.cheaper import make_from

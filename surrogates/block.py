@@ -1,12 +1,12 @@
-"""A run of a stored model's components beside the whole model: what pruning measures, trains and times.
+"""A run of a stored model's components beside the whole model, for measuring, training and timing in pruning.
 
     subject = open_subject(store, manifest, layers, (lo, hi), device)
     states = record(subject, windows)                       # the exact block's inputs and outputs on calibration text
     block = subject.block()                                 # the exact block alone, over the same weights
     smaller = subject.block(run)                            # another run in its place
 
-Everything is computed in float32, whatever is stored: sums of many small steps are lost in half precision, or overflow.
-Knows nothing of pruning.
+Everything is computed in float32 for any stored dtype: in half precision, sums of many small steps are lost or
+overflow.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from zoo.errors import InputError
 from zoo.manifest import ModelManifest, Placed
 from zoo.store import Store
 
-#: Bytes of hidden states that are kept for calibration at most; fewer windows are drawn for wide models.
+#: Maximum bytes of hidden states kept for calibration; fewer windows are drawn for wide models.
 STATES_LIMIT = 1 << 30
-#: Bytes of one set of logits at most, where distributions over the vocabulary are looked at.
+#: Maximum bytes of one set of logits, where vocabulary distributions are computed.
 LOGITS_LIMIT = 1 << 27
 
 
 class ParentBlock(nn.Module):
-    """Components of a chain one after the other, without those before and behind them; the chain's head for looking at
-    its output.
+    """Consecutive components of a chain without those around them, and the chain's head to decode their output.
 
-    `names[i]`: the weights of component i under their names within it. `changed`: components that differ from the exact
-    block's.
+    Fields:
+        names: `names[i]` are the weights of component i under their names within it.
+        changed: Components that differ from the exact block's.
     """
 
     def __init__(self, stack: Stack, changed: Sequence[int] = ()) -> None:
@@ -52,20 +52,25 @@ class ParentBlock(nn.Module):
         return list(self.stack.parts)[:-1]
 
     def course(self, ids: Tensor, cache: Any = None, positions: Tensor | None = None) -> Course:
-        """Of a batch [B, T] of which only the shape counts; `cache` counts attention from this block's first."""
+        """Return the course of a batch [B, T], of which only the shape counts.
+
+        `cache` numbers attention from this block's first.
+        """
         return self.stack.course(ids, cache=cache, positions=positions)
 
     def forward(self, hidden: Tensor, course: Course) -> Tensor:
-        """Hidden states [B, T, width] through the block."""
+        """Run hidden states [B, T, width] through the block."""
         return self.stack.run(hidden, course, 0, self.stack.end)
 
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Components in order, how each is built (`plan.links`: one per component), and tensors by digest that are not the
-    subject's.
+    """Components in order, with their plan and the tensors that the subject does not have.
 
-    `plan.sources` begin with those of the subject. `changed`: indices of components that differ from the exact block's.
+    Fields:
+        plan: `plan.links` has one entry per component; `plan.sources` begin with those of the subject.
+        tensors: Tensors by digest, beyond the subject's.
+        changed: Indices of components that differ from the exact block's.
     """
 
     placed: tuple[Placed, ...]
@@ -76,10 +81,12 @@ class BlockRun:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model whose block gets a stand-in. The block is components [lo, hi); `layers` are its first and last layer,
-    inclusive.
+    """The model with the block that gets a stand-in. The block is components [lo, hi).
 
-    `tensors`: float32, on the device, by digest. `exact`: all components.
+    Fields:
+        layers: The block's first and last layer, inclusive.
+        tensors: digest -> tensor, float32, on the device.
+        exact: All components of the model.
     """
 
     manifest: ModelManifest
@@ -96,20 +103,18 @@ class Subject:
 
     @property
     def width(self) -> int:
-        """Of the hidden states that the block reads."""
+        """Width of the hidden states that the block reads."""
         source = self.plan.links[self.lo].source
         return int(self.exact.configs[source or 0].hidden_size)
 
     @property
     def vocabulary(self) -> int:
-        """Ids that the model has an embedding for."""
+        """Number of ids that the model has an embedding for."""
         table: Any = self.exact.parts[0].table
         return int(table.weight.shape[0])
 
     def windows_at_once(self, length: int, most: int) -> int:
-        """How many windows of `length` tokens may have logits at the same time: as many as `LOGITS_LIMIT` holds, up to
-        `most`.
-        """
+        """Return how many windows of `length` tokens fit into `LOGITS_LIMIT` at once, at most `most`."""
         return max(1, min(most, LOGITS_LIMIT // (4 * length * self.vocabulary)))
 
     @property
@@ -123,8 +128,9 @@ class Subject:
         return BlockRun(self.placed, ChainPlan(self.plan.sources, self.plan.links[self.lo : self.hi]), {})
 
     def block(self, run: BlockRun | None = None, dtype: torch.dtype = torch.float32) -> ParentBlock:
-        """A block of its own modules: the exact one over the subject's weights, or another run; in another dtype over
-        copies.
+        """Return a block with its own modules: the exact one over the subject's weights, or another run.
+
+        In another dtype than float32 it uses copies of the weights.
         """
         run = self.run if run is None else run
         plan = ChainPlan(run.plan.sources, (*run.plan.links, self.plan.links[-1]))
@@ -137,15 +143,16 @@ class Subject:
         return ParentBlock(stack.to(self.device), run.changed)
 
     def tail(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """What stands behind the block, on its output: logits [B, T, vocabulary]."""
+        """Run everything after the block on its output: logits [B, T, vocabulary]."""
         return self.exact.run(hidden, self.exact.course(ids), self.hi, len(self.exact.parts))
 
 
 def open_subject(
     store: Store, manifest: ModelManifest, layers: tuple[int, int], bounds: tuple[int, int], device: str = "cpu"
 ) -> Subject:
-    """Load a stored model for work on components [lo, hi) = `bounds`. Raises DamagedObject, NotServable,
-    MalformedCheckpoint.
+    """Load a stored model for work on components [lo, hi) = `bounds`.
+
+    Raises DamagedObject, NotServable, MalformedCheckpoint.
     """
     plan = plan_of(config_of(store, manifest), manifest.components)
     tensors = {
@@ -156,7 +163,7 @@ def open_subject(
 
 
 def _used(run: BlockRun, subject: Subject) -> set[str]:
-    """Digests of the tensors of a run and of the head behind it, adapters' included."""
+    """Return the digests of the tensors of a run and of the head after it, adapters' included."""
     found: set[str] = set()
     for placed in (*run.placed, subject.manifest.components[-1]):
         adapter = placed.component.adapter
@@ -169,13 +176,19 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_float32(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """On a device, floating-point values in float32."""
+    """Return the tensor on a device, with floating-point values in float32."""
     return tensor.to(device=device, dtype=torch.float32) if tensor.is_floating_point() else tensor.to(device)
 
 
 @dataclass(frozen=True)
 class States:
-    """The exact block on windows of text. `ids` [n, T]; `inputs`, `outputs` [n, T, width], float32. All on the CPU."""
+    """The exact block on windows of text, on the CPU.
+
+    Fields:
+        ids: [n, T].
+        inputs: [n, T, width], float32.
+        outputs: [n, T, width], float32.
+    """
 
     ids: Tensor
     inputs: Tensor
@@ -185,11 +198,11 @@ class States:
         return len(self.ids)
 
     def select_windows(self, which: Tensor | slice, device: torch.device | str = "cpu") -> States:
-        """Some windows, on a device."""
+        """Return some windows, on a device."""
         return States(*(each[which].to(device) for each in (self.ids, self.inputs, self.outputs)))
 
     def batches(self, size: int, device: torch.device | str = "cpu") -> Iterator[States]:
-        """All windows in order, `size` at a time."""
+        """Yield all windows in order, `size` at a time."""
         for at in range(0, len(self), size):
             yield self.select_windows(slice(at, at + size), device)
 
@@ -199,7 +212,7 @@ def record(subject: Subject, windows: Tensor, batch: int = 16) -> States:
     """Run the exact model up to the block's end on windows of token ids, int64 [n, T].
 
     Raises:
-        InputError: ids outside the vocabulary, or hidden states that are not finite.
+        InputError: Ids outside the vocabulary, or hidden states that are not finite.
     """
     exact = subject.exact
     inputs: list[Tensor] = []
@@ -219,5 +232,5 @@ def record(subject: Subject, windows: Tensor, batch: int = 16) -> States:
 
 
 def windows_that_fit(count: int, length: int, width: int) -> int:
-    """As many windows of `length` tokens as are asked for, or as the states of fit the limit."""
+    """Return how many of `count` windows of `length` tokens have states within the limit."""
     return max(1, min(count, STATES_LIMIT // (2 * 4 * length * width)))

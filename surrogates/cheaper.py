@@ -1,12 +1,11 @@
-"""The second kind of stand-in (BL-10): a cheaper block that exists already, of a smaller model or of fewer layers,
-in a block's place.
+"""Stand-ins from existing blocks (BL-10): a cheaper block of a smaller model, or fewer layers, in a block's place.
 
     report = make_from(zoo, "wide", (4, 7), "narrow")                  # the narrow model's layers at the same depth,
                                                                        stitched at both ends
     report = make_from(zoo, "base", (4, 6), "base", take=(4, 5))       # a layer left out
 
-It costs no bytes: components are named, not copied, and where widths differ the two models' stitches (`zoo stitch`)
-stand at both ends. Scored, timed and recorded as pruned ones are. Knows nothing of how stitches are trained.
+This costs no bytes: components are referenced, not copied. Where widths differ, the two models' stitches (`zoo stitch`)
+are inserted at both ends. The result is scored, timed and recorded as a pruned stand-in is.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ def make_from(
     take: tuple[int, int] | None = None,
     options: SurrogateOptions | None = None,
 ) -> SurrogateReport:
-    """Put another model's layers in place of a block, if they are fewer parameters.
+    """Put another model's layers in place of a block, if they have fewer parameters.
 
     Args:
-        layers: of `model`, first and last inclusive.
-        take: of `other`, first and last inclusive; the run at the same relative depth when None.
+        layers: Layers of `model`, first and last inclusive.
+        take: Layers of `other`, first and last inclusive; the run at the same relative depth when None.
 
     Raises:
-        NotFound: a model, or a stitch between the two widths.
-        InputError: layers that are not there, a run that is not cheaper, blocks with stitches or adapters inside.
-        Incomparable: the models read text differently.
+        NotFound: A model, or a stitch between the two widths.
+        InputError: Layers that do not exist, a run that is not cheaper, blocks with stitches or adapters inside.
+        Incomparable: The models' tokenizers differ.
     """
     options = options or SurrogateOptions()
     options.check()
@@ -84,7 +83,7 @@ def make_from(
 
 @dataclass(frozen=True)
 class _Swap:
-    """Components `bounds` of a model, replaced as a composition says."""
+    """A model with components `bounds` replaced as a composition says."""
 
     zoo: Zoo
     manifest: ModelManifest
@@ -97,11 +96,11 @@ class _Swap:
             return draft(self.zoo.store, reader, self.wanted, self.name)
 
     def inside(self, made: MadeModel) -> tuple[int, int]:
-        """The stand-in's components in the chain: what stands behind the block is as long as it was."""
+        """Return the stand-in's components in the chain; the part after the block has its old length."""
         return self.bounds[0], len(made.components) - (len(self.manifest.components) - self.bounds[1])
 
     def removed(self, made: MadeModel) -> float:
-        """Share of the block's parameters that the stand-in saves. Raises InputError when it saves none."""
+        """Return the share of the block's parameters that the stand-in saves. Raises InputError if it saves none."""
         metas = {**made.tensors, **{tensor.digest: tensor for tensor in self.manifest.tensors}}
         (lo, hi), (first, end) = self.bounds, self.inside(made)
         old, new = _parameters(self.manifest.components[lo:hi], metas), _parameters(made.components[first:end], metas)
@@ -113,7 +112,7 @@ class _Swap:
         return 1.0 - new / old
 
     def run(self, made: MadeModel, subject: Subject) -> BlockRun:
-        """The stand-in over tensors of its own, behind the subject's sources."""
+        """Return the stand-in over its own tensors, with its sources after the subject's."""
         lo, hi = self.inside(made)
         placed = made.components[lo:hi]
         named = {
@@ -130,7 +129,7 @@ class _Swap:
         return BlockRun(placed, ChainPlan((*subject.plan.sources, *made.plan.sources), tuple(links)), tensors)
 
     def put(self, source: str, pair: Callable[[ChainRun, ChainRun], Equivalence]) -> MadeReport:
-        """Into the zoo, drafted anew under the lock: what it names is then there to stay."""
+        """Draft the chain again under the store's lock, so that its components stay in the store, and add it."""
         with self.zoo.store.ingesting():
             made = self.draft()
             runs = ChainRun(self.manifest.name, *self.bounds), ChainRun(self.name, *self.inside(made))
@@ -139,13 +138,14 @@ class _Swap:
 
 
 def layers_of(manifest: ModelManifest) -> int:
-    """How many layers a model has."""
+    """Return a model's number of layers."""
     return 1 + max((placed.layer for placed in manifest.components if placed.layer is not None), default=-1)
 
 
 def proportional(layers: tuple[int, int], count: int, other: int) -> tuple[int, int]:
-    """The run of a model of `other` layers that lies at the depth of `layers` in one of `count`; first and last
-    inclusive.
+    """Return the run, in a model of `other` layers, at the depth of `layers` in a model of `count` layers.
+
+    Runs are first and last layer, inclusive.
     """
     first = round(layers[0] * other / count)
     last = round((layers[1] + 1) * other / count) - 1

@@ -1,11 +1,10 @@
-"""`make_surrogate`: a cheaper stand-in for a run of a model's layers, pruned, recovered, scored, timed and put into the
-zoo (BL-10).
+"""`make_surrogate`: make a cheaper stand-in for a run of a model's layers and add it to the zoo (BL-10).
 
     report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))
 
-Plan, then apply: `plan_surrogate` gives the plan alone. The surrogate is a model of its own: its parent's chain with
-the pruned components in place, so that it costs only their tensors; the parent is its base, without which a stand-in
-means nothing. The scored pair (exact block, stand-in) is recorded in the same transaction. Knows nothing of serving.
+The steps are plan, prune, recover, score, time and store; `plan_surrogate` returns the plan alone. The surrogate is a
+model of its own: its parent's chain with the pruned components in place, so it costs only their tensors. The parent is
+its base. The scored pair (exact block, stand-in) is recorded in the same transaction.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def plan_surrogate(zoo: Zoo, model: str, layers: tuple[int, int], options: SurrogateOptions) -> PrunePlan:
-    """What would be removed, and nothing else. Raises as `make_surrogate`."""
+    """Return the plan of what would be removed, without doing it. Raises as `make_surrogate`."""
     options.check()
     handle = zoo.model(model)
     target = _target(zoo, handle, layers, options.part)
@@ -67,12 +66,13 @@ def make_surrogate(
     """Prune, refit, recover, score, time and store a stand-in.
 
     Args:
-        layers: first and last, counted from 0, both inclusive.
-        progress: called with (what is being done, steps done, steps in all).
+        layers: First and last, counted from 0, both inclusive.
+        progress: Called with (name of the part, steps done, steps in all).
 
     Raises:
-        NotFound, AmbiguousName, NameTaken: of the model, or of the surrogate's name.
-        InputError: what cannot be pruned, see `surrogates.pruning.draft.target_of`; text or values that cannot be used.
+        NotFound, AmbiguousName, NameTaken: The model does not exist or is ambiguous, or the surrogate's name is taken.
+        InputError: The layers cannot be pruned (see `surrogates.pruning.draft.target_of`), or text or values cannot be
+            used.
     """
     options = options or SurrogateOptions()
     options.check()
@@ -112,7 +112,7 @@ def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) 
 
 
 def free_name(zoo: Zoo, name: str) -> str:
-    """The name, before long work is done for it. Raises NameTaken; InputError where no model may be called so."""
+    """Return the name after checking it before long work. Raises NameTaken; InputError for an invalid name."""
     check_name(name)
     if any(summary.name == name for summary in zoo.models()):
         raise NameTaken(
@@ -122,8 +122,9 @@ def free_name(zoo: Zoo, name: str) -> str:
 
 
 def make_plan(target: PruneTarget, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
-    """Counts nearest to the ratio, and the units that score best. Without `material` by the size of the weights
-    alone.
+    """Return the plan: the feasible counts nearest to the ratio, and the units with the highest scores.
+
+    Without `material`, units are scored by the size of their weights alone.
     """
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
@@ -146,7 +147,7 @@ def prune_and_recover(
     options: SurrogateOptions,
     progress: Progress | None,
 ) -> tuple[BlockRun, Recovery | None]:
-    """Apply a plan: slices, closed form, training. The run's tensors are in the stored dtype, rounded."""
+    """Apply a plan: slice, refit, train. The resulting run's tensors are rounded to the stored dtype."""
     subject = material.subject
     run = pruned_run(target, plan, subject.tensors)
     block = subject.block(run)
@@ -165,7 +166,7 @@ def prune_and_recover(
 
 
 def _rounded(target: PruneTarget, run: BlockRun, block: ParentBlock) -> dict[str, Tensor]:
-    """A block's changed weights, each in the dtype that its own tensor was stored in."""
+    """Return a block's changed weights, each in the dtype that its original tensor is stored in."""
     dtypes = {tensor.digest: TORCH_DTYPES[tensor.dtype] for tensor in target.manifest.tensors}
     tensors: dict[str, Tensor] = {}
     for at in run.changed:
@@ -177,12 +178,12 @@ def _rounded(target: PruneTarget, run: BlockRun, block: ParentBlock) -> dict[str
 
 
 def _holds(target: PruneTarget, at: int, path: str) -> bool:
-    """Whether component `at` of the run is pruned and ends in this layer."""
+    """Return whether component `at` of the run is pruned and ends in this layer."""
     return at in target.changed and any(axis.name == f"{path}.weight" for axis in target.axes[at])
 
 
 def _settings(target: PruneTarget, plan: PrunePlan, material: Material, options: SurrogateOptions) -> dict[str, Any]:
-    """All that recovery depends on."""
+    """Return everything that recovery depends on."""
     chain = [placed.component.digest for placed in target.manifest.components]
     learned = Probe(material.probe.text, material.probe.tokenizer, material.learn.ids)
     return {
@@ -195,7 +196,7 @@ def _settings(target: PruneTarget, plan: PrunePlan, material: Material, options:
 
 
 def carried(handle_sides: tuple[SideFile, ...]) -> tuple[SideFile, ...]:
-    """Tokenizer and generation settings of the parent, as files of the surrogate's own."""
+    """Return tokenizer and generation settings of the parent, as the surrogate's own files."""
     skipped = ("config.json", "README.md", "adapter_config.json")
     kept = [side for side in handle_sides if side.path not in skipped and not side.path.endswith(".index.json")]
     return tuple(SideFile(side.path, side.blob, side.nbytes) for side in kept)

@@ -1,10 +1,9 @@
-"""A model and text in its own tokens: what a stand-in is made from, and what it is measured on.
+"""A model with text in its own tokens, for making a stand-in and measuring it.
 
     material = gather(zoo, handle, (4, 6), (9, 15), options)
     agreement, speed = score(material, run, options.timing)
 
-Three sets of windows: to learn from, to decide by, and held out, which only measure. Knows nothing of how stand-ins are
-made.
+There are three sets of windows: for training, for deciding whether recovery helped, and held out for measuring.
 """
 
 from __future__ import annotations
@@ -29,13 +28,20 @@ from zoo.manifest import ModelManifest
 if TYPE_CHECKING:
     from zoo.api import ModelHandle, Zoo
 
-#: One window in so many is not learned from but decides whether recovery helped.
+#: One training window in this many is used to decide whether recovery helped instead.
 _CHECKS = 8
 
 
 @dataclass(frozen=True)
 class Material:
-    """Text in the model's own tokens. `learn`, `check`: to learn from and to decide by; `measure`: held out."""
+    """A model's block on text in its own tokens.
+
+    Fields:
+        learn: Training windows.
+        check: Windows to decide by.
+        measure: Held-out windows.
+        probe: The held-out windows with their digests.
+    """
 
     subject: Subject
     learn: States
@@ -45,8 +51,9 @@ class Material:
 
 
 def device_of(name: str) -> str:
-    """The accelerator there is, else the CPU, for "auto"; any other name as it is. Raises InputError for a device that
-    is not there.
+    """Return the accelerator if there is one, else the CPU, for "auto"; any other name unchanged.
+
+    Raises InputError for a device that does not exist.
     """
     if name == "auto":
         return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
@@ -61,11 +68,11 @@ def device_of(name: str) -> str:
 def gather(
     zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple[int, int], options: SurrogateOptions
 ) -> Material:
-    """The model and what its block [lo, hi) does on text.
+    """Load the model and record its block [lo, hi) on text.
 
     Raises:
-        InputError: text that cannot be read or that the model has no ids for, windows beyond its context, values that
-            are not finite.
+        InputError: Text that cannot be read or has ids beyond the vocabulary, windows longer than the context, or
+            values that are not finite.
     """
     device = device_of(options.device)
     text = read_text(options.text)
@@ -104,7 +111,7 @@ def _check_context(subject: Subject, length: int) -> None:
 
 
 def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
-    """The dtype that the matrices of components [lo, hi) are stored in."""
+    """Return the dtype that the matrices of components [lo, hi) are stored in."""
     names = {digest for placed in manifest.components[lo:hi] for _, digest in placed.component.tensors}
     return TORCH_DTYPES[
         max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype
@@ -112,7 +119,7 @@ def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
 
 
 def score(material: Material, run: BlockRun, timing: TimingSettings) -> tuple[Agreement, Speed]:
-    """How well the run does the block's work on held-out text, and how fast, in the dtype that is stored."""
+    """Score how well the run replaces the block on held-out text, and time it in the stored dtype."""
     subject = material.subject
     dtype = stored_dtype(subject.manifest, subject.lo, subject.hi)
     block = subject.block(run)
@@ -131,7 +138,7 @@ def _output(block: ParentBlock, hidden: torch.Tensor, ids: torch.Tensor) -> torc
 
 
 def metrics_of(agreement: Agreement, speed: Speed, removed_ratio: float) -> dict[str, float]:
-    """The scores beside the similarity, as a recorded pair keeps them."""
+    """Return the scores beside the similarity, for a recorded pair."""
     return {
         "removed_ratio": removed_ratio,
         "speedup": speed.decode.median,

@@ -1,4 +1,4 @@
-"""What is asked for when a stand-in is made, and what is told about it afterwards. Frozen data."""
+"""Options for making a stand-in, and the report on it. Frozen data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from zoo.errors import InputError
 
 @dataclass(frozen=True)
 class SurrogateOptions:
-    """How a stand-in is made. `windows` of `length` tokens to learn from, `held_out` windows that only measure,
-    `scored` windows for
-    importance. `device`: "auto" takes an accelerator where there is one."""
+    """How a stand-in is made.
+
+    Fields:
+        ratio: Share of the block's parameters to remove.
+        windows: Training windows of `length` tokens.
+        held_out: Windows for measuring only.
+        scored: Windows for importance scores.
+        device: "auto" uses an accelerator if there is one.
+    """
 
     part: Part = "layer"
     ratio: float = 0.5
@@ -35,7 +41,7 @@ class SurrogateOptions:
     timing: TimingSettings = field(default_factory=TimingSettings)
 
     def check(self) -> None:
-        """Raises InputError for options that cannot be."""
+        """Raise InputError for impossible options."""
         check_ratio(self.ratio)
         self.recovery.check()
         if min(self.windows, self.held_out, self.scored) < 1 or self.length < 2:
@@ -44,8 +50,11 @@ class SurrogateOptions:
 
 @dataclass(frozen=True)
 class SurrogateReport:
-    """What was made. `probe`: digest of the held-out text that the scores were taken on. `recovery`: None where none
-    was asked for.
+    """The surrogate that was made.
+
+    Fields:
+        probe: Digest of the held-out text that the scores were measured on.
+        recovery: None without recovery.
     """
 
     surrogate: str
@@ -65,10 +74,10 @@ class SurrogateReport:
 
     @property
     def similarity(self) -> float:
-        """Behind the block, on held-out text (Table 4)."""
+        """Similarity after the block, on held-out text (Table 4)."""
         return self.agreement.block
 
     @property
     def speedup(self) -> float:
-        """Of the block, decoding."""
+        """Speedup of the block in decoding."""
         return self.speed.decode.median

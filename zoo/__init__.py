@@ -1,5 +1,6 @@
-"""The block zoo: every distinct weight stored once, every model a chain of blocks. `from zoo import Zoo` is all you
-need.
+"""The block zoo: a store that keeps every distinct tensor once and every model as a chain of blocks.
+
+Use `from zoo import Zoo`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["ModelHandle", "Zoo"]
 
 
 def __getattr__(name: str) -> Any:
-    """The facade is loaded on first use: the store's own modules import neither it nor surgery."""
+    """Import the facade on first use, since the store's own modules must import neither it nor `surgery`."""
     if name in __all__:
         import zoo.api
 

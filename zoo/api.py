@@ -1,12 +1,12 @@
-"""The facade: one import for everything that the zoo does with models.
+"""The facade of the zoo: one class with every operation on stored models.
 
     from zoo import Zoo
     with Zoo("zoo_store") as zoo:
         zoo.ingest("meta-llama/Llama-2-7b")
         model = zoo.model("7b").load()
 
-It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or
-surgery. torch and transformers are imported by what needs them.
+This module, `zoo.handle` and `zoo.integrations` sit above the rest of `zoo/`: no other module of the package imports
+them or `surgery`. torch and transformers are imported only by the operations that need them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["ModelHandle", "Zoo"]
 
 
 class Zoo:
-    """A store and what can be done with it. Safe for any number of processes; a context manager."""
+    """An open store and the operations on it. Safe for any number of processes; a context manager."""
 
     def __init__(
         self, path: str | os.PathLike[str] = "zoo_store", database: str | None = None, create: bool = True
@@ -47,11 +47,12 @@ class Zoo:
         """Open the store in a folder.
 
         Args:
-            database: SQLAlchemy URL of the catalogue, instead of a SQLite file in the folder.
-            create: make a new store where there is none.
+            path: The store's folder.
+            database: SQLAlchemy URL of the catalogue; None for a SQLite file in the folder.
+            create: Create a store if the folder has none.
 
         Raises:
-            StoreError: the folder or the database cannot be used, or there is no store and `create` is off.
+            StoreError: The folder or the database cannot be used, or there is no store and `create` is off.
         """
         self.store = Store.open(Path(path), database, create=create)
 
@@ -64,18 +65,18 @@ class Zoo:
         allow_pickle: bool = False,
         progress: Progress | None = None,
     ) -> IngestReport:
-        """Put a checkpoint into the zoo.
+        """Add a checkpoint to the zoo.
 
         Args:
-            source: a folder (Hugging Face, PEFT or Meta's layout) or a hub id.
-            name: what to call it; the hub id or the folder's name when None.
-            base: the model it was made from, where that cannot be found out.
-            revision: of a hub id.
-            allow_pickle: read `*.bin` weights through torch's restricted loader.
-            progress: called with (bytes done, bytes in all).
+            source: A folder (Hugging Face, PEFT or Meta's layout) or a hub id.
+            name: Name of the model; None for the hub id or the folder's name.
+            base: The model it was made from, if the checkpoint does not name it.
+            revision: Revision of a hub id.
+            allow_pickle: Read `*.bin` weights through torch's restricted loader.
+            progress: Called with (bytes done, bytes in all).
 
         Raises:
-            zoo.errors.ZooError: see `surgery.ingest.ingest.ingest`; nothing is left in the store then.
+            zoo.errors.ZooError: See `surgery.ingest.ingest.ingest`; nothing is left in the store then.
         """
         from surgery.ingest.ingest import ingest
         from surgery.sources import open_source
@@ -83,14 +84,14 @@ class Zoo:
         return ingest(self.store, open_source(os.fspath(source), revision, allow_pickle), name, base, progress)
 
     def compose(self, composition: str | os.PathLike[str] | Mapping[str, Any], name: str | None = None) -> MadeReport:
-        """Put a chain of other models' layers into the zoo; it costs no bytes.
+        """Add a chain of other models' layers to the zoo; it costs no bytes.
 
         Args:
-            composition: a YAML file, or the same document as a mapping; see `surgery.chains.composition`.
-            name: what to call it; the file's name when None, needed for a mapping.
+            composition: A YAML file, or the same document as a mapping; see `surgery.chains.composition`.
+            name: Name of the model; None for the file's name. Required for a mapping.
 
         Raises:
-            zoo.errors.ZooError: see `surgery.chains.compose.compose`; nothing is left in the store then.
+            zoo.errors.ZooError: See `surgery.chains.compose.compose`; nothing is left in the store then.
         """
         from surgery.chains.compose import compose
         from surgery.chains.composition import parse, read_composition
@@ -117,20 +118,20 @@ class Zoo:
         budget: float | None = None,
         progress: DeltaProgress | None = None,
     ) -> DeltaReport:
-        """Write a full fine-tune as its base plus low-rank deltas and keep that beside it.
+        """Write a full fine-tune as its base plus low-rank deltas and store the result as a new model.
 
         Args:
-            rank: of the deltas, in the mean; the smallest that reaches `target` when None.
-            target: similarity to the exact fine-tune at the head, on held-out text.
-            budget: instead of rank and target, at most so many bytes; below 1, this share of what the fine-tune adds to
-                its base.
-            base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved
-                shares nothing.
-            text: what to weigh and score on; the built-in text when None (see `surgery.text.text.read_text`).
-            variant: what to call the result.
+            rank: Mean rank of the deltas; None for the smallest that reaches `target`.
+            target: Similarity to the exact fine-tune at the head, on held-out text.
+            budget: Replaces rank and target: at most this many bytes; below 1, this share of the bytes that the
+                fine-tune adds to its base.
+            base: The model it was made from, if the catalogue does not have it: a fine-tune in which every tensor
+                changed shares nothing with its base.
+            text: Text for weighting and scoring; None for the built-in text (see `surgery.text.text.read_text`).
+            variant: Name of the result.
 
         Raises:
-            zoo.errors.ZooError: see `surgery.deltas.make.delta`; nothing is left in the store then.
+            zoo.errors.ZooError: See `surgery.deltas.make.delta`; nothing is left in the store then.
         """
         from surgery.deltas.make import DeltaOptions, delta
         from surgery.deltas.windows import read_windows
@@ -142,17 +143,17 @@ class Zoo:
         return delta(self.store, model.name, windows, options, variant, progress)
 
     def models(self) -> list[ModelSummary]:
-        """One line per model, sorted by name."""
+        """Return one summary per model, sorted by name."""
         with self.store.catalog.reading() as reader:
             return reader.models()
 
     def model(self, name: str) -> ModelHandle:
-        """A model by its name or a unique ending of it. Raises NotFound, AmbiguousName."""
+        """Return a model by its name or a unique ending of it. Raises NotFound, AmbiguousName."""
         with self.store.catalog.reading() as reader:
             return ModelHandle(self.store, reader.model(reader.resolve(name)))
 
     def remove(self, name: str) -> str:
-        """Remove a model; its full name. Raises NotFound, AmbiguousName, InUse."""
+        """Remove a model and return its full name. Raises NotFound, AmbiguousName, InUse."""
         from surgery.models.remove import remove
 
         return remove(self.store, name)
@@ -160,16 +161,18 @@ class Zoo:
     def compare(
         self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None
     ) -> Comparison:
-        """How alike two models are, part by part (BL-05); the scores are kept. See `surgery.scoring.compare.compare`.
+        """Score how similar two models are, part by part (BL-05), and store the scores.
+
+        See `surgery.scoring.compare.compare`.
 
         Args:
-            settings: text, granularity, device and so on; layers over the built-in text when None.
-            progress: called with (batches done, batches in all).
+            settings: Text, granularity, device and so on; None for layers over the built-in text.
+            progress: Called with (batches done, batches in all).
 
         Raises:
-            NotFound, AmbiguousName: no such model, or several.
-            Incomparable: the models' tokenizers differ, or their states cannot be read.
-            InputError: the probe cannot be used.
+            NotFound, AmbiguousName: No such model, or several.
+            Incomparable: The models' tokenizers differ, or their hidden states cannot be read.
+            InputError: The probe cannot be used.
         """
         from surgery.scoring.compare import compare
 
@@ -183,15 +186,15 @@ class Zoo:
         settings: CompareSettings | None = None,
         progress: Progress | None = None,
     ) -> tuple[Equivalence, ...]:
-        """Cut a full fine-tune and its base where they stop being alike (BL-04); see `surgery.scoring.equate.equate`.
+        """Cut a full fine-tune and its base where they stop being similar (BL-04); see `surgery.scoring.equate.equate`.
 
         Args:
-            base: what to score it against; the model it was made from when None.
-            threshold: similarity that components must exceed to be one equivalent block.
+            base: The model to score against; None for the model that it was made from.
+            threshold: Similarity that components must exceed to form one equivalent block.
 
         Raises:
-            NotFound, AmbiguousName: no such model, or several.
-            Incomparable: the model is no full fine-tune, or as `compare`.
+            NotFound, AmbiguousName: No such model, or several.
+            Incomparable: The model is not a full fine-tune, or as for `compare`.
         """
         from surgery.scoring.equate import equate, parent_of
 
@@ -199,11 +202,11 @@ class Zoo:
         return equate(self.store, self.model(base or parent_of(model.manifest)), model, threshold, settings, progress)
 
     def gc(self, dry_run: bool = False) -> Collected:
-        """Remove what no model names. Raises StoreBusy, StoreError."""
+        """Remove objects and blobs that no model references. Raises StoreBusy, StoreError."""
         return collect(self.store, dry_run)
 
     def verify(self) -> Audit:
-        """Re-hash everything that is stored."""
+        """Re-hash everything that is stored and return what is damaged."""
         return audit(self.store)
 
     def pack(
@@ -215,7 +218,7 @@ class Zoo:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> PackReport:
-        """Store full fine-tunes (these, or all) as differences from their bases; see `zoo.packed.pack.pack`."""
+        """Store full fine-tunes (`models`, or all) as differences from their bases; see `zoo.packed.pack.pack`."""
         from zoo.packed.pack import pack
         from zoo.packed.writer import Coding
 
@@ -224,7 +227,7 @@ class Zoo:
     def unpack(
         self, models: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None
     ) -> PackReport:
-        """Store packed tensors plainly again; see `zoo.packed.pack.unpack`."""
+        """Store packed tensors as plain objects again; see `zoo.packed.pack.unpack`."""
         from zoo.packed.pack import unpack
 
         return unpack(self.store, models, dry_run, progress)

@@ -1,27 +1,27 @@
-"""The error tree of the whole project. Everything a user can cause is a `ZooError` with one clear line.
+"""The error tree of the whole project. Every error that a user can cause is a `ZooError` with a one-line message.
 
 ZooError                      exit code 2, one line on standard error
-├── InputError                what was given cannot be used
+├── InputError                the input cannot be used
 │   ├── UnknownFamily         no row in the table of families
 │   ├── UnsafeCheckpoint      pickle, traversal, symlink out of the folder, remote code
 │   ├── MalformedCheckpoint   truncated, oversized, inconsistent or missing files
 │   ├── WrongBase             an adapter does not fit the base it was given
 │   ├── UnsupportedAdapter    an adapter of a kind or variant that cannot be run exactly
-│   ├── Incomparable          two models whose blocks can never stand in for each other: tokenizers, widths
-│   └── NotServable           stored fine, but no executor can run it exactly
+│   ├── Incomparable          no block of one model can replace a block of the other: tokenizers, widths
+│   └── NotServable           stored, but no executor can run it exactly
 ├── NotFound                  no model of that name
-├── AmbiguousName             several models end that way; the candidates are listed
-├── NameTaken                 the name holds another model already
+├── AmbiguousName             several models have that ending; the candidates are listed
+├── NameTaken                 another model has the name already
 ├── InUse                     other models depend on it
-├── TrainingFailed            exit code 1: it ran and went wrong; the last good state was kept
+├── TrainingFailed            exit code 1: a training diverged; the last good state was kept
 ├── Unavailable               the runtime takes no requests: it drains, or its engine has died
 └── StoreError                the store itself
-    ├── DamagedObject         bytes do not match their digest; names the models it hurts
-    │   └── MissingObject     not there at all
+    ├── DamagedObject         bytes do not match their digest; names the affected models
+    │   └── MissingObject     the object is absent
     ├── StoreFull             no space left on the device
-    └── StoreBusy             a lock could not be had in time
+    └── StoreBusy             a lock was not acquired in time
 
-This file knows nothing of any other module.
+This module imports no other module of the project.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ZooError(Exception):
 
 
 class InputError(ZooError):
-    """What was given cannot be used."""
+    """The input cannot be used."""
 
 
 class UnknownFamily(InputError):
@@ -56,11 +56,11 @@ class UnsupportedAdapter(InputError):
 
 
 class Incomparable(InputError):
-    """No block of one of these models can stand in for one of the other: their tokenizers or widths do not meet."""
+    """No block of one model can replace a block of the other: their tokenizers or widths differ."""
 
 
 class NotServable(InputError):
-    """The model is stored and exported, but no executor runs it exactly."""
+    """The model is stored and can be exported, but no executor runs it exactly."""
 
 
 class NotFound(ZooError):
@@ -68,11 +68,11 @@ class NotFound(ZooError):
 
 
 class AmbiguousName(ZooError):
-    """More than one model ends this way."""
+    """More than one model has this ending."""
 
 
 class NameTaken(ZooError):
-    """The name holds another model already."""
+    """Another model has this name already."""
 
 
 class InUse(ZooError):
@@ -80,7 +80,7 @@ class InUse(ZooError):
 
 
 class TrainingFailed(ZooError):
-    """A training ran into values that are not finite; the last good state was kept."""
+    """A training reached values that are not finite; the last good state was kept."""
 
 
 class Unavailable(ZooError):
@@ -88,7 +88,7 @@ class Unavailable(ZooError):
 
 
 class StoreError(ZooError):
-    """The store itself is the problem."""
+    """The store itself failed."""
 
 
 class DamagedObject(StoreError):
@@ -96,11 +96,11 @@ class DamagedObject(StoreError):
 
 
 class MissingObject(DamagedObject):
-    """The store does not hold it at all."""
+    """The store does not have the object."""
 
 
 class StoreFull(StoreError):
-    """No space left where the store lives."""
+    """No space is left on the store's device."""
 
 
 class StoreBusy(StoreError):

@@ -1,7 +1,7 @@
-"""One model of the zoo and what can be done with it alone: described, loaded, exported.
+"""`ModelHandle`: one model of the zoo, to describe, load and export it.
 
-It stands above the package as `zoo.api` does, which hands it out. torch and transformers are imported by what needs
-them.
+`zoo.api.Zoo.model` returns it. Like `zoo.api` it sits above the rest of the package; torch and transformers are
+imported only by the methods that need them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
 
 class ModelHandle:
-    """One model of the zoo, as it was when the handle was made. Nothing of its weights is read until `load` or
-    `export`.
-    """
+    """One model of the zoo, as of when the handle was made. Weights are read only by `load` and `export`."""
 
     def __init__(self, store: Store, manifest: ModelManifest) -> None:
-        """Use `Zoo.model`."""
+        """Build a handle from a manifest; use `Zoo.model` instead."""
         self._store = store
         self.manifest = manifest
 
@@ -51,16 +49,18 @@ class ModelHandle:
 
     @property
     def chain(self) -> tuple[BlockView, ...]:
-        """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises
-        NotFound when removed.
+        """The model's blocks in order, as the catalogue has them now: a later ingest may have cut them finer.
+
+        Raises NotFound if the model was removed.
         """
         with self._store.catalog.reading() as reader:
             return chain_of(reader, self.manifest)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its `config.json`; an adapter's is its base's unless it brought one. Raises MalformedCheckpoint when there is
-        none.
+        """The model's `config.json`; an adapter has its base's unless it brought its own.
+
+        Raises MalformedCheckpoint if there is none.
         """
         found = self._json("config.json")
         if found is None:
@@ -69,21 +69,21 @@ class ModelHandle:
 
     @cached_property
     def generation_config(self) -> dict[str, Any] | None:
-        """Its `generation_config.json`, when there is one."""
+        """The model's `generation_config.json`, or None."""
         return self._json("generation_config.json")
 
     def side_file(self, path: str) -> bytes | None:
-        """A file beside the weights, inherited ones included. Raises DamagedObject."""
+        """Return the bytes of a file beside the weights, own or inherited; None if absent. Raises DamagedObject."""
         for side in self.manifest.side_files:
             if side.path == path:
                 return self._store.read_blob(side.blob)
         return None
 
     def tokenizer(self) -> Any:
-        """The model's tokenizer (`PreTrainedTokenizerBase`). Code from a checkpoint is never run.
+        """Return the model's tokenizer (`PreTrainedTokenizerBase`). Code from a checkpoint is never run.
 
         Raises:
-            MalformedCheckpoint: it has no tokenizer, or transformers cannot read it.
+            MalformedCheckpoint: The model has no tokenizer, or transformers cannot read it.
         """
         from transformers import AutoTokenizer
 
@@ -96,23 +96,26 @@ class ModelHandle:
                 raise MalformedCheckpoint(f"{self.name} has no tokenizer that transformers can read: {line}") from error
 
     def load(self, device: str = "cpu", dtype: str | None = None) -> Any:
-        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on; with virtual tokens as
-        peft's around one.
+        """Return the model as a `PreTrainedModel` for Trainer, peft, `generate` and lm-eval.
+
+        A model with virtual tokens is returned as peft's model around a `PreTrainedModel`.
 
         Raises:
-            DamagedObject: stored bytes do not match their digest.
-            NotServable: no module can hold it exactly.
+            DamagedObject: Stored bytes do not match their digest.
+            NotServable: No module can represent the model exactly.
         """
         from surgery.models.load import load_model
 
         model = load_model(self._store, self.manifest, device=device, dtype=dtype)
-        # Where it came from, as transformers and peft record it: an adapter trained on it then names its base.
+        # The name as transformers and peft record it, so that an adapter trained on the model names its base.
         model.name_or_path = model.config._name_or_path = self.name
         return model
 
     def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card
-        beside them (`zoo.views.card`).
+        """Write the model's files into `folder`, byte for byte as ingested; see `surgery.models.export.export`.
+
+        Args:
+            card: Also write a model card (`zoo.views.card`).
         """
         from surgery.models.export import export
 

@@ -1,19 +1,19 @@
-"""`ZooCallback` for `transformers.Trainer`: each checkpoint is an ingest and costs only what changed; resume works from
-the zoo.
+"""`ZooCallback` for `transformers.Trainer`: ingest every checkpoint into a zoo and resume training from it.
 
     callback = ZooCallback("zoo_store", name="my-tune", base="7b", keep_last=3, delete_local=True)
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.resume_folder())
 
-What goes into the store is what a model is: weights, configs, tokenizer. The Trainer's own files (`optimizer.pt`,
-`scheduler.pt`, `rng_state.pth`, `training_args.bin`) stay in its local folder: they are pickles, which the store
-neither takes nor hands out, they fit no other run, and nobody shares them. So resuming needs the local folder, less its
-weights.
+Each checkpoint costs only the bytes that changed. The store receives the model: weights, configs, tokenizer. The
+Trainer's own files (`optimizer.pt`, `scheduler.pt`, `rng_state.pth`, `training_args.bin`) stay in its local folder:
+they are pickles, which the store does not accept, and useful to this run only. Resuming therefore needs the local
+folder, without its weights.
 
-Importing this file also makes chains that fit no architecture of transformers (`surgery.chains.hf_model`) known to its
-automatic classes, so that their exports load with `AutoModelForCausalLM.from_pretrained`.
+Importing this module also registers chains that fit no architecture of transformers (`surgery.chains.hf_model`) with
+its automatic classes, so that their exports load with `AutoModelForCausalLM.from_pretrained`.
 
-Like `zoo/api.py` this file stands above the package. It is the one here that imports transformers.
+Like `zoo/api.py` this module sits above the package. It is the only one in the package that imports transformers at
+import time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STATE = "trainer_state.json"
 
 
 class ZooCallback(TrainerCallback):  # type: ignore[misc]
-    """Puts every checkpoint of a Trainer into a zoo, as the model `<name>@step-<n>`."""
+    """Ingests every checkpoint of a Trainer into a zoo, as the model `<name>@step-<n>`."""
 
     def __init__(
         self,
@@ -53,23 +53,23 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
         strict: bool = False,
         database: str | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Record the settings; the store is not opened yet.
 
         Args:
-            store: the store's folder, made where there is none; `database` as for `Zoo`.
-            name: what the checkpoints are called; the name of the Trainer's output folder when None.
-            base: the model that training began from. When None, the zoo's model of the name under which the Trainer's
-                model was loaded.
-                Give it where that is not known: checkpoints are then stored against it, and not against each other.
-            keep_last: how many of this name to keep in the zoo; older ones are removed, and their bytes freed when
-                training ends.
-            delete_local: delete a local checkpoint's weights once they are in the zoo. The Trainer's other files stay,
-                and so do the weights of the best checkpoint where the Trainer is to load that in the end.
-            strict: let an error of the zoo end the training. Otherwise it is logged, and the local checkpoint is left
+            store: The store's folder, created if absent; `database` as for `Zoo`.
+            name: Name of the checkpoints; None for the name of the Trainer's output folder.
+            base: The model that training started from. None to look for a model in the zoo with the name that the
+                Trainer's model was loaded under. Set it if that lookup fails, so that checkpoints are stored against it
+                and not against each other.
+            keep_last: Number of checkpoints of this name to keep in the zoo. Older ones are removed, and their bytes
+                freed when training ends.
+            delete_local: Delete a local checkpoint's weights once they are in the zoo. The Trainer's other files stay,
+                and so do the weights of the best checkpoint if the Trainer is to load it at the end.
+            strict: Let an error of the zoo end the training. Otherwise it is logged and the local checkpoint stays
                 whole.
 
         Raises:
-            InputError: `keep_last` is less than 1, or no model may be called `name`.
+            InputError: `keep_last` is less than 1, or `name` is not a valid model name.
         """
         if name is not None:
             check_name(name)
@@ -98,7 +98,7 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                     (folder / file.path).unlink(missing_ok=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Free what removed checkpoints leave; when others use the store, that waits for the next `zoo gc`."""
+        """Collect the bytes of removed checkpoints; if the store is in use, leave that to the next `zoo gc`."""
         if not state.is_world_process_zero or self.keep_last is None:
             return
         with self._guarded("removed checkpoints were not freed"), Zoo(self.store, self.database) as zoo:
@@ -108,19 +108,18 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
                 log.info("the store is in use: `zoo gc` will free what removed checkpoints left")
 
     def resume_folder(self, output_dir: str | os.PathLike[str] | None = None) -> str | None:
-        """The newest stored checkpoint as a folder for `trainer.train(resume_from_checkpoint=...)`; None when there is
-        none.
+        """Return the newest stored checkpoint as a folder for `trainer.train(resume_from_checkpoint=...)`, or None.
 
-        It is the Trainer's own folder of that step, its weights written anew from the store, whatever lay there. Every
-        process may call it; the first does the work.
+        It is the Trainer's own folder of that step, with its weights rewritten from the store. Every process may call
+        it; the first one does the work.
 
         Args:
-            output_dir: the Trainer's; known already when the callback was given to one.
+            output_dir: The Trainer's output folder; not needed once the callback was given to a Trainer.
 
         Raises:
-            InputError: no output folder is known, or the Trainer's own files of that step are gone. (The weights alone
-                are `zoo.model(name).load()`; training from them starts a new schedule.)
-            DamagedObject: stored bytes do not match their digest.
+            InputError: No output folder is known, or the Trainer's own files of that step are gone.
+                (`zoo.model(name).load()` still returns the weights; training from them starts a new schedule.)
+            DamagedObject: Stored bytes do not match their digest.
         """
         place = output_dir if output_dir is not None else getattr(self._args, "output_dir", None)
         if place is None:
@@ -148,7 +147,7 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
         return self.name or Path(output_dir).absolute().name
 
     def _steps(self, zoo: Zoo, output_dir: str | os.PathLike[str]) -> dict[int, str]:
-        """Step -> name of each checkpoint that the zoo has of this run."""
+        """Return step -> name of each checkpoint of this run in the zoo."""
         pattern = re.compile(re.escape(self._called(output_dir)) + r"@step-(\d+)")
         found = (pattern.fullmatch(model.name) for model in zoo.models())
         return {int(match[1]): match[0] for match in found if match}
@@ -165,8 +164,9 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Training is worth more than a copy of its checkpoint: whatever goes wrong is told, and ends it only when that
-        is asked for.
+        """Log any error of the body instead of raising it, unless `strict` is set.
+
+        A failed ingest must not end a training by default.
         """
         try:
             yield
@@ -177,20 +177,20 @@ class ZooCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _known_base(zoo: Zoo, model: Any) -> str | None:
-    """The zoo's model that the Trainer's was loaded as, by its name or its folder's."""
+    """Return the zoo's model that the Trainer's model was loaded from, matched by its name or its folder's name."""
     told = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
     names = {each.name for each in zoo.models()}
     return next((name for name in (told, Path(told).name) if name in names), None)
 
 
 def _is_needed(folder: Path, args: Any, state: Any) -> bool:
-    """Whether the Trainer will read the weights of this folder once more by itself."""
+    """Return whether the Trainer will read this folder's weights again by itself."""
     best = state.best_model_checkpoint
     return bool(args.load_best_model_at_end and best and Path(best).absolute() == folder.absolute())
 
 
 def _restore_weights(zoo: Zoo, name: str, folder: Path) -> None:
-    """Put a model's weight files into a folder, each whole or not at all."""
+    """Write a model's weight files into a folder, each file atomically."""
     model = zoo.model(name)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".zoo-") as scratch:
         exported = Path(scratch) / "model"

@@ -1,7 +1,7 @@
-"""The words of the catalogue as frozen data: tensors, components, blocks, chains, models.
+"""The catalogue's vocabulary as frozen data: tensors, components, blocks, chains, models.
 
-Everything names its parents by digest, so two manifests are equal exactly when the things are.
-This file knows nothing of disks, databases, torch or architectures.
+Every item refers to its parts by digest, so two manifests are equal exactly when their contents are. This module does
+not depend on disks, databases, torch or architectures.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Literal
 from blake3 import blake3
 
 ComponentKind = Literal["embedding", "attention", "ffn", "layer", "stitch", "lm_head"]
-#: From checkpoints: the first nine. Made here: chains of other models' blocks, with pruned blocks, with low-rank
-#: deltas; stitches alone.
+#: The first nine come from checkpoints. The rest are made here: chains of other models' blocks, of pruned blocks, with
+#: low-rank deltas; stitches alone.
 ModelKind = Literal[
     "foundation",
     "full",
@@ -43,18 +43,21 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 def canonical_json(value: object) -> str:
-    """JSON with sorted keys and no white space: equal values, equal text. Refuses NaN and infinity."""
+    """Return JSON with sorted keys and no white space, so that equal values give equal text.
+
+    Raises ValueError for NaN and infinity.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest_of(value: object) -> str:
-    """BLAKE3 (hex, 64 characters) of a value's canonical JSON."""
+    """Return the BLAKE3 (hex, 64 characters) of a value's canonical JSON."""
     return blake3(canonical_json(value).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """A distinct tensor: BLAKE3 over (dtype, shape, bytes), and what is needed to read it."""
+    """A distinct tensor: its BLAKE3 over (dtype, shape, bytes), its dtype and its shape."""
 
     digest: str
     dtype: str
@@ -74,7 +77,12 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The parameter-efficient part of a component (BL-03). `config` is canonical JSON; `tensors` are (name, digest)."""
+    """The parameter-efficient part of a component (BL-03).
+
+    Fields:
+        config: Canonical JSON.
+        tensors: (name, tensor digest) pairs.
+    """
 
     kind: str
     config: str
@@ -83,11 +91,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Component:
-    """The finest cut (BL-01): weights, what fixes their computation, and at most one adapter on top.
+    """The finest cut of a model (BL-01): weights, the settings that fix their computation, and at most one adapter.
 
-    `tensors` are (name within the component, tensor digest), sorted by name. `spec` is canonical JSON of
-    the configuration values that change what the component computes. Two components are the same exactly
-    when their digests are.
+    Two components are the same exactly when their digests are.
+
+    Fields:
+        spec: Canonical JSON of the configuration values that change what the component computes.
+        tensors: (name within the component, tensor digest) pairs, sorted by name.
     """
 
     kind: ComponentKind
@@ -111,7 +121,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A component at its place in a model. `layer` is None for embedding, lm_head and stitches."""
+    """A component at its position in a model. `layer` is None for embedding, lm_head and stitches."""
 
     layer: int | None
     component: Component
@@ -119,8 +129,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file as it came: the blob of its safetensors header (verbatim) and (key, tensor digest) in file
-    order.
+    """One weight file as ingested.
+
+    Fields:
+        header: Digest of the blob with the file's safetensors header, verbatim.
+        entries: (key, tensor digest) pairs in file order.
     """
 
     path: str
@@ -130,7 +143,12 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """A file beside the weights, by content. Inherited files (an adapter's base config) are used, never exported."""
+    """A file beside the weights.
+
+    Fields:
+        blob: Digest of its content.
+        inherited: Taken from the base (an adapter's base config): used, but never exported.
+    """
 
     path: str
     blob: str
@@ -148,13 +166,13 @@ class ChainBlock:
 
 
 def block_digest(components: Sequence[str]) -> str:
-    """A block is named by its components' digests, in order."""
+    """Return a block's digest, computed from its components' digests in order."""
     return digest_of(["block", list(components)])
 
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """All that the catalogue keeps of one model. `tensors` holds every tensor that it names."""
+    """All that the catalogue stores about one model. `tensors` holds every tensor that the model references."""
 
     name: str
     kind: ModelKind
@@ -168,7 +186,7 @@ class ModelManifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two ingests of the same thing, whatever their names."""
+        """Digest of the model's content: equal for two ingests of the same content under any names."""
         files = [[w.path, w.header, w.entries] for w in self.weight_files]
         sides = sorted([s.path, s.blob, s.inherited] for s in self.side_files)
         chain = [[p.layer, p.component.digest] for p in self.components]

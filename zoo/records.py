@@ -1,7 +1,7 @@
-"""What was found out about models, as frozen data: scored pairs of runs, and documents. Pure; no torch, no tables.
+"""Results about models as frozen data: scored pairs of runs, and documents. Does not depend on torch or the tables.
 
-A *run* is components [lo, hi) of a model's chain. A scored pair names what it was scored on, so that a score is never
-read without its ground (BL-06). This file knows nothing of how scores come about.
+A *run* is components [lo, hi) of a model's chain. A scored pair records what it was scored on, so that a score is never
+used without its probe (BL-06).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in of a. `delta`: b is a low-rank
+#: `equivalent`: symmetric, not transitive. `surrogate`: b is a cheaper stand-in for a. `delta`: b is a low-rank
 #: rewriting of a.
 Relation = Literal["equivalent", "surrogate", "delta"]
 
@@ -26,12 +26,13 @@ class ScoredRun:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Two runs and how alike their outputs are.
+    """Two runs and how similar their outputs are.
 
-    `probe`: digest of the probe set (its text and tokens) that they were scored on. `similarity`: the mean over tokens
-    of the cosine of vocabulary distributions (BL-05), in [0, 1]. `control`: the same score against a random-init twin
-    of b, None where it was not taken.
-    `metrics`: any further scores by name.
+    Fields:
+        probe: Digest of the probe set (its text and tokens) that they were scored on.
+        similarity: Mean over tokens of the cosine of the vocabulary distributions (BL-05), in [0, 1].
+        control: The same score against a randomly initialised twin of b; None if not measured.
+        metrics: Further scores by name.
     """
 
     relation: Relation
@@ -45,7 +46,7 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class Document:
-    """A result kept whole, as JSON: an evaluation, a profile, a curve. One per (kind, model, key)."""
+    """A result stored whole as JSON: an evaluation, a profile, a curve. There is one per (kind, model, key)."""
 
     kind: str
     model: str

@@ -1,15 +1,15 @@
-"""A store: a folder of objects and blobs with a catalogue and a lock.
+"""A store: a folder of objects (tensors) and blobs (small files) with a catalogue and a lock.
 
     root/objects/ab/abcd…   tensors          root/catalog.sqlite   the catalogue, unless it is in another database
     root/packed/ab/abcd…    packed tensors   root/lock             the store-wide lock
-    root/files/ab/abcd…     blobs            root/pack.lock        held by whoever packs
+    root/files/ab/abcd…     blobs            root/pack.lock        held while packing
                                              root/store.id         ties the folder to its catalogue
 
-The order that keeps it whole: within `ingesting()`, objects and blobs are put and durable first, then one catalogue
-transaction names them. A process killed in between leaves unnamed objects, which a collection removes and the next
-ingest uses.
+Write order: within `ingesting()`, objects and blobs are written and made durable first, then one catalogue transaction
+references them. A process killed in between leaves unreferenced objects, which a collection removes or the next ingest
+reuses.
 
-This file knows nothing of checkpoints, surgery or torch.
+This module does not depend on checkpoints, `surgery` or torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ COLLECT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the objects take: their number, their bytes on disk, and the bytes that the models would take each whole."""
+    """Disk usage of the objects.
+
+    Fields:
+        bytes_stored: Bytes on disk.
+        bytes_logical: Bytes that the models would take if each were stored whole.
+    """
 
     objects: int
     bytes_stored: int
@@ -47,7 +52,7 @@ class Store:
     """Objects, blobs, catalogue and lock of one folder. Safe for any number of threads and processes."""
 
     def __init__(self, root: Path, catalog: Catalog) -> None:
-        """Use `Store.open`."""
+        """Build a store from its parts; use `Store.open` instead."""
         self.root = root
         self.catalog = catalog
         self.objects = ObjectStore(root / "objects", root / "packed")
@@ -59,11 +64,11 @@ class Store:
 
         Args:
             database: SQLAlchemy URL of the catalogue; `root/catalog.sqlite` when None.
-            create: make a new store where there is none.
+            create: Create a store if the folder has none.
 
         Raises:
-            StoreError: no store is there and `create` is off, the folder or the database cannot be used, or they belong
-                to others.
+            StoreError: There is no store and `create` is off, the folder or the database cannot be used, or either
+                belongs to another store.
         """
         root = root.absolute()
         if not create and not identity.is_store(root):
@@ -79,12 +84,13 @@ class Store:
 
     @contextmanager
     def ingesting(self, timeout: float = INGEST_SECONDS) -> Iterator[None]:
-        """Hold the store's lock together with others: nothing is collected meanwhile. Hold it from before the first put
-        until the catalogue has committed. When the body fails, what it put and nobody names is removed again, unless
-        others hold the lock.
+        """Hold the store's lock in shared mode for an ingest, so that nothing is collected meanwhile.
+
+        Hold it from before the first put until the catalogue has committed. If the body fails, objects and blobs that
+        it published and no model references are removed again, unless another ingest or reader holds the lock.
 
         Raises:
-            StoreBusy: a collection ran for longer than `timeout` seconds.
+            StoreBusy: A collection ran for longer than `timeout` seconds.
         """
         try:
             with self.keeping(timeout):
@@ -96,42 +102,45 @@ class Store:
 
     @contextmanager
     def keeping(self, timeout: float = INGEST_SECONDS) -> Iterator[None]:
-        """Hold the store's lock together with others, for readers that need their objects to stay: exports, loads,
-        audits.
+        """Hold the store's lock in shared mode for readers that need their objects to stay (exports, loads, audits).
+
+        Raises StoreBusy.
         """
         with locks.shared(self.root / "lock", timeout):
             yield
 
     @contextmanager
     def packing(self) -> Iterator[None]:
-        """Be the only one that packs or unpacks. Raises StoreBusy when another one does."""
+        """Hold the packing lock, so that only one process packs or unpacks. Raises StoreBusy if it is held."""
         with locks.exclusive(self.root / "pack.lock", 0.0):
             yield
 
     @contextmanager
     def collecting(self, timeout: float = COLLECT_SECONDS) -> Iterator[None]:
-        """Hold the store's lock alone. Raises StoreBusy when ingests or readers hold it for longer than `timeout`
-        seconds.
+        """Hold the store's lock exclusively.
+
+        Raises:
+            StoreBusy: Ingests or readers held it for longer than `timeout` seconds.
         """
         with locks.exclusive(self.root / "lock", timeout):
             yield
 
     def open_tensor(self, digest: str) -> OpenedTensor | Decoded:
-        """`objects.open`, with the models that a damaged object hurts named in the error. Raises DamagedObject."""
+        """Open an object as `objects.open` does. Raises DamagedObject that names the affected models."""
         try:
             return self.objects.open(digest)
         except DamagedObject as error:
             raise self.blamed(digest, error) from error
 
     def read_blob(self, digest: str) -> bytes:
-        """`blobs.get`, with the models that a damaged blob hurts named in the error. Raises DamagedObject."""
+        """Read a blob as `blobs.get` does. Raises DamagedObject that names the affected models."""
         try:
             return self.blobs.get(digest)
         except DamagedObject as error:
             raise self.blamed(digest, error) from error
 
     def blamed(self, digest: str, error: DamagedObject) -> DamagedObject:
-        """The same error, naming the models that need the object."""
+        """Return the error with the names of the models that need the object added."""
         with self.catalog.reading() as reader:
             models = reader.users_of([digest]).get(digest, ())
         if not models:
@@ -139,14 +148,14 @@ class Store:
         return DamagedObject(f"{error}; it is part of {', '.join(models)}: ingest one of them again to repair it")
 
     def usage(self) -> Usage:
-        """What is on disk, against what the models would take without sharing. Lists every object."""
+        """Return the bytes on disk and the bytes that the models would take without sharing. Lists every object."""
         sizes = [self.objects.size(digest) for digest in self.objects.digests()]
         with self.catalog.reading() as reader:
             logical = sum(model.bytes for model in reader.models())
         return Usage(len(sizes), sum(sizes), logical)
 
     def _withdraw(self) -> None:
-        """Best effort: what cannot be removed now is left to the next collection."""
+        """Remove what a failed ingest published; what cannot be removed now is left to the next collection."""
         objects, blobs = self.objects.shelf.take_published(), self.blobs.shelf.take_published()
         with suppress(StoreError):
             withdraw(self, objects, blobs)

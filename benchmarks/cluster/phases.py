@@ -140,7 +140,7 @@ class Scene:
                     devices = devices_of(sequence.chain, sequence.path)
                     last = next((at for at, name in enumerate(devices) if name != devices[0]), len(devices))
                     target = next(name for name in DEVICES if name not in (devices[0], avoid))
-                    scheduler.handovers.start(sequence, range(last), target, now)
+                    scheduler.migrations.start(sequence, range(last), target, now)
 
         self.on_scheduler(move)
 
@@ -226,7 +226,7 @@ def _copied(scene: Scene, third: str) -> dict[str, str]:
         scene.move_some(third)
         found = scene.on_scheduler(
             lambda scheduler, now: [
-                (m.source, m.target) for m in scheduler.handovers if not m.asked and m.sequence.waits.held
+                (m.source, m.target) for m in scheduler.migrations if not m.asked and m.sequence.waits.held
             ]
         )
         if found:

@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--backend", choices=("auto", "inline", "local"), default="auto")
     parser.add_argument("--credit", type=int, default=0)
-    parser.add_argument("--token-budget", type=int, default=2048)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     args = parser.parse_args()
     # Libraries may print to stdout: answers go to the original stdout, everything else to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)

@@ -122,7 +122,7 @@ def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, A
         "seed": args.seed,
         "batch": _BATCH,
         "resident": 1,
-        "kv-bytes": "1GiB",
+        "kv-cache-memory-bytes": "1GiB",
     }
     chosen = [f"--{name}={value}" for name, value in options.items()] + [f"--models={name}" for name in family.names]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": str(args.threads)}

@@ -102,7 +102,8 @@ async def _server(url: str, models: Sequence[str], clock: Clock, access: Access)
     async with HttpClient.connected(url, clock, access.api_key, access.timeout) as client:
         known = tuple(models) or tuple(await client.models())
         address = httpx.URL(url)
-        process = listener(address.port or 80) if address.host in _LOCAL else None
+        port = address.port or (443 if address.scheme == "https" else 80)
+        process = listener(port) if address.host in _LOCAL else None
         yield BenchmarkTarget(
             url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)}
         )

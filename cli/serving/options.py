@@ -248,7 +248,6 @@ class ServeOptions:
             api_key=self.api_key,
             max_queued=self.max_queued,
             drain_seconds=self.drain_seconds,
-            trace=self.trace,
             early_exit=self.early_exit,
         )
 

@@ -1,24 +1,25 @@
-"""Run the state machine of one device: rows come in, steps go to the engine, results go on to the next hop.
+"""Run the state machine of one device: queue incoming rows, plan engine steps, send results to the next hop.
 
-Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
+A driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
 
     handle(message or event, arrays, now)     returns commands (`control.agent_io`)
-    next_step(now)                            a step for the engine, or None while nothing can run
+    next_step(now)                            a step for the engine, or None if there is none now
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
 To save time a driver may call prepare() while nothing can run, and first(result) right before finish_step
 (`agent.steps.decode_batches`). Steps have a lane: where hops are predicted, stand-ins run in a lane of their own
 (`agent.speculation.hop`).
 
-- A row waits in the queue of its stage and runs in the next step that has room; no step waits for a full batch (BL-14).
-  Only where other rows are due back within a moment the step is put off (`policy.batching.batch_wait`): `next_step`
-  returns None until they arrive or `lingers` has passed.
+- A row waits in the queue and runs in the next step that has room; no step waits for a full batch (BL-14). Only if
+  other rows are due back shortly is the step put off (`policy.batching.batch_wait`): `next_step` returns None until
+  they arrive or the time `lingers` has passed.
 - Rows of older epochs, and of hops that are not on this device, are dropped. Rows that arrive before their sequence is
-  opened wait for it (`agent.steps.early_rows`).
+  opened are kept for it (`agent.steps.early_rows`).
 - Pages of a closed sequence are free once no step writes them. Rows that find no page wait up to the page timeout;
-  then they are reported as lost, and the scheduler decides.
+  then they are reported to the scheduler as lost.
 
-It knows no tensors, clocks, sockets or weights. `policy` decides whose turn it is; the next device is in the path.
+This module uses no tensors, clocks, sockets or weights. `policy` chooses the rows of a step; the next device of a row
+is in its path.
 """
 
 from __future__ import annotations
@@ -80,17 +81,17 @@ from runtime.types import PageCounts, Sampled, StepPlan, StepResult
 
 
 class Agent:
-    """See the top of the file.
+    """The state machine of one device (see the top of the file).
 
     Args:
-        device: its name in paths.
-        page_capacity: pages of the device.
-        config: limits of a step, patience.
-        alike: how predictions are compared (BL-25).
-        ran: hears of each step that ended well.
-        lacks: what the engine cannot do.
-        strides: the engine decodes all the tokens of a row's `steps` in one step (simulated ones).
-        looks_ahead: the engine takes a step before the one under way is over.
+        device: Its name in paths.
+        page_capacity: Pages of the device.
+        config: Limits of a step, timeouts and cache sizes.
+        alike: How predictions are compared with real outputs (BL-25).
+        ran: Called with plan, result and time after each step that the engine has run without an error.
+        lacks: What the engine cannot do.
+        strides: Whether the engine decodes all the tokens of a row's `steps` in one step (simulated engines only).
+        looks_ahead: Whether the engine takes a step before the one under way is over.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Agent:
 
     @property
     def inputs(self) -> int:
-        """Bytes that it keeps of what came into its stages."""
+        """Limit of the cache of hidden states that came into the stages, in bytes."""
         return self._config.activation_cache_bytes
 
     @property
@@ -150,17 +151,18 @@ class Agent:
 
     @property
     def reused_steps(self) -> int:
-        """Steps whose rows and plan were those of a persistent batch, one token on."""
+        """Number of steps that took rows and plan from a persistent batch, advanced by one token."""
         return self._batches.reused
 
     @property
     def lingers(self) -> int | None:
-        """Until when the next step is put off; None while it is not."""
+        """Time until which the next step is put off, in ns; None if it is not."""
         return self._queue.lingers
 
     def handle(self, event: Message | AgentEvent, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
-        """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for
-        others' messages.
+        """Handle a message or an event and return the commands that follow from it.
+
+        Stale ones are dropped. Raises TypeError for messages that are not for agents.
         """
         match event:
             case RunRows():
@@ -195,20 +197,25 @@ class Agent:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None:
-        """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
+        """Return the next step for the engine, or None if there is none now.
+
+        Raises RuntimeError while as many steps of this lane are under way as the engine takes.
+        """
         return self._steps.next(now, lane)
 
     def prepare(self) -> None:
-        """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save
-        time.
+        """Advance the persistent batches by one token, ahead of their messages.
+
+        Only saves time; call it while nothing can run.
         """
         if not self._steps.under_way:
             self._batches.prepare()
 
     def first(self, result: StageResult) -> Send | None:
-        """What another device waits for, where that is certain before anything is written down: to be sent at once.
+        """Return the message of a step to the next device if it can be sent before `finish_step`, else None.
 
-        `finish_step` comes right behind, and does not say it again. None where there is nothing of the kind.
+        That is so for a persistent batch with a message built beforehand. `finish_step` has to be called right
+        afterwards, and does not return this message again.
         """
         plan, rows = self._steps.oldest_step("all")
         told = result.result
@@ -217,8 +224,9 @@ class Agent:
         return self._batches.first(rows, result.outputs)
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
-        """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the
-        plan.
+        """Record the result of the oldest step of a lane and return the commands that follow from it.
+
+        Raises ValueError, and changes nothing, if the result does not answer the plan.
         """
         plan, rows = self._steps.oldest_step(lane)
         sampled = sampled_by_seq(plan, result.result)
@@ -274,15 +282,13 @@ class Agent:
     def _together(
         self, rows: Sequence[QueuedRow], result: StageResult, sampled: Mapping[str, Sampled], batch: int
     ) -> Send | None:
-        """All rows of a step in one message, where they all go the same way and there is nothing else to report."""
+        """Return one message with the results of all rows if they have one receiver and no other results."""
         if result.result.prompt_logprobs or result.result.deferred:
             return None
         return self._batches.results(rows, sampled) or onward(rows, result.outputs, batch)
 
     def _put_off(self, rows: Sequence[QueuedRow], deferred: Collection[str]) -> list[QueuedRow]:
-        """The engine had no room for some rows: they wait again, at the head, as they were. The others, which have
-        run.
-        """
+        """Put the rows that the engine deferred back at the head of the queue; return the rows that have run."""
         off = [each for each in rows if each.name in deferred]
         self._queue.put_back(off)
         self._steps.settle(off)
@@ -290,7 +296,10 @@ class Agent:
         return [each for each in rows if each.name not in deferred]
 
     def _earns(self, row: QueuedRow, credit: Credit, sampled: Sampled, step: int, now: int) -> bool:
-        """A token on credit. Whether its device reports now; else the sequence decodes on."""
+        """Record a token decoded on credit; return whether the device reports to the scheduler now.
+
+        Otherwise the sequence decodes on here, unless its credit has been cancelled.
+        """
         if credit.over:
             return False
         if not credit.add_token(sampled, row.generated + 1):
@@ -305,7 +314,7 @@ class Agent:
         return False
 
     def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
-        """Rows that all go on have run here."""
+        """Record that all rows of a step have run and go on, or end, together."""
         fill, slots = self._tables.fill, self._round_trips.slots
         for each in rows:
             fill(each.name, each.tokens + each.steps - 1)
@@ -317,7 +326,10 @@ class Agent:
     def _through(
         self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int
     ) -> None:
-        """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
+        """Record that a row has run, and add it to the messages: to its next hop, or to the scheduler at its last hop.
+
+        A row that a later one has superseded is dropped.
+        """
         if row.attempt and row.sequence.superseded(row.hop, row.attempt, row.start):
             return
         if row.hop + 1 == len(row.sequence.path):
@@ -330,10 +342,14 @@ class Agent:
         self._round_trips.leaves(row, self.device, now)
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]:
-        """The engine failed on the oldest step: its rows are lost, all others go on. How far it got is unknown: it
-        forgets their tables.
+        """Report the rows of the oldest step of a lane as lost, because the engine failed on it.
 
-        `retry`: it failed on the step before; these are to be run again."""
+        It is not known how far the engine got, so the next plan makes it forget the tables of these rows. Other rows
+        are not affected.
+
+        Args:
+            retry: Whether only the step before it failed, so that the scheduler runs these rows again.
+        """
         plan, rows = self._steps.oldest_step(lane)
         self._steps.pop_step(lane)
         self._batches.clear()
@@ -350,7 +366,7 @@ class Agent:
         return [*out, *lost, *self._uncopied(plan), *self._bids(), *self._parted()]
 
     def _earned_so_far(self, rows: Sequence[QueuedRow]) -> list[AgentCommand]:
-        """What rows got on credit before their step failed is told."""
+        """Return the report of the tokens that rows got on credit before their step failed."""
         last: dict[str, Sampled] = {}
         for each in rows:
             if each.credit is not None and not each.credit.over and each.credit.told and each.sequence.here:
@@ -362,7 +378,10 @@ class Agent:
         return out
 
     def _uncopied(self, plan: StepPlan) -> list[AgentCommand]:
-        """Sequences that were to begin with copies in a step that failed: nobody knows what they have."""
+        """Report sequences lost if a failed step was to copy their shared prefix; it is not known whether it did.
+
+        Sequences with a row in that step are left out: `fail_step` reports them.
+        """
         keys = {one.opened.request.seq for one in plan.copied} - {row.seq for row in plan.rows}
         gone = (
             [
@@ -384,14 +403,15 @@ class Agent:
         ]
 
     def starved(self, now: int) -> list[AgentCommand]:
-        """Rows that have waited too long for pages are lost here. To be called now and then."""
+        """Report rows as lost that have waited for pages longer than the page timeout. Call it from time to time."""
         late = self._queue.starved(now - self._config.page_timeout_ms * 1_000_000)
         self._early.expire(now)
         return [*self._report_lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
-    # -- looking in ----------------------------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------------------------------
 
     def report(self) -> AgentStats:
+        """Return the statistics that are sent to the scheduler."""
         entered = Counter(each.stage for each in self._queue.rows)
         queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
         return AgentStats(
@@ -408,8 +428,9 @@ class Agent:
         return self._tables.book.counts()
 
     def check(self) -> None:
-        """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every
-        event.
+        """Verify that tables and sequences agree. For tests, after every event.
+
+        Raises PageBookDamaged or RuntimeError.
         """
         self._tables.check(self._sequence_table.keys() | self._moves.keys())
         self._bidding.check()
@@ -446,7 +467,7 @@ class Agent:
         ]
 
     def _closed(self, key: str) -> None:
-        """A table's sequence has left: nobody expects it."""
+        """Stop expecting rows at a page table: its sequence has left."""
         self._round_trips.remove_table(key)
 
     def _close(self, seq: str, epoch: int) -> None:
@@ -481,8 +502,9 @@ class Agent:
         return self._bids()
 
     def _bids(self) -> list[AgentCommand]:
-        """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be
-        room.
+        """Return new offers, and bids for the offers of other devices.
+
+        Bids are made only between steps: during one the room in the next step is not known yet.
         """
         if not self._bidding.waits:
             return []
@@ -493,7 +515,7 @@ class Agent:
         return out
 
     def _onward(self, row: QueuedRow, output: Array, judged: SpeculationResults) -> QueuedRow | None:
-        """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
+        """Return the row to send to the next hop after a row of a speculated sequence has run, or None."""
         if row.shadow:
             return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
         return None if judged.judge(row, output) else row
@@ -504,7 +526,7 @@ class Agent:
             return []
         return [Send(SCHEDULER, lost_of(self.device, gone, reason, retry=retry))]
 
-    # -- inside: stages and moves ------------------------------------------------------------------------------------
+    # -- inside: stages and migrations ---------------------------------------------------------------------------------
 
     def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
         self._batches.clear()
@@ -549,5 +571,5 @@ class Agent:
         return out
 
     def _parted(self) -> list[AgentCommand]:
-        """Stages that go now: an engine lets go of nothing while it runs a step, of whichever lane."""
+        """Return commands to drop unloaded stages; none while a step runs in any lane."""
         return [] if self._steps.under_way else [*self._shelf.parted()]

@@ -1,3 +1,1 @@
-"""What schedulers and agents have in common: requests that are refused at once, events, commands, counters, trace
-events.
-"""
+"""Hold what schedulers and agents share: request checks, commands, events, counters, trace events."""

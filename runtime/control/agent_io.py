@@ -1,9 +1,8 @@
-"""What an agent asks its driver to do (commands), and what the driver tells it beside messages (events).
+"""Define an agent's commands to its driver, and the driver's events to the agent.
 
-The driver carries commands out in order, calls `handle` with each event, and carries out what comes back
-(`agent.agent`): handle(message or event, arrays, now), next_step(now), finish_step, fail_step. Times are integer
-nanoseconds of the driver's clock.
-What there is many of is a msgspec Struct: cheaper to make than a dataclass.
+The driver calls `handle` with each message or event and carries out the returned commands in order (`agent.agent`):
+handle(message or event, arrays, now), next_step(now), finish_step, fail_step. Times are integer nanoseconds of the
+driver's clock. Frequent types are msgspec Structs, which are cheaper to create than dataclasses.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from runtime.types import ModelSpec, StepPlan
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """To a device, or to SCHEDULER. Messages from one sender to one receiver arrive in order, or not at all (it is
-    dead).
+    """Send a message to a device or to SCHEDULER.
+
+    Messages from one sender to one receiver arrive in order, or not at all, if the receiver is dead.
     """
 
     to: str
@@ -30,21 +30,21 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class LoadStage:
-    """For an agent's driver: load it into the engine, then tell StageLoaded or StageFailed."""
+    """Load a stage into the engine. The driver reports StageLoaded or StageFailed."""
 
     stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class DropStage:
+    """Unload a stage from the engine."""
+
     stage: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """For an agent's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and
-    send both.
-    """
+    """Read pages and send them with `message`, a `messages.PageData` into which the driver puts their digest."""
 
     pages: tuple[int, ...]
     to: str
@@ -53,7 +53,12 @@ class ReadPages:
 
 @dataclass(frozen=True, slots=True)
 class WritePages:
-    """For an agent's driver: verify an array by its digest and put it into pages, then tell PagesWritten."""
+    """Verify an array by its digest and write it into pages. The driver reports PagesWritten.
+
+    Fields:
+        move: Number of the migration.
+        lo, hi: Token range of the pages.
+    """
 
     pages: tuple[int, ...]
     data: Array
@@ -65,8 +70,9 @@ class WritePages:
 
 @dataclass(frozen=True, slots=True)
 class SendActivations:
-    """For an agent's driver: join rows [first, last) of these arrays, put their digest into `message` (a
-    `messages.Pages`), send both.
+    """Join rows [first, last) of these arrays and send them with `message`, a `messages.PageData`.
+
+    The driver puts their digest into the message.
     """
 
     pieces: tuple[tuple[Array, int, int], ...]
@@ -76,7 +82,7 @@ class SendActivations:
 
 @dataclass(frozen=True, slots=True)
 class VerifyActivations:
-    """For an agent's driver: verify an array by its digest, then tell ActivationsVerified."""
+    """Verify an array by its digest. The driver reports ActivationsVerified."""
 
     data: Array
     digest: str
@@ -90,8 +96,11 @@ AgentCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendActiv
 
 @dataclass(frozen=True, slots=True)
 class StageStep:
-    """A step for a stage engine. `inputs`: hidden states by row's name. `strides`: rows that decode several tokens at
-    once (simulated engines only).
+    """Hold a step for a stage engine.
+
+    Fields:
+        inputs: Hidden states by row name.
+        strides: Rows that decode several tokens at once, with their number (simulated engines only).
     """
 
     plan: StepPlan
@@ -101,7 +110,7 @@ class StageStep:
 
 @dataclass(frozen=True, slots=True)
 class StageLoaded:
-    """To an agent. `nbytes`: of all weights on the device, now."""
+    """Report to the agent that a stage is loaded. `nbytes`: bytes of all weights on the device now."""
 
     stage: Stage
     spec: ModelSpec
@@ -110,13 +119,15 @@ class StageLoaded:
 
 @dataclass(frozen=True, slots=True)
 class StageFailed:
+    """Report to the agent that a stage could not be loaded."""
+
     stage: Stage
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PagesWritten:
-    """To an agent. `error`: why they could not be, empty if they were."""
+    """Report to the agent that pages are written, or the `error` that prevented it (empty if none)."""
 
     move: int
     lo: int
@@ -126,7 +137,7 @@ class PagesWritten:
 
 @dataclass(frozen=True, slots=True)
 class ActivationsVerified:
-    """To an agent. `error`: why they cannot be taken, empty if they can."""
+    """Report to the agent that hidden states match their digest, or the `error` (empty if none)."""
 
     move: int
     lo: int

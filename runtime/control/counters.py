@@ -1,7 +1,7 @@
-"""What an agent tells of itself: frozen pictures for `/zoo/state`, `/metrics` and the scheduler.
+"""Define an agent's statistics: frozen snapshots for `/zoo/state`, `/metrics` and the scheduler.
 
-Contract: pictures only; `BlockLoad` shows the queue and batch of each block instance (BL-14), whose sequences come from
-all models with that block in their chain. Nothing here changes an agent.
+`BlockLoad` reports the queue and batch of each block instance (BL-14), over the sequences of all models that contain
+the block. Nothing here changes an agent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.types import FinishReason, ModelSpec, PageCounts, StepPlan, StepRes
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """Sequences of one model on this device, by what they do."""
+    """Count one model's sequences on this device, running and waiting."""
 
     model: str
     running: int
@@ -24,7 +24,13 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """One block instance: sequences that wait for it, that are in its batch, and how many that may be."""
+    """Count the sequences at one block instance.
+
+    Fields:
+        queue: Sequences that wait for it.
+        batch: Sequences in its batch.
+        batch_limit: Most sequences in its batch.
+    """
 
     block: str
     queue: int
@@ -33,22 +39,25 @@ class BlockLoad:
 
 
 def _shown(metric: str, documentation: str, per: float = 1) -> int:
-    """A counter that `/metrics` shows under this name, so many to one of the metric's unit."""
+    """Define a counter that `/metrics` exports under this name, divided by `per` to convert it to the metric's unit."""
     shown: int = field(default=0, metadata={"metric": metric, "documentation": documentation, "per": per})
     return shown
 
 
 @dataclass(slots=True)
 class AgentCounters:
-    """Totals since the agent began; each only grows. The one list of them: `Counters` counts them, `/zoo/state` and
-    `/metrics` show them.
+    """Hold totals since the agent started; each only grows.
 
-    `prompt_tokens`: tokens of prompts whose run is complete, each counted once; it and `generated_tokens` are
-    metrics of the frontend's.
-    `steps`: that ended well. `segments`: zero while the engine does not report them. `busy`: nanoseconds that
-    engines spent in steps.
-    `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28). `finished`:
-    sequences by their last event's reason.
+    This is the only list of counters: `Counters` increments them, `/zoo/state` and `/metrics` export them.
+
+    Fields:
+        prompt_tokens: Tokens of fully computed prompts, each counted once. The frontend exports it and
+            `generated_tokens`.
+        steps: Steps that succeeded.
+        segments: 0 while the engine does not report segments.
+        busy: Nanoseconds that engines spent in steps.
+        adapted: Sequences that run on another chain than they named, because they allow it (BL-28).
+        finished: Ended sequences by reason.
     """
 
     prompt_tokens: int = 0
@@ -62,14 +71,14 @@ class AgentCounters:
     busy: int = _shown("blockzoo:step_seconds", "Time the engine spent in steps.", per=1e9)
     adapted: int = _shown("blockzoo:adapted_sequences", "Adaptive sequences that ran on a variant of their model.")
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
-    # Predicted hops (BL-25).
+    # Speculated hops (BL-25).
     speculations: int = _shown("blockzoo:speculations", "Rows that might be predicted.")
     speculation_hits: int = _shown("blockzoo:speculation_hits", "Rows that were predicted rightly.")
     speculation_misses: int = _shown("blockzoo:speculation_misses", "Rows that were predicted wrongly.")
     speculations_ended: int = _shown(
         "blockzoo:speculations_ended", "Block instances that were predicted wrongly too often."
     )
-    # What only several devices do: moves (BL-16), hops that agents dispatch (BL-23), shared beginnings (BL-32).
+    # Migrations (BL-16), hops dispatched by agents (BL-23), shared prefixes (BL-32).
     moves: int = _shown("blockzoo:migrations", "Sequences migrated to another device.")
     moves_aborted: int = _shown("blockzoo:migrations_aborted", "Migrations that were given up.")
     hops_won: int = _shown("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.")
@@ -82,7 +91,7 @@ class AgentCounters:
     prefix_queries: int = _shown("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.")
 
     def shown(self) -> Iterator[tuple[str, str, float]]:
-        """Of each counter that is a metric: its name there, what it says, and its value in the metric's unit."""
+        """Yield (metric name, documentation, value in the metric's unit) for each counter that is a metric."""
         for each in fields(self):
             if each.metadata:
                 value: int = getattr(self, each.name)
@@ -91,7 +100,7 @@ class AgentCounters:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """One device, now. `running` and `waiting` count sequences."""
+    """Hold the state of one device. `running` and `waiting` count sequences."""
 
     running: int
     waiting: int
@@ -102,13 +111,13 @@ class AgentState:
 
 
 def model_loads(specs: Iterable[ModelSpec], running: Iterable[str], waiting: Iterable[str]) -> tuple[ModelLoad, ...]:
-    """Count by model; `running` and `waiting` name the model of each sequence."""
+    """Count sequences by model; `running` and `waiting` hold the model name of each sequence."""
     runs, waits = Counter(running), Counter(waiting)
     return tuple(ModelLoad(spec.name, runs[spec.name], waits[spec.name]) for spec in specs)
 
 
 def block_loads(specs: Iterable[ModelSpec], models: Iterable[ModelLoad], batch_limit: int) -> tuple[BlockLoad, ...]:
-    """Sum by block over the models whose chain has it; blocks in the order in which chains name them first."""
+    """Sum the loads of models by block, in the order in which the chains list the blocks first."""
     by_model = {load.model: load for load in models}
     queue: Counter[str] = Counter()
     batch: Counter[str] = Counter()
@@ -123,18 +132,18 @@ def block_loads(specs: Iterable[ModelSpec], models: Iterable[ModelLoad], batch_l
 
 @dataclass(slots=True)
 class Counters(AgentCounters):
-    """The counters while they grow."""
+    """Count up the totals of `AgentCounters`."""
 
     finished: Counter[FinishReason] = field(default_factory=Counter)
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
-        """A step ended well. One without rows only told the engine what to forget."""
+        """Count a step that succeeded. A plan without rows only released sequences and is not counted as a step."""
         self.steps += 1 if plan.rows else 0
         self.segments += len(result.segments)
         self.busy += result.busy
         self.idle_tokens += result.idle
 
     def snapshot(self) -> AgentCounters:
-        """A copy that does not grow."""
+        """Return a copy that does not change."""
         values = {each.name: getattr(self, each.name) for each in fields(AgentCounters)}
         return AgentCounters(**values | {"finished": dict(self.finished)})

@@ -1,8 +1,7 @@
-"""What an agent refuses at once, and why: requests that no step could ever serve.
+"""Check requests that no step could ever serve, so that they are refused before they run.
 
-Contract: `refusal` gives one clear sentence, or None for a request that is sure
-to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
-checked so that no request, whatever way it came, can stop a step that others share.
+Frontends check most of this first, to use their own error formats. It is checked again here so that no request,
+whichever way it arrived, can fail a step that other requests share.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ from runtime.types import ModelSpec, SequenceRequest
 
 
 def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
-    """Why a model, its context capped to the device, cannot serve a request; None if it can. O(prompt)."""
+    """Return why a model cannot serve a request, as one sentence, or None if it can. O(prompt).
+
+    The spec's context is already capped to the device. An accepted request is sure to finish once it runs.
+    """
     sampling = request.sampling
     if not request.prompt:
         return "the prompt is empty"

@@ -1,7 +1,7 @@
-"""What the scheduler asks its driver to do (commands), and what the driver tells it beside messages (events).
+"""Define the scheduler's commands to its driver, and the driver's events to the scheduler.
 
-The driver carries commands out in order and calls handle(message or event, now) with whatever happened. Times are
-integer nanoseconds of the driver's clock. What there is many of is a msgspec Struct: cheaper to make than a dataclass.
+The driver calls handle(message or event, now) and carries out the returned commands in order. Times are integer
+nanoseconds of the driver's clock. Frequent types are msgspec Structs, which are cheaper to create than dataclasses.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from runtime.types import SequenceRequest, TokenEvent
 
 
 class EmitTokens(msgspec.Struct, frozen=True, gc=False):
-    """For the scheduler's driver: tokens and ends for whoever asked, in order."""
+    """Deliver tokens and ends of sequences to their streams, in order."""
 
     events: tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaceAgent:
-    """For the scheduler's driver: a device is gone; bring another agent up in its place, if there can be one."""
+    """Start another agent in place of one that is gone, if possible."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUpdated:
-    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that new
-    sequences get from now on, empty for none;
-    `error`: why it is not the one that was asked for, empty if it is.
+    """Report the result of a ServeModel or WithdrawModel.
+
+    Fields:
+        version: Version that new sequences get from now on; empty for none.
+        error: Why it is not the requested one; empty if it is.
     """
 
     model: str
@@ -43,7 +45,7 @@ class ModelUpdated:
 
 @dataclass(frozen=True, slots=True)
 class MoveAnswered:
-    """For the scheduler's driver: what became of a MoveSequence. `error`: why it cannot be, empty if it has begun."""
+    """Report the result of a MoveSequence. `error`: why the migration cannot start; empty if it has started."""
 
     seq: str
     error: str = ""
@@ -53,26 +55,30 @@ SchedulerCommand = Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswere
 
 
 class AddRequest(msgspec.Struct, frozen=True, gc=False):
-    """To the scheduler."""
+    """Add a sequence."""
 
     request: SequenceRequest
 
 
 class AddRequests(msgspec.Struct, frozen=True, gc=False):
-    """Several at once, in the order of their coming: what follows is said once for all of them."""
+    """Add several sequences in order of arrival. The scheduler reacts once for all of them."""
 
     requests: tuple[SequenceRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AbortSequence:
+    """End a sequence at its client's request."""
+
     seq: str
 
 
 @dataclass(frozen=True, slots=True)
 class PauseSequence:
-    """To the scheduler: a sequence waits for somebody else (a tool, a person). `expected`: for how many ns, None where
-    nobody knows.
+    """Pause a sequence while it waits for a tool or a person.
+
+    Fields:
+        expected: Expected length of the pause in ns; None if unknown.
     """
 
     seq: str
@@ -81,15 +87,16 @@ class PauseSequence:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSequence:
-    """It goes on."""
+    """Resume a paused sequence."""
 
     seq: str
 
 
 @dataclass(frozen=True, slots=True)
 class MoveSequence:
-    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one
-    MoveAnswered, at once.
+    """Migrate blocks [lo, hi) of a running sequence's chain to device `target`.
+
+    The scheduler answers with one MoveAnswered at once.
     """
 
     seq: str
@@ -100,8 +107,12 @@ class MoveSequence:
 
 @dataclass(frozen=True, slots=True)
 class AgentDown:
-    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its
-    place; `planned`: it was told to end, so that is the fault of nobody who ran there."""
+    """Report that an agent's process ended, or that its heartbeats stopped.
+
+    Fields:
+        final: No other agent takes its place.
+        planned: It was stopped on purpose, so no sequence on it is suspected of having caused the end.
+    """
 
     device: str
     reason: str
@@ -111,15 +122,19 @@ class AgentDown:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """To the scheduler, once per period: what is due by time alone."""
+    """Signal that a period has passed, so that the scheduler runs what is due by time alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeModel:
-    """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and
-    `Chain.loaded_as`. Answered by one ModelUpdated, when new sequences get it or when it is clear that they will not.
-    `blocks`: at least those that are not known yet.
-    `profiles`: of those that were measured.
+    """Serve a new model, or a new version of one: the same name with another `Chain.version` and `Chain.loaded_as`.
+
+    The scheduler answers with one ModelUpdated, when new sequences get the version or when it is clear that they will
+    not.
+
+    Fields:
+        blocks: The chain's blocks, at least those that the scheduler does not have yet.
+        profiles: Profiles of those blocks that were measured.
     """
 
     chain: Chain
@@ -130,7 +145,7 @@ class ServeModel:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawModel:
-    """To the scheduler: new sequences are refused; whoever is there finishes. Answered by one ModelUpdated."""
+    """Refuse new sequences of a model; running ones finish. The scheduler answers with one ModelUpdated."""
 
     model: str
 

@@ -1,8 +1,7 @@
-"""One sequence while it lives on a device, and queues of sequences in rank order.
+"""Hold the state of one live sequence, and queues of sequences in rank order.
 
-Contract: `LiveSequence` holds what is known of a sequence (its output, how far K and V reach); `RankedQueue` keeps
-sequences by rank: priority first (lower goes first), then arrival, then the order in which they came.
-Neither decides anything; pages are the page book's.
+`LiveSequence` holds a sequence's output and the length of its K and V; `RankedQueue` orders sequences by priority
+(lower first), then arrival, then order of addition. Neither makes decisions. Pages are kept in `kv.pages.PageBook`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from runtime.types import FinishReason, ModelSpec, PromptLogprobs, SequenceRequest
 
-#: Why tokens are run (UN-17): `prefill` a prompt, `resume` after preemption, `decode` the next token.
+#: Why tokens are run (UN-17): `prefill` a prompt, `resume` after a preemption, `decode` the next token.
 Phase = Literal["prefill", "resume", "decode"]
 
 
 class Rank(NamedTuple):
-    """Who goes first. `ordinal` makes it unique."""
+    """Order sequences. `ordinal` makes the rank unique."""
 
     priority: int
     arrival: int
@@ -28,8 +27,11 @@ class Rank(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence from `add` to its last event. `computed`: tokens, virtual ones among them, whose K and V are in
-    pages.
+    """Hold a sequence from its arrival to its last event.
+
+    Fields:
+        computed: Tokens with K and V in pages, virtual ones included.
+        prompt_logprobs: Log-probabilities that are computed but not yet reported.
     """
 
     request: SequenceRequest
@@ -46,28 +48,28 @@ class LiveSequence:
 
     @property
     def tokens(self) -> int:
-        """Its context: virtual tokens, prompt and output."""
+        """Return the context length: virtual tokens, prompt and output."""
         return self.spec.virtual_tokens + self.length
 
     @property
     def length(self) -> int:
-        """What its caller sees of its context: prompt and output."""
+        """Return the context length that the client sees: prompt and output."""
         return len(self.request.prompt) + len(self.output)
 
     @property
     def samples(self) -> bool:
-        """Whether any token is wanted at all; false where only the prompt is to be scored."""
+        """Return whether any token is to be generated; false if only the prompt is scored."""
         return self.request.sampling.max_tokens > 0
 
     def span(self, count: int) -> tuple[int, ...]:
-        """The next `count` tokens to run, zeros for virtual ones."""
+        """Return the next `count` tokens to run, zeros for virtual ones."""
         first = self.computed
         virtual = min(max(0, self.spec.virtual_tokens - first), count)
         start = first + virtual - self.spec.virtual_tokens
         return (0,) * virtual + self._visible(start, count - virtual)
 
     def _visible(self, start: int, count: int) -> tuple[int, ...]:
-        """`count` tokens of prompt and output, from number `start` on."""
+        """Return `count` tokens of prompt and output, starting at index `start`."""
         prompt = self.request.prompt
         if start >= len(prompt):
             first = start - len(prompt)
@@ -75,14 +77,17 @@ class LiveSequence:
         return prompt[start : start + count] + tuple(self.output[: max(0, start + count - len(prompt))])
 
     def restart(self) -> None:
-        """Forget K and V: prompt and output will be run again, as one prompt (QL-09)."""
+        """Forget K and V: prompt and output run again as one prompt (QL-09)."""
         self.computed = 0
         self.phase = "resume"
-        # Those of a prompt that has not been answered yet will come again, from the start.
+        # Log-probabilities that are not yet reported are computed again from the start.
         self.prompt_logprobs.clear()
 
     def finish(self) -> FinishReason | None:
-        """Whether the output is complete, judged after each new token. The token that stops it belongs to it."""
+        """Return why the output is complete, or None.
+
+        Called after each new token; the token that stops it is part of it.
+        """
         sampling, made = self.request.sampling, len(self.output)
         if made and made >= sampling.min_tokens:
             token = self.output[-1]
@@ -96,7 +101,7 @@ Live = TypeVar("Live", bound=LiveSequence)
 
 
 class RankedQueue(Generic[Live]):
-    """Sequences in rank order. Adding and removing cost a binary search and a move of pointers."""
+    """Keep sequences in rank order. Adding and removing cost a binary search and a shift of the list."""
 
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
@@ -112,7 +117,7 @@ class RankedQueue(Generic[Live]):
         return live.rank in self._sequences
 
     def head(self, count: int) -> list[Live]:
-        """The first `count` of them, or all."""
+        """Return the first `count` sequences, or all if there are fewer."""
         return [self._sequences[rank] for rank in self._ranks[: max(0, count)]]
 
     def add(self, live: Live) -> None:
@@ -120,6 +125,6 @@ class RankedQueue(Generic[Live]):
         self._sequences[live.rank] = live
 
     def remove(self, live: Live) -> None:
-        """Raises KeyError if it is not a member."""
+        """Remove a sequence. Raises KeyError if it is not in the queue."""
         del self._sequences[live.rank]
         del self._ranks[bisect_left(self._ranks, live.rank)]

@@ -1,4 +1,4 @@
-"""What a sequence's owner is told: ends without a token. Pure functions."""
+"""Build the events that end a sequence without a token. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.types import FinishReason, SequenceRequest, TokenEvent
 def end_event(
     live: LiveSequence, finish: FinishReason, error: str | None = None, served: str | None = None
 ) -> TokenEvent:
-    """The end of a sequence without a token; its index is the number of tokens it had."""
+    """Return the event that ends a sequence without a token; its index is the number of tokens produced."""
     request, scores = live.request, tuple(live.prompt_logprobs)
     return TokenEvent(
         request.seq,
@@ -24,5 +24,5 @@ def end_event(
 
 
 def refusal_event(request: SequenceRequest, why: str) -> TokenEvent:
-    """The only event of a sequence that was never taken."""
+    """Return the only event of a sequence that was refused."""
     return TokenEvent(request.seq, request.request, 0, None, finish="error", error=why)

@@ -1,8 +1,7 @@
-"""Tells the trace what an agent does: one method per event, nothing at all without a trace.
+"""Write scheduler and agent events to the trace: one method per event, no-ops without a trace.
 
-Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `batch.insert`,
-`segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides
-nothing.
+This module alone defines the names and fields of events. `n` counts tokens in `batch.insert`, `segment.run` and
+`stitch.apply`, pages in `kv.*`, and is the token's index in `token`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,12 @@ from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, 
 
 @dataclass(frozen=True, slots=True)
 class MoveDetails:
-    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost
-    (`policy.migration.recompute_source.Front`).
+    """Describe a migration for the trace.
+
+    Fields:
+        front: What the front recomputes from (`policy.migration.recompute_source.Front`).
+        reason: Why there is nothing to recompute from; empty if there is.
+        upstream: Tokens times components that would have to run again for it.
     """
 
     number: int
@@ -35,17 +38,19 @@ class MoveDetails:
 
 
 class TraceEvents:
+    """Emit the events of one device, or of the scheduler, to a sink."""
+
     def __init__(self, sink: TraceSink | None, device: str) -> None:
         self._sink = sink
         self._device = device
-        #: Whether anybody listens: spares whoever tells of every token the call.
+        #: Whether there is a sink. Callers on the per-token path check it to avoid the call.
         self.on = sink is not None
 
     def arrive(self, now: int, request: SequenceRequest) -> None:
         self._emit(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)
 
     def inserted(self, now: int, request: SequenceRequest, phase: Phase, tokens: int) -> None:
-        """A sequence joins the batch: `batch.resume` after a preemption. `tokens`: its context so far."""
+        """Record that a sequence joins the batch (`batch.resume` after a preemption). `tokens`: its context length."""
         event = "batch.resume" if phase == "resume" else "batch.insert"
         self._emit(now, event, request, n=tokens, model=request.model)
 
@@ -56,7 +61,7 @@ class TraceEvents:
         self._emit(now, "batch.remove", request, n=produced, cause=reason)
 
     def shared(self, now: int, request: SequenceRequest, other: str, tokens: int, pages: int) -> None:
-        """A sequence begins as another that is there: so many tokens of it are not computed."""
+        """Record that a sequence starts from the cached pages of another one, so `tokens` tokens are not computed."""
         self._emit(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
 
     def token(self, now: int, request: SequenceRequest, index: int, token: int) -> None:
@@ -71,15 +76,16 @@ class TraceEvents:
     def hops(
         self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path, offered: Collection[int] = ()
     ) -> None:
-        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13), but for hops that nobody
-        has yet.
+        """Record a `block.hop` for each assigned hop of a row, in order (BL-13).
+
+        Hops in `offered` are not assigned yet.
         """
         for at, hop in enumerate(path):
             if at not in offered:
                 self.hop(now, request, start, tokens, at, hop)
 
     def hop(self, now: int, request: SequenceRequest, start: int, tokens: int, at: int, hop: Hop) -> None:
-        """One of them."""
+        """Record one hop of a row."""
         extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
         self._emit(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
@@ -92,8 +98,11 @@ class TraceEvents:
         last: MigrationReady | None,
         why: str | None,
     ) -> None:
-        """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not
-        more, then `kv.meet` with both, and `met`, the first token that was not recomputed."""
+        """Record that a migration starts, is given up, or succeeds.
+
+        Success emits `kv.recompute` and `kv.copy`, each with its tokens and the reason for its limit, then `kv.meet`
+        with both and `met`, the first token that was not recomputed.
+        """
         if self._sink is None:
             return
         where: dict[str, Any] = {"move": move.number, "from": move.source, "to": move.target}
@@ -117,8 +126,7 @@ class TraceEvents:
                 {"spans": last.recomputed, "front": move.front},
             )
         if last.copied:
-            # Why the front did not take them: it had nothing to start from (for all of them, or some), or else both
-            # ends met.
+            # Why these tokens were not recomputed: there was nothing to recompute from, or both ends met.
             extra: dict[str, Any] = {"spans": last.copied, "reason": move.reason or last.reason or "both ends met"}
             emit(
                 "kv.copy",
@@ -136,14 +144,14 @@ class TraceEvents:
     def speculation(
         self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]
     ) -> None:
-        """A hop of a sequence may be predicted, is compared, or counts as predicted well or badly."""
+        """Record that a hop may be predicted, is compared, or counts as a hit or a miss."""
         if self._sink is not None:
             self._sink.emit(
                 TraceEvent(now, event, request.request, request.seq, dev=device, n=tokens, cause="BL-25", extra=where)
             )
 
     def control(self, now: int, event: str, cause: str, device: str, block: str = "", **extra: Any) -> None:
-        """What was decided by the clock: instances that come and go (`instance.*`), and why."""
+        """Record a decision of a controller, such as `instance.*`, with its cause."""
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=device, block=block or None, cause=cause, extra=extra))
 
@@ -152,7 +160,7 @@ class TraceEvents:
             self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))
 
     def dispatched(self, now: int, request: SequenceRequest, found: Dispatch) -> None:
-        """An adaptive request could go several ways (BL-28): the terms of all, and the one that was taken."""
+        """Record the candidates of an adaptive request with their scores and latencies, and the one chosen (BL-28)."""
         if self._sink is None:
             return
         rated = [
@@ -171,9 +179,7 @@ class TraceEvents:
             )
 
     def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
-        """A version of a model is served, could not be (`error`), gets no new sequences any more, or is gone
-        (BL-30).
-        """
+        """Record that a version of a model is served, failed (`error`), closed to new sequences, or removed (BL-30)."""
         if self._sink is None:
             return
         extra = {

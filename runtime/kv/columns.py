@@ -1,18 +1,17 @@
-"""Columns of a left-padded cache (Baton): how long it is, how far each row reaches, where a column lies, and what
-can be cut.
+"""Track the columns of a left-padded cache (Baton): its length, the span of each row, and what can be released.
 
     logical     begin ................ end          every row is aligned to the end; a row's *span* reaches from its
                                                     first token to there
-    row 0       . . . . k k k k k k k k             span 8: real tokens, or placeholders behind its first one where a
+    row 0       . . . . k k k k k k k k             span 8: real tokens, or placeholders after its first one where a
                                                     window was wider
     row 1       . . k k k k k . . . k k             than what the row had to run (vector shaping, BA-03)
     physical    logical modulo capacity             the store is a ring: cutting on the left and growing on the right
                                                     move nothing
 
-Contract: rows are numbered from 0 without gaps. A row that leaves is replaced by the last one. Columns that are
-padding for every row are cut by `release` (BA-06); `enter` may make the cache longer, on the left (BA-10);
-`advance` makes it longer on the right. Which tokens stand where, and what memory that is, others know. Pure
-bookkeeping: no torch.
+Rows are numbered from 0 without gaps. A row that is removed is replaced by the last one. `release` cuts columns that
+are padding in every row (BA-06); `enter` may extend the cache on the left (BA-10); `advance` extends it on the right.
+
+Pure bookkeeping without torch: the tokens and the memory are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from collections.abc import Sequence
 
 
 class NoRoom(Exception):
-    """More columns are needed than the store has. Nothing was changed."""
+    """Raised when more columns are needed than the store has. Nothing was changed."""
 
 
 class Columns:
-    """See the top of the file. Verbs: `enter`, `leave`, `advance`, `release`, `move`."""
+    """Track begin, end and row spans of one cache. Operations: `enter`, `remove_row`, `advance`, `release`, `move`."""
 
     def __init__(self, capacity: int = 0) -> None:
         self._capacity = capacity
@@ -34,7 +33,7 @@ class Columns:
 
     @property
     def capacity(self) -> int:
-        """Columns of the store."""
+        """Return the number of columns of the store."""
         return self._capacity
 
     @property
@@ -43,26 +42,25 @@ class Columns:
 
     @property
     def length(self) -> int:
-        """Columns between begin and end: the length of the cache (BA-01)."""
+        """Return the length of the cache in columns, from begin to end (BA-01)."""
         return self._end - self._begin
 
     @property
     def needed(self) -> int:
-        """Columns that some row needs; what is longer can be released."""
+        """Return the length of the longest row; columns beyond it can be released."""
         return max(self._spans, default=0)
 
     def span(self, row: int) -> int:
         return self._spans[row]
 
     def physical(self, count: int, before: int = 0) -> list[int]:
-        """Where the `count` columns lie that end `before` columns ahead of the end, in order."""
+        """Return the physical positions of the `count` columns that end `before` columns ahead of the end, in order."""
         return [(self._end - before - count + at) % self._capacity for at in range(count)] if count else []
 
     def enter(self, span: int) -> int:
-        """A row with K and V of `span` columns joins, aligned to the end; returns its number.
+        """Add a row with K and V of `span` columns, aligned to the end, and return its number.
 
-        A longer row than the cache is extends it to the left, with placeholders for all others (BA-10).
-        Raises NoRoom.
+        A row longer than the cache extends it to the left, with placeholders for the other rows (BA-10). Raises NoRoom.
         """
         if span > self._capacity:
             raise NoRoom(f"{span} columns do not fit {self._capacity}")
@@ -71,8 +69,9 @@ class Columns:
         return len(self._spans) - 1
 
     def remove_row(self, row: int) -> int:
-        """A row goes; the last one takes its number. Returns the number that the mover had (`row` itself if it was the
-        last).
+        """Remove a row; the last row takes its number.
+
+        Return the number that the moved row had (`row` if it was the last).
         """
         last = len(self._spans) - 1
         self._spans[row] = self._spans[last]
@@ -80,10 +79,9 @@ class Columns:
         return last
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """A window: `tokens[row]` real tokens of each row, as wide as the most of them. Returns its width.
+        """Append a window with `tokens[row]` real tokens per row, as wide as the largest of them, and return its width.
 
-        In rows that have begun, what is not real is placeholders behind their tokens; in new ones it is before them.
-        Raises NoRoom.
+        Rows that have begun get placeholders after their tokens; new rows get padding before them. Raises NoRoom.
         """
         width = max(tokens, default=0)
         if self.length + width > self._capacity:
@@ -93,14 +91,18 @@ class Columns:
         return width
 
     def release(self) -> int:
-        """Cut the columns on the left that are padding for all rows; returns how many. Without rows, all are cut."""
+        """Cut the columns on the left that are padding in all rows, and return their number.
+
+        Without rows, all are cut.
+        """
         cut = self.length - self.needed
         self._begin += cut
         return cut
 
     def move(self, capacity: int) -> None:
-        """The store has `capacity` columns now, and the cache begins at the first of them. Raises NoRoom if it is
-        longer.
+        """Change the store to `capacity` columns, with the cache at its first one.
+
+        Raises NoRoom if the cache is longer.
         """
         if self.length > capacity:
             raise NoRoom(f"{self.length} columns do not fit {capacity}")

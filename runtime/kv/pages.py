@@ -1,16 +1,15 @@
-"""Bookkeeping of one device's pages: which are free, whose the others are, and how full. O(1) per page.
+"""Track one device's pages: which are free, which sequence has the rest, and how full they are. O(1) per page.
 
-Contract: a *page* holds K and V of one layer for `page_tokens` tokens; a *group* is one page per attention layer of a
-model, so that a sequence's table is a list of groups in token order. The map is
+A *page* holds K and V of one layer for `page_tokens` tokens. A page set (`Group`) is one page per attention layer of a
+model. A sequence's table is a list of page sets in token order:
 
-    (sequence, token position, layer) -> table[sequence].groups[position // page_tokens][layer], slot position %
-    page_tokens
+    (sequence, position, layer)  ->  page table[sequence].groups[position // page_tokens][layer],
+                                     slot position % page_tokens
 
-A page goes free -> reserved (given to a sequence, nothing written) -> filling -> resident (full, never written
-again)
--> free. Lending and moving join as further states: a row in `_NEXT` and a field in `_COUNTED_AS`.
+A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
+`_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
 
-It does not know tensors, devices, models' weights, clocks or what the pages are for; and it decides nothing.
+Pure bookkeeping: no tensors, devices, clocks or decisions.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ Group = tuple[int, ...]
 
 
 class OutOfPages(Exception):
-    """Fewer pages are free than an `extend` needs. Nothing was changed."""
+    """Raised when fewer pages are free than an `extend` needs. Nothing was changed."""
 
 
 class PageBookDamaged(Exception):
-    """The book contradicts itself: a defect of the program, never of its input."""
+    """Raised when the book contradicts itself: a defect of the program, never of its input."""
 
 
 class PageState(IntEnum):
@@ -44,8 +43,7 @@ _NEXT: Mapping[int, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
     PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
     PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
-    # Filling again, or as if nothing were written: the last tokens were written by a row that did not come through, and
-    # are forgotten.
+    # Back to filling or reserved: the last tokens were written by a row that failed, and are forgotten.
     PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
 }
 
@@ -58,18 +56,18 @@ _COUNTED_AS: Mapping[PageState, str] = {
 
 
 def groups_for(spec: ModelSpec, tokens: int) -> int:
-    """Page groups that `tokens` tokens of one sequence take."""
+    """Return the number of page sets that `tokens` tokens of one sequence take."""
     return -(-tokens // spec.page_tokens)
 
 
 def pages_for(spec: ModelSpec, tokens: int) -> int:
-    """Pages that `tokens` tokens of one sequence take, over all layers."""
+    """Return the number of pages that `tokens` tokens of one sequence take, over all layers."""
     return groups_for(spec, tokens) * spec.kv_layers
 
 
 @dataclass(slots=True)
 class _Table:
-    """One sequence's groups in token order. `tokens`: how many have been written."""
+    """Hold one sequence's page sets in token order. `tokens`: tokens written."""
 
     spec: ModelSpec
     groups: list[Group] = field(default_factory=list)
@@ -81,16 +79,17 @@ class _Table:
 
 
 class PageBook:
-    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rewind`, `release`; each is complete or
-    changes nothing.
+    """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
+
+    Operations: `open`, `share`, `recut`, `extend`, `fill`, `rewind`, `release`.
     """
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: pages of the device, numbered from 0. Raises ValueError unless positive."""
+        """Create a book of `capacity` pages, numbered from 0. Raises ValueError unless positive."""
         if capacity < 1:
             raise ValueError(f"a device needs at least one page, not {capacity}")
         self.capacity = capacity
-        # Last in, first out: a page just given back is the likeliest to be in a cache. Page 0 goes out first.
+        # Last in, first out: a page just freed is the most likely to be in a CPU cache. Page 0 is allocated first.
         self._free = list(range(capacity - 1, -1, -1))
         self._state = bytearray(capacity)
         self._refs = [0] * capacity
@@ -102,36 +101,35 @@ class PageBook:
         return len(self._free)
 
     def holds(self, seq: str) -> int:
-        """Groups in the table of `seq`; 0 if it has none."""
+        """Return the number of page sets in the table of `seq`; 0 without a table."""
         table = self._tables.get(seq)
         return 0 if table is None else len(table.groups)
 
     def pages_of(self, seq: str) -> int:
-        """Pages in the table of `seq`, over all layers; 0 if it has none."""
+        """Return the number of pages in the table of `seq`, over all layers; 0 without a table."""
         table = self._tables.get(seq)
         return 0 if table is None else len(table.groups) * table.spec.kv_layers
 
     def groups_of(self, seq: str, lo: int = 0, hi: int | None = None) -> tuple[Group, ...]:
-        """Groups number [lo, hi) of the table of `seq`. KeyError: no such table."""
+        """Return page sets [lo, hi) of the table of `seq`. Raises KeyError without a table."""
         return tuple(self._tables[seq].groups[lo:hi])
 
     def tokens_of(self, seq: str) -> int:
-        """Tokens of `seq` that have been written; 0 if it has no table."""
+        """Return the number of tokens written for `seq`; 0 without a table."""
         table = self._tables.get(seq)
         return 0 if table is None else table.tokens
 
     def open(self, seq: str, spec: ModelSpec) -> None:
-        """Begin an empty table. Raises ValueError if the sequence has one."""
+        """Create an empty table. Raises ValueError if the sequence has one."""
         if seq in self._tables:
             raise ValueError(f"sequence {seq} has a table already")
         self._tables[seq] = _Table(spec)
 
     def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
-        """Begin the empty table of `seq` with the first `tokens` tokens of another's, whole groups that are full
-        (BL-32). Returns them.
+        """Start the empty table of `seq` with the page sets of the first tokens of `other`, and return them (BL-32).
 
-        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds some;
-        KeyError for no table.
+        Raises ValueError if `tokens` are not whole page sets, if `other` has not written that many, or if `seq` already
+        has page sets; KeyError without a table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
@@ -148,16 +146,16 @@ class PageBook:
     def recut(
         self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Sequence[str], tokens: int
     ) -> None:
-        """Turn tables of one sequence into others, layer by layer: no page moves.
+        """Replace tables of one sequence by tables with the layers regrouped. No page moves.
 
         Args:
-            new: by name the spec of each new table, and which layers [first, last) of which old ones it is made of, in
+            new: For each new table its spec, and the (old table, first, last) layer ranges that it consists of, in
                 order.
-            old: tables that end here; pages of theirs that no new one takes are given back.
-            tokens: that the new ones have written; an old one may have more, which are forgotten.
+            old: Tables that are removed; their pages that no new table takes are freed.
+            tokens: Tokens written in the new tables; further tokens of an old table are forgotten.
 
-        Raises ValueError, and changes nothing, if a name is taken, layers do not add up, or an old table has fewer.
-        KeyError: no table.
+        Raises ValueError, and changes nothing, if a name is taken, the layers do not add up, or an old table has fewer
+        tokens; KeyError without a table.
         """
         tables = {name: self._tables[name] for name in old}
         self._check_recut(new, tables, tokens)
@@ -185,7 +183,7 @@ class PageBook:
             for page in table.groups[-1] if tokens % table.spec.page_tokens and table.groups else ():
                 self._move(
                     (page,), PageState.FILLING
-                )  # one by one: of one old table more may have been written than of another
+                )  # one by one: the old tables may have different numbers of tokens written
 
     def _check_recut(
         self,
@@ -208,9 +206,9 @@ class PageBook:
             raise ValueError(f"only tables with {tokens} tokens can be made into others")
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
-        """Make room for `tokens` more tokens than are written; returns the groups that were added, perhaps none.
+        """Allocate page sets for `tokens` more tokens than are written, and return those added, possibly none.
 
-        Raises OutOfPages, and changes nothing, unless every page that is needed is free. KeyError: no such table.
+        Raises OutOfPages, and changes nothing, unless enough pages are free; KeyError without a table.
         """
         table = self._tables[seq]
         if table.tokens + tokens <= len(table.groups) * table.spec.page_tokens:
@@ -224,11 +222,11 @@ class PageBook:
         return added
 
     def fill(self, seq: str, tokens: int) -> None:
-        """K and V of `tokens` more tokens have been written. Raises ValueError if there is no room for them."""
+        """Record that K and V of `tokens` more tokens are written. Raises ValueError if there is no room for them."""
         table = self._tables[seq]
         width, after = table.spec.page_tokens, table.tokens + tokens
         within = table.tokens % width
-        if within and 0 <= tokens < width - within:  # of a group that is filling, and is not full yet
+        if within and 0 <= tokens < width - within:  # within a page set that stays in state filling
             table.tokens = after
             return
         if tokens < 0 or after > table.room:
@@ -239,10 +237,12 @@ class PageBook:
         table.tokens = after
 
     def rewind(self, seq: str, tokens: int) -> None:
-        """Forget what lies behind the first `tokens` tokens: it will be written again. The groups stay (UN-13's
-        roll-back).
+        """Forget all tokens after the first `tokens`; they will be written again.
 
-        Raises ValueError, and changes nothing, if fewer are written, or another table has pages of these, too.
+        The page sets stay (roll-back of UN-13).
+
+        Raises ValueError, and changes nothing, if fewer tokens are written, or if another table shares the affected
+        pages.
         """
         table = self._tables[seq]
         width = table.spec.page_tokens
@@ -256,9 +256,9 @@ class PageBook:
         table.tokens = tokens
 
     def release(self, seq: str) -> int:
-        """Forget a sequence; its pages that no other table holds are free again. Returns how many that were.
+        """Remove a sequence's table, free the pages that no other table holds, and return their number.
 
-        A sequence without a table is nothing to do: an abort may come in any phase.
+        Does nothing without a table: an abort may come at any time.
         """
         table = self._tables.pop(seq, None)
         if table is None:
@@ -269,7 +269,7 @@ class PageBook:
         return len(self._free) - before
 
     def counts(self) -> PageCounts:
-        """Pages by state, now."""
+        """Return the number of pages in each state."""
         fields: Counter[str] = Counter()
         for state, name in _COUNTED_AS.items():
             fields[name] += self._in_state[state]
@@ -278,7 +278,7 @@ class PageBook:
         )
 
     def check(self) -> None:
-        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged with the first that fails."""
+        """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated."""
         refs: Counter[int] = Counter()
         for seq, table in self._tables.items():
             self._check_table(seq, table)
@@ -309,7 +309,7 @@ class PageBook:
                 expected = PageState.RESIDENT if written == width else PageState.FILLING
             if any(
                 self._state[page] != expected for page in group
-            ):  # a shared group is full in every table that has it
+            ):  # a shared page set is full in every table that has it
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _allocate_group(self, layers: int) -> Group:
@@ -327,11 +327,11 @@ class PageBook:
                 self._free.append(page)
 
     def _move(self, group: Group, to: PageState) -> None:
-        """Change the state of pages that have one state in common, if it is another.
+        """Change the state of pages that all have the same state.
 
-        Raises PageBookDamaged for a change that the life of a page does not have.
+        Raises PageBookDamaged for a transition that `_NEXT` does not allow.
         """
-        if not group:  # of a part of a chain that does not attend
+        if not group:  # a stage without attention layers
             return
         now = self._state[group[0]]
         if now == to:

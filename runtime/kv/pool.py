@@ -1,15 +1,16 @@
-"""The tensors behind the pages: one pool per device, shared by all models.
+"""Allocate the tensors behind the pages: one pool per device, shared by all models.
 
-A page is a fixed number of bytes for K and as many for V, of one attention layer. What it holds depends on who uses it:
+A page is a fixed number of bytes for K and as many for V, of one attention layer. Its layout depends on the model:
 
     geometry (kv_heads, head_dim, dtype)  ->  k, v: [pages, page_tokens, kv_heads, head_dim]
 
-so a narrow model gets more tokens into a page than a wide one. All layers of a model put as many tokens into a page
-(its tables have one shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused.
-Who owns which page is the bookkeeping's affair (`kv.pages`). A page is zeroed when it is handed out, unless it is
-filled at once: what lies behind a sequence's end must be finite under every dtype (masked NaN is still NaN), and no
-sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and pads the
-tables, the other takes what nobody reads (rows that only fill a batch up).
+so a page holds more tokens of a narrow model than of a wide one. All layers of a model put the same number of tokens
+into a page (its tables have one shape); in a model with differing layers, the narrower ones leave a part unused.
+
+`kv.pages` tracks which sequence has which page. A page is zeroed when it is allocated, unless it is filled at once: the
+slots after a sequence's end must be finite in every dtype (masked NaN is still NaN), and must not leak tokens of
+another sequence. Two pages lie beyond the capacity: one stays zero and pads the tables, the other takes writes that are
+never read (rows that only fill up a batch).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zoo.errors import NotServable
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What one token's K or V of one layer looks like."""
+    """Describe the layout of one token's K or V in one layer."""
 
     kv_heads: int
     head_dim: int
@@ -38,13 +39,13 @@ class Geometry:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K (or V) of one token in one layer."""
+        """Return the bytes of K (or V) of one token in one layer."""
         return self.kv_heads * self.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class PageView:
-    """A pool seen through one geometry. `k` and `v`: [pages, page_tokens, kv_heads, head_dim], writable."""
+    """View the pool in one geometry. `k` and `v`: [pages, page_tokens, kv_heads, head_dim], writable."""
 
     k: Tensor
     v: Tensor
@@ -52,13 +53,14 @@ class PageView:
     geometry: Geometry
 
     def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put one layer's K and V [tokens, kv_heads, head_dim] at (pages[i], offsets[i])."""
+        """Write one layer's K and V [tokens, kv_heads, head_dim] at (pages[i], offsets[i])."""
         self.k[pages, offsets] = k
         self.v[pages, offsets] = v
 
     def gather(self, pages: Tensor, pool: PagePool) -> tuple[Tensor, Tensor]:
-        """K and V of `pages` [n], copied into the pool's scratch; [n * page_tokens, kv_heads, head_dim] each, valid
-        until the next call.
+        """Copy K and V of `pages` [n] into the pool's scratch buffers and return them.
+
+        Each is [n * page_tokens, kv_heads, head_dim] and valid until the next call.
         """
         geometry = self.geometry
         count, width = pages.numel(), self.page_tokens * geometry.kv_heads * geometry.head_dim
@@ -72,22 +74,22 @@ class PageView:
 
 
 class Pages(Protocol):
-    """How many tokens a device's pages hold, and which page pads tables: what a model must know before it is loaded."""
+    """Define what a model needs to know about a device's pages before it is loaded."""
 
     @property
     def padding(self) -> int: ...
 
     def page_tokens(self, geometry: Geometry) -> int:
-        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        """Return the tokens of this geometry that fit a page. Raises NotServable if none does."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PageSizes:
-    """Pages that are only counted: a device's memory in pages of `half_bytes` for K and as many for V.
+    """Compute page counts and sizes without allocating: memory divided into pages of `half_bytes` each for K and V.
 
     Raises:
-        ValueError: the memory holds no page.
+        ValueError: The memory holds no page.
     """
 
     nbytes: int
@@ -103,11 +105,11 @@ class PageSizes:
 
     @property
     def padding(self) -> int:
-        """Id of the page beyond all others."""
+        """Return the id of the padding page, which follows all the other pages."""
         return self.count
 
     def page_tokens(self, geometry: Geometry) -> int:
-        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        """Return the tokens of this geometry that fit a page. Raises NotServable if none does."""
         tokens = self.half_bytes // geometry.token_bytes
         if tokens < 1:
             need, have = geometry.token_bytes, self.half_bytes
@@ -118,14 +120,14 @@ class PageSizes:
 
 
 class PagePool:
-    """Two byte tensors, one for K and one for V, cut into pages; and the scratch space to gather them.
+    """Hold two byte tensors, one for K and one for V, cut into pages, and scratch buffers to gather them into.
 
     Args:
-        nbytes: of K and V together; at least one page.
-        half_bytes: bytes of K (and of V) in a page, a multiple of 64.
+        nbytes: Bytes of K and V together; at least one page.
+        half_bytes: Bytes of K (and of V) in a page, a multiple of 64.
 
     Raises:
-        ValueError: the pool holds no page.
+        ValueError: The pool holds no page.
     """
 
     def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu") -> None:
@@ -138,24 +140,24 @@ class PagePool:
         self.clear([self.padding, self.spill])
 
     def second_lane(self) -> PagePool:
-        """The same pages with scratch of their own: for steps that run at the same time as others."""
+        """Return a pool on the same pages with its own scratch buffers, for steps that run concurrently."""
         other = copy.copy(self)
         other._scratch = {}
         return other
 
     @property
     def padding(self) -> int:
-        """Id of the page that is always zero and never handed out."""
+        """Return the id of the page that is always zero and never allocated."""
         return self.pages
 
     @property
     def spill(self) -> int:
-        """Id of the page for K and V that nobody reads, of any geometry; never handed out."""
+        """Return the id of the page that takes K and V that are never read, in any geometry; never allocated."""
         return self.pages + 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages that can be handed out."""
+        """Return the bytes of all pages that can be allocated."""
         return 2 * self.pages * self.half_bytes
 
     def clear(self, pages: Sequence[int]) -> None:
@@ -165,13 +167,14 @@ class PagePool:
             half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
 
     def read(self, pages: Sequence[int]) -> Tensor:
-        """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for
-        others' pages.
+        """Return a copy of these pages on the CPU: uint8 [pages, 2 * half_bytes], K before V.
+
+        Raises ValueError for page ids outside the pool.
         """
         return self.held(pages).cpu()
 
     def held(self, pages: Sequence[int]) -> Tensor:
-        """As `read`, on the pages' device."""
+        """Return the same as `read`, on the pages' device."""
         index = self._index(pages)
         out = torch.empty((len(pages), 2, self.half_bytes), dtype=torch.uint8, device=self._k.device)
         for at, half in enumerate((self._k, self._v)):
@@ -179,7 +182,10 @@ class PagePool:
         return out.flatten(1)
 
     def write(self, pages: Sequence[int], data: Tensor) -> None:
-        """Put there what `read` gives. Raises ValueError for others' pages and for data of another shape."""
+        """Write data as returned by `read`.
+
+        Raises ValueError for page ids outside the pool and for data of another shape.
+        """
         if data.dtype != torch.uint8 or data.shape != (len(pages), 2 * self.half_bytes):
             raise ValueError(
                 f"{len(pages)} pages of {2 * self.half_bytes} bytes are not {data.dtype} {tuple(data.shape)}"
@@ -194,11 +200,14 @@ class PagePool:
         return torch.tensor(pages, dtype=torch.int64, device=self._k.device)
 
     def page_tokens(self, geometry: Geometry) -> int:
-        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        """Return the tokens of this geometry that fit a page. Raises NotServable if none does."""
         return self._sizes.page_tokens(geometry)
 
     def view(self, geometry: Geometry, page_tokens: int) -> PageView:
-        """The pool as pages of this geometry with so many tokens each. Raises NotServable when they do not fit."""
+        """Return the pool as pages of this geometry with `page_tokens` tokens each.
+
+        Raises NotServable if they do not fit.
+        """
         key = (geometry, page_tokens)
         if key not in self._views:
             if page_tokens > self.page_tokens(geometry):
@@ -213,13 +222,14 @@ class PagePool:
 
     @property
     def scratches(self) -> tuple[Tensor, ...]:
-        """The buffers there are now: whoever has their addresses must hold them, since larger ones may take their
-        place.
+        """Return the current scratch buffers.
+
+        A caller that keeps their addresses must keep references to them, because larger ones may replace them.
         """
         return tuple(self._scratch.values())
 
     def scratch(self, name: str, nbytes: int) -> Tensor:
-        """A byte buffer of at least `nbytes`, kept between steps: fresh memory costs more than the copy into it."""
+        """Return a byte buffer of at least `nbytes`, kept between steps: new memory costs more than the copy."""
         held = self._scratch.get(name)
         if held is None or held.numel() < nbytes:
             size = max(nbytes + nbytes // 2, 1 << 20) // 64 * 64
@@ -228,11 +238,13 @@ class PagePool:
 
 
 def _room(pages: int, half_bytes: int, device: torch.device) -> Tensor:
-    """[pages, bytes]. On a CPU in the system's large pages, where it has any: rows read their pages from all over the
-    pool, and finding out where each lies costs a good part of that (measured: a tenth).
+    """Allocate [pages, bytes]; on a CPU in huge pages if the system has them.
+
+    Rows read pages from all over the pool, and address translation takes a tenth of that time (measured).
     """
     if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system that has none, or not so much memory: torch says so better
+        # without huge pages or enough memory, torch's own allocation gives the better error
+        with contextlib.suppress(OSError):
             memory = mmap.mmap(-1, pages * half_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
             return torch.frombuffer(memory, dtype=torch.uint8).view(pages, half_bytes)

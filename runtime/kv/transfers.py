@@ -1,7 +1,7 @@
-"""Between the host and a device without either waiting for the other: what goes there, and what comes from there.
+"""Copy data between the host and a device without either waiting for the other.
 
-A plain copy from the host to a GPU waits for all that was launched before it; one from pinned memory is done in its
-turn. torch keeps such memory until it has been read. On a CPU host and device are one, and nothing is copied.
+A plain copy from the host to a GPU waits for everything launched before it; a copy from pinned memory is queued behind
+it. torch keeps the pinned memory until it has been read. On a CPU, nothing is copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CODES = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
 
 
 def put(values: Sequence[int] | Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor [len(values)] of numbers that the host has. `dtype`: int64, float64 or float32."""
+    """Return host numbers as a tensor [len(values)] on a device. `dtype`: int64, float64 or float32."""
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     host = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
@@ -25,8 +25,10 @@ def put(values: Sequence[int] | Sequence[float], device: torch.device, dtype: to
 
 
 class Fetch:
-    """A tensor on its way to the host. On a GPU that begins at once, behind what was launched; nothing may write to it
-    on a CPU.
+    """Copy a tensor to the host asynchronously.
+
+    On a GPU the copy starts at once, queued behind what was launched. On a CPU nothing is copied, so nothing may write
+    to the tensor until it is read.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -39,7 +41,7 @@ class Fetch:
             self._arrived.record(torch.cuda.current_stream(tensor.device))
 
     def values(self) -> Any:
-        """As nested lists; waits for it."""
+        """Wait for the copy and return the values as nested lists."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._host.tolist()

@@ -1,5 +1,4 @@
-"""Messages between a scheduler and its agents. Typed, versioned, in columns instead of rows: one message per step
-and receiver.
+"""Define the messages between a scheduler, its agents and their drivers.
 
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
                                                                      StartMigration FinishMigration
@@ -8,12 +7,16 @@ and receiver.
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed   RowsDone RowsLost SpeculationResult
                                                         HopAssigned   MigrationReady MigrationFailed   AgentStats
     membership      between drivers        PeerList Shutdown   Heartbeat PeerDisconnected   Rejected   RendezvousKey
-                                                               LinkClosed   (state machines never see these)
+                                                               LinkClosed   (state machines never receive these)
 
-A sequence is named together with its *epoch*, which grows whenever it is placed anew: the receiver drops what
-belongs to an older one, so a late message can do no harm. Columns have one entry per row. Arrays travel beside a
-message, in the order that it gives. These modules know no transport; `runtime.transport.wire` turns messages into
-bytes.
+Messages are typed and versioned (`PROTOCOL`). They hold columns, one entry per row; a step sends one message per
+receiver.
+
+A sequence is always named together with its *epoch*, which grows each time the sequence is placed anew. The receiver
+drops messages of an older epoch, so a late message does no harm.
+
+Arrays travel beside a message, in the order that the message gives. These modules do not depend on a transport;
+`runtime.transport.wire` encodes messages to bytes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What every message between a scheduler and agents has in common: a typed struct with a tag, of one protocol."""
+"""Define what all messages between a scheduler and agents share: the base struct and the protocol version."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Of these messages; agents and schedulers of different ones refuse each other.
+#: Version of the message format. An agent and a scheduler with different versions refuse each other.
 PROTOCOL = 6
-#: The scheduler's name where a device's could stand.
+#: Name of the scheduler, used wherever a device's name can stand.
 SCHEDULER = "scheduler"
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
-    """Base of all."""
+    """Base class of all messages: a frozen struct, tagged with its type and encoded as an array."""

@@ -1,4 +1,4 @@
-"""Messages between agents: hidden states, pages of K and V, offers and bids."""
+"""Define the messages between agents: hidden states, pages of K and V, offers and bids of hops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from runtime.messages.base import Message
 
 
 class PageRequest(Message, frozen=True, tag=True, array_like=True):
-    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one
-    PageData.
+    """Request pages of K and V, or cached hidden states, from the source of a migration (destination to source).
 
-    `before`: instead of pages, the hidden states of these tokens before that component; 0 for pages.
+    The source answers with exactly one PageData.
+
+    Fields:
+        move: Number of the migration.
+        layers: Attention layers [first, last) of the chain.
+        lo, hi: Token range [lo, hi); whole page sets.
+        by: Device of the destination, to which the answer goes.
+        before: 0 requests pages; n requests the hidden states that entered the stage that begins with component n.
     """
 
     move: int
@@ -23,11 +29,15 @@ class PageRequest(Message, frozen=True, tag=True, array_like=True):
 
 
 class PageData(Message, frozen=True, tag=True, array_like=True):
-    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of
-    the bytes; of an array that comes directly, a checksum that was taken on its device.
+    """Answer a PageRequest with one array of K and V or hidden states, or with an error (source to destination).
 
-    `before`: as in PageRequest; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the
-    source has any.
+    Fields:
+        lo, hi: Token range [lo, hi); the array holds the pages of all its page sets.
+        digest: BLAKE3 of the bytes. For an array sent directly from device to device: a checksum computed on its
+            device.
+        error: Why the source cannot send the array; empty if it does.
+        before: As in PageRequest. If not 0, the array is hidden states [hi - lo, width].
+        kept: Token ranges of which the source has hidden states, in an answer to a request for hidden states.
     """
 
     move: int
@@ -42,10 +52,19 @@ class PageData(Message, frozen=True, tag=True, array_like=True):
 
 
 class ForwardRows(Message, frozen=True, tag=True, array_like=True):
-    """Rows for the next hop (`hops[i]` of their paths), their hidden states beside it: [tokens, width], rows back to
-    back, each array of one row or of several.
+    """Send rows to the next hop of their paths, with their hidden states in the arrays.
 
-    `turns`, `ahead`: as in Go. An odd turn is a prediction of the row whose turn is the next number: it is tentative.
+    The arrays are [tokens, width]; the rows lie back to back, and each array holds one row or several.
+
+    Fields:
+        hops: Index into each row's path of the hop that runs now.
+        starts: Position of each row's first token.
+        counts: Tokens of each row.
+        sample: Whether the last hop samples a token after the row's last position.
+        generated: Tokens that the sequence has produced so far.
+        attempts: As in RunRows. An odd attempt is a tentative prediction of the row with the next even attempt (BL-25).
+        speculate: As in RunRows.
+        batch: As in RunRows.
     """
 
     seqs: tuple[str, ...]
@@ -61,8 +80,11 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):
-    """`device` has rows of so many tokens (`counts`) for these hops of their paths, and asks several who would take
-    them.
+    """Offer hops of these sequences to several agents that can run them (BL-23). `device` holds the rows.
+
+    Fields:
+        hops: Index of the offered hop in each sequence's path.
+        counts: Tokens of each row.
     """
 
     device: str
@@ -73,7 +95,11 @@ class Offer(Message, frozen=True, tag=True, array_like=True):
 
 
 class Bid(Message, frozen=True, tag=True, array_like=True):
-    """`device` would take these. It gets a ForwardRows for each that nobody else has, and else nothing."""
+    """Bid for offered hops on behalf of `device`.
+
+    The offering agent sends the rows of each hop that is not yet assigned as ForwardRows; a bid that loses gets no
+    answer.
+    """
 
     device: str
     seqs: tuple[str, ...]
@@ -82,7 +108,7 @@ class Bid(Message, frozen=True, tag=True, array_like=True):
 
 
 class Retract(Message, frozen=True, tag=True, array_like=True):
-    """Others have these."""
+    """Withdraw offered hops, because another agent got them."""
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]

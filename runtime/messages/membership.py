@@ -1,4 +1,4 @@
-"""Messages between the drivers of a cluster: peers, heartbeats, shutdown, rejections, rendezvous of direct links."""
+"""Define the messages between the drivers of a cluster: peers, heartbeats, shutdown, rejections, direct links."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from runtime.messages.base import Message
 
 
 class PeerList(Message, frozen=True, tag=True, array_like=True):
-    """Scheduler to agent: every agent there is, as (name, incarnation, address). Whoever is not in it any more is gone.
+    """Send an agent the list of all agents (scheduler to agent). An agent missing from the list is gone.
 
-    The first one is the answer to Ready. `rails`: of each of them (`Ready.rail`); empty where none has one.
+    The first PeerList is the answer to AgentHello.
+
+    Fields:
+        agents: (name, incarnation, address) of each agent.
+        tensor_transports: `AgentHello.tensor_transport` of each agent, in the same order; empty if no agent has one.
     """
 
     agents: tuple[tuple[str, int, str], ...]
@@ -16,19 +20,21 @@ class PeerList(Message, frozen=True, tag=True, array_like=True):
 
 
 class Shutdown(Message, frozen=True, tag=True, array_like=True):
-    """Scheduler to agent: end after the step under way."""
+    """Stop the agent after the step under way (scheduler to agent)."""
 
 
 class Heartbeat(Message, frozen=True, tag=True, array_like=True):
-    """Agent to scheduler, from a thread of its own: its process lives, and its loop has been at one thing for
-    `stalled_ms`.
+    """Report that the agent's process is alive (agent to scheduler, sent from a thread of its own).
+
+    Fields:
+        stalled_ms: How long the agent's main loop has been busy with one thing.
     """
 
     stalled_ms: int
 
 
 class PeerDisconnected(Message, frozen=True, tag=True, array_like=True):
-    """Agent to scheduler: its link with another agent is cut; what was on it may be lost."""
+    """Report that the connection to another agent is cut (agent to scheduler). Messages on it may be lost."""
 
     peer: str
     incarnation: int
@@ -36,14 +42,16 @@ class PeerDisconnected(Message, frozen=True, tag=True, array_like=True):
 
 
 class Rejected(Message, frozen=True, tag=True, array_like=True):
-    """To whoever sent what cannot be taken: why. Nothing more will be taken of it, nor sent to it."""
+    """Refuse a peer after a message that cannot be accepted. All later traffic from and to it is dropped."""
 
     reason: str
 
 
 class RendezvousKey(Message, frozen=True, tag=True, array_like=True):
-    """Agent to agent, while a direct link is made: a key of its rendezvous. `outgoing`: of the link on which whoever
-    says this sends.
+    """Send one key of the rendezvous that sets up a direct link (agent to agent).
+
+    Fields:
+        outgoing: True for the link on which the sender of this message sends tensors, false for the opposite direction.
     """
 
     outgoing: bool
@@ -52,7 +60,11 @@ class RendezvousKey(Message, frozen=True, tag=True, array_like=True):
 
 
 class LinkClosed(Message, frozen=True, tag=True, array_like=True):
-    """Agent to agent: a direct link is over, and what was under way on it is lost. `outgoing`: as in RendezvousKey."""
+    """Report that a direct link is closed (agent to agent). Tensors under way on it are lost.
+
+    Fields:
+        outgoing: As in RendezvousKey.
+    """
 
     outgoing: bool
     reason: str

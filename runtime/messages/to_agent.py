@@ -1,4 +1,4 @@
-"""Messages from the scheduler to agents: stages, sequences, rows to run, migrations."""
+"""Define the messages from the scheduler to agents: stages, sequences, rows to run, migrations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from runtime.types import SequenceRequest
 
 
 class LoadStages(Message, frozen=True, tag=True, array_like=True):
-    """Make stages ready. Answered by one Loaded or Refused each.
+    """Load stages. The agent answers each with StageReady or StageLoadFailed.
 
-    `blocks[i]`: the blocks of stage i in order. `limits`: rows of a step that may pass a block, where it has a limit of
-    its own (BL-14).
+    Fields:
+        blocks: Blocks of each stage, in order.
+        limits: (block, rows of a step that may pass it) for blocks with a batch limit of their own (BL-14).
     """
 
     stages: tuple[Stage, ...]
@@ -20,20 +21,23 @@ class LoadStages(Message, frozen=True, tag=True, array_like=True):
 
 
 class UnloadStages(Message, frozen=True, tag=True, array_like=True):
-    """Let stages go; no sequence is on them any more."""
+    """Unload stages. No sequence is on them any more."""
 
     stages: tuple[Stage, ...]
 
 
 class OpenSequences(Message, frozen=True, tag=True, array_like=True):
-    """Learn sequences that come over this device. `outputs`: tokens they have produced before.
+    """Open sequences that run on this device.
 
-    `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of its first
-    `computed[i]` tokens in the layers that it still has here; else it begins anew. `shared[i]`: (other sequence of the
-    same domain on this device, tokens): its first pages are this one's too (BL-32); None for none. `ahead[i]`: which
-    hop of it is predicted (BL-25); none at all where it is empty.
-    `offers[i]`: hops that are offered, each to these devices (BL-23); to whom this goes stands in the path in place of
-    the others.
+    Fields:
+        outputs: Tokens that each sequence has produced before.
+        paths: Path of each sequence. For a hop that is offered to several devices, the path names the receiver.
+        keep: True: the sequence continues under the new epoch and path, with the K and V of its first `computed` tokens
+            that are here already or were migrated here. False: it starts without K and V.
+        shared: (sequence of the same KV domain on this device, tokens): the first pages are shared with it (BL-32);
+            None without sharing.
+        speculative_hops: Hop of each sequence that is predicted (BL-25); empty if none is.
+        offers: Hops of each sequence that are offered to several devices, as (hop, devices) (BL-23).
     """
 
     epochs: tuple[int, ...]
@@ -48,8 +52,9 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
 
 
 class CloseSequences(Message, frozen=True, tag=True, array_like=True):
-    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. Later epochs of them
-    stay.
+    """Drop sequences, whatever they are doing. Their pages are freed once no step writes them.
+
+    A sequence that is open under a later epoch stays open.
     """
 
     seqs: tuple[str, ...]
@@ -57,20 +62,26 @@ class CloseSequences(Message, frozen=True, tag=True, array_like=True):
 
 
 class PeerDown(Message, frozen=True, tag=True, array_like=True):
-    """Another device is gone: nothing will come from there."""
+    """Report that another device is gone and will send nothing more."""
 
     device: str
 
 
 class RunRows(Message, frozen=True, tag=True, array_like=True):
-    """Run these rows from their first hop on, which is on this device: `tokens` (all rows' back to back, `counts` of
-    each) at `starts`.
+    """Run these rows from their first hop, which is on this device.
 
-    `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: the decode credit:
-    up to so many tokens may be decoded before they are told of (only where the path has one hop). `turns`: of rows
-    of sequences that are predicted, growing and even, in the order in which they supersede what began at or behind
-    their start; 0 for all others. `ahead`: whether a row may be predicted. Both are empty where there is none of
-    it.
+    Fields:
+        starts: Position of each row's first token.
+        counts: Tokens of each row.
+        tokens: Token ids of all rows, back to back.
+        sample: Whether a token is sampled after the row's last position.
+        generated: Tokens that the sequence has produced so far.
+        steps: Decode credit: tokens that may be decoded before they are reported; above 1 only on paths of one hop.
+        attempts: Even, growing numbers of rows of sequences with a speculated hop; a later attempt supersedes rows that
+            started at or after its start. 0 for other sequences; empty if all are 0.
+        speculate: Whether each row may be predicted; empty if there are no attempts.
+        batch: Number of the persistent batch that the rows are; 0 for none. A later message with the same number has
+            the same rows in the same order, one token on.
     """
 
     seqs: tuple[str, ...]
@@ -87,13 +98,19 @@ class RunRows(Message, frozen=True, tag=True, array_like=True):
 
 
 class StartMigration(Message, frozen=True, tag=True, array_like=True):
-    """To the destination: bring here the K and V that a sequence has in these components, tokens [0, upto), from
-    `source`.
+    """Copy or recompute the K and V of tokens [0, upto) of a sequence in these components (scheduler to destination).
 
-    `layers`: attention layers [first, last) of the chain's that they have, `page_tokens` to a page. `tokens`: its first
-    ones, to recompute pages from the front by that stage, which must be loaded (empty: copy only, unless `inputs`: by
-    what the source kept of the hidden states that came into it). `copy`: whether pages come from the back (false:
-    recompute only). A later StartMigration of the same move brings what has grown since (`upto` larger).
+    A later StartMigration of the same move covers the tokens computed since, with a larger `upto`.
+
+    Fields:
+        stage: The components that move. It must be loaded here if pages are recomputed.
+        layers: Attention layers [first, last) of the chain in these components.
+        page_tokens: Tokens per page.
+        source: Device that holds the K and V.
+        tokens: Token ids from which pages are recomputed from the front; empty if recomputing does not start from
+            tokens.
+        copy: Whether pages are copied from the back; false: recompute only.
+        from_activations: Recompute from the hidden states of the stage's input that the source cached.
     """
 
     move: int
@@ -111,8 +128,10 @@ class StartMigration(Message, frozen=True, tag=True, array_like=True):
 
 
 class FinishMigration(Message, frozen=True, tag=True, array_like=True):
-    """To the destination: the move is over. Committed, its pages are the sequence's, whose OpenSequences under `epoch`
-    is next; else they go.
+    """End a migration (scheduler to destination).
+
+    Fields:
+        commit: True: the pages become the sequence's; its OpenSequences under `epoch` follows. False: they are freed.
     """
 
     move: int

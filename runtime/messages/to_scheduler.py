@@ -1,4 +1,4 @@
-"""Messages from agents to the scheduler: hello, stages, results of rows, migrations, statistics."""
+"""Define the messages from agents to the scheduler: hello, stages, results of rows, migrations, statistics."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from runtime.types import ModelSpec, PromptLogprobs, Sampled
 
 
 class AgentHello(Message, frozen=True, tag=True, array_like=True):
-    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is
-    on, empty if unknown;
-    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for
-    moves; 0 for none.
-    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's
-    memory only.
-    `lacks`: what its engine cannot do (`stages.Lack`).
+    """Announce an agent and its capacity.
+
+    Fields:
+        protocol: `PROTOCOL` of the agent.
+        page_capacity: Pages of the KV cache.
+        page_bytes: Bytes of a page, K and V together.
+        weights: Bytes of weights that the agent may hold; 0 for no limit.
+        address: Address at which the other agents reach it.
+        server: Machine it runs on; empty if unknown.
+        pid: Process id on that machine; 0 without one.
+        activation_cache_bytes: Bytes of stage inputs (hidden states) kept for migrations; 0 for none.
+        tensor_transport: Transport for direct tensor transfers; agents with the same one can be linked. Empty: only
+            through host memory.
+        lacks: What the engine cannot do (`chains.Lack`).
     """
 
     device: str
@@ -32,6 +39,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):
+    """Report that a stage is loaded. `nbytes`: bytes of all weights on the device now."""
+
     device: str
     stage: Stage
     spec: ModelSpec
@@ -39,7 +48,7 @@ class StageReady(Message, frozen=True, tag=True, array_like=True):
 
 
 class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
-    """A stage could not be loaded."""
+    """Report that a stage could not be loaded."""
 
     device: str
     stage: Stage
@@ -47,12 +56,16 @@ class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
 
 
 class RowsDone(Message, frozen=True, tag=True, array_like=True):
-    """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
+    """Report rows that left their last hop. K and V of `counts` tokens are written on the whole path.
 
-    `sampled`: in the order of `seqs`, None where none was asked for. `earlier`: the tokens of a decode credit
-    before the last one, in the order in which they came; empty where there is none of it, and where simulated
-    devices stride: the last token stands for all of them.
-    `turns`: as in Pass; what comes of an odd one is worth something only together with its SpeculationResult.
+    Fields:
+        counts: Tokens of each row, those of a decode credit included.
+        sampled: The sampled token of each row, in the order of `seqs`; None where no token was requested.
+        prompts: Log-probabilities of prompt tokens that the rows computed.
+        attempts: As in RunRows. The result of an odd attempt is valid only together with its SpeculationResult.
+        earlier: With a decode credit, the tokens before the last one, in order. Empty without one, and in simulations,
+            where the last token stands for all of them.
+        batch: As in RunRows.
     """
 
     device: str
@@ -67,10 +80,14 @@ class RowsDone(Message, frozen=True, tag=True, array_like=True):
 
 
 class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
-    """Rows that were predicted and have run: whether the prediction stands, and its least cosine with what it was to
-    be.
+    """Report whether predictions of rows hold, after the real hops have run (BL-25).
 
-    If it does not, the row itself is on its way now, under the same (even) turn.
+    If a prediction does not hold, the real row continues under the same even attempt.
+
+    Fields:
+        attempts: The even attempts of the real rows.
+        stands: Whether the prediction is accepted.
+        cosines: Smallest cosine over the row's tokens between the predicted and the real output.
     """
 
     device: str
@@ -82,8 +99,12 @@ class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
 
 
 class RowsLost(Message, frozen=True, tag=True, array_like=True):
-    """Rows that will not come through. `retry`: the sequences are well, but their K and V here are not (no pages, a hop
-    that was cut off); else a step failed on them."""
+    """Report rows that will not finish.
+
+    Fields:
+        retry: True: the sequences can run again, but their K and V here are invalid (no pages, a broken hop).
+            False: the step failed on these rows.
+    """
 
     device: str
     seqs: tuple[str, ...]
@@ -93,8 +114,13 @@ class RowsLost(Message, frozen=True, tag=True, array_like=True):
 
 
 class HopAssigned(Message, frozen=True, tag=True, array_like=True):
-    """Hops that `device` has offered, and who runs them from now on (`devices`), beginning with rows of `counts` tokens
-    at `starts`.
+    """Report which agents run hops that `device` offered (BL-23).
+
+    Fields:
+        hops: Index of the hop in each sequence's path.
+        starts: Position of the first row's first token.
+        counts: Tokens of that row.
+        devices: The device that runs each hop from now on.
     """
 
     device: str
@@ -107,11 +133,14 @@ class HopAssigned(Message, frozen=True, tag=True, array_like=True):
 
 
 class MigrationReady(Message, frozen=True, tag=True, array_like=True):
-    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all
-    of it.
+    """Report that all K and V requested by StartMigration have arrived (destination to scheduler).
 
-    `nbytes`: that came, of K and V; `inputs`: of hidden states. `reason`: why the front has not worked as it was to,
-    empty if it has.
+    Fields:
+        copied: Token ranges that were copied.
+        recomputed: Token ranges that were recomputed; disjoint from `copied`, together they cover all tokens.
+        nbytes: Bytes of K and V received.
+        activation_bytes: Bytes of hidden states received.
+        reason: Why recomputing did not work as planned; empty if it did.
     """
 
     device: str
@@ -125,7 +154,7 @@ class MigrationReady(Message, frozen=True, tag=True, array_like=True):
 
 
 class MigrationFailed(Message, frozen=True, tag=True, array_like=True):
-    """Destination to scheduler: the move cannot go on, and nothing of it is left here."""
+    """Report that a migration cannot continue; the destination has dropped what it had received."""
 
     device: str
     move: int
@@ -134,11 +163,16 @@ class MigrationFailed(Message, frozen=True, tag=True, array_like=True):
 
 
 class AgentStats(Message, frozen=True, tag=True, array_like=True):
-    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it
-    began (`busy`: ns).
+    """Report an agent's load and totals, once per period.
 
-    `links`: other agents that tensors go to directly, and how that stands: `direct`, `making`, or why they go by the
-    host's memory.
+    Fields:
+        queued: Rows waiting.
+        steps: Steps run since the agent started.
+        busy: Nanoseconds spent in steps since the agent started.
+        tokens: Tokens run since the agent started.
+        queues: (block at which rows enter, rows waiting there).
+        links: (agent, state of the direct link to it): `direct`, `making`, or the reason why tensors go through host
+            memory.
     """
 
     device: str

@@ -1,12 +1,12 @@
-"""What blocks and links were measured to cost, as tables that policies read (BL-11): pure look-up and interpolation.
+"""Look up measured costs of blocks and links, by interpolation in tables (BL-11).
 
     profile = profile_of(document)                       # the JSON that `zoo profile` stores
     profile.block(digest).decode.at(batch=6, context=300)     -> seconds
     profile.link("host", "device").seconds(nbytes)
 
-Between measured points values are interpolated, linearly in the logarithm of the batch and linearly in the context;
-beyond the last one they go on along the last slope; below the first they stay. More work never costs less: noise that
-says so is raised to what is before it. Knows no clock, no device and no torch.
+Values are interpolated linearly in the logarithm of the batch and linearly in the context. Beyond the last point they
+continue with the last slope; below the first point they stay constant. More work never costs less: measured values
+below an earlier one are raised to it. Pure functions without torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from typing import Any
 
 
 def _between(xs: Sequence[float], ys: Sequence[float], x: float, scale: Sequence[float], at: float) -> float:
-    """y at x: inside by `scale` (xs in the measure that is interpolated in, `at` being x's), outside as the top of the
-    file says.
-    """
+    """Return y at x: interpolated in `scale`, where x lies at `at`, or extrapolated as in the module docstring."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
     if x >= xs[-1]:
@@ -35,7 +33,7 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float, scale: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Seconds over one rising axis: bytes on a link, tokens of a prompt's chunk."""
+    """Hold seconds over one rising axis, such as bytes on a link or tokens of a prompt's chunk."""
 
     xs: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -44,14 +42,15 @@ class Line:
         _check_axis(self.xs, len(self.seconds))
 
     def at(self, x: float) -> float:
-        """Seconds at x."""
+        """Return the seconds at x."""
         return _between(self.xs, tuple(accumulate(self.seconds, max)), x, self.xs, x)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Seconds over batch and context. `seconds[i][j]`: at `batches[i]` rows that each attend to `contexts[j]`
-    tokens.
+    """Hold seconds over batch and context.
+
+    `seconds[i][j]` is the time for `batches[i]` rows that each attend to `contexts[j]` tokens.
     """
 
     batches: tuple[float, ...]
@@ -66,7 +65,7 @@ class Grid:
             raise ValueError("batch sizes are positive")
 
     def at(self, batch: float, context: float) -> float:
-        """Seconds of one step of `batch` rows at `context` tokens."""
+        """Return the seconds of one step of `batch` rows at `context` tokens."""
         column = self._column(context)
         if batch > self.batches[-1]:
             return column[-1] + self._last_slope(context) * (batch - self.batches[-1])
@@ -74,13 +73,15 @@ class Grid:
         return _between(self.batches, column, batch, scale, math.log2(batch) if batch > 0 else scale[0])
 
     def _column(self, context: float) -> tuple[float, ...]:
-        """Seconds at each measured batch, at this context."""
+        """Return the seconds at each measured batch, at this context."""
         return tuple(accumulate((Line(self.contexts, row).at(context) for row in self.seconds), max))
 
     def _last_slope(self, context: float) -> float:
-        """Seconds per row beyond the last batch. It is known where contexts were measured, and never falls with them
-        (as no Line does), or a longer context could cost less there; between them it is not a column's own, which may
-        be steepest in the middle."""
+        """Return the seconds per row beyond the last batch.
+
+        Slopes are taken at the measured contexts, made monotonic and interpolated, so that a longer context never costs
+        less. A column interpolated between contexts may have its steepest slope in the middle.
+        """
         if len(self.batches) == 1:
             return 0.0
         columns = [self._column(known) for known in self.contexts]
@@ -90,10 +91,13 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class BlockProfile:
-    """One block. `decode`: a token for each of some rows; `prefill`: one prompt's tokens; `load_seconds`: from disk,
-    cold, to the device.
+    """Hold the costs of one block.
 
-    `stands_for`: the block that it is a surrogate of, None for a block of the chain itself.
+    Fields:
+        decode: Seconds of a step with one token per row.
+        prefill: Seconds over the tokens of one prompt's chunk.
+        load_seconds: Time to load it from a cold disk to the device.
+        stands_for: The block that it is a surrogate of; None for a block of the chain itself.
     """
 
     block: str
@@ -106,7 +110,7 @@ class BlockProfile:
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """Moving bytes from a to b."""
+    """Hold the time to move bytes from a to b."""
 
     a: str
     b: str
@@ -118,21 +122,21 @@ class LinkProfile:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """All that was measured on one device."""
+    """Hold everything that was measured on one device."""
 
     device: str
     blocks: tuple[BlockProfile, ...]
     links: tuple[LinkProfile, ...]
 
     def block(self, digest: str) -> BlockProfile:
-        """Raises KeyError for a block that was not measured."""
+        """Return a block's profile. Raises KeyError if it was not measured."""
         for each in self.blocks:
             if each.block == digest:
                 return each
         raise KeyError(f"block {digest[:12]} was not measured on {self.device}")
 
     def link(self, a: str, b: str) -> LinkProfile:
-        """Raises KeyError for a link that was not measured."""
+        """Return a link's profile. Raises KeyError if it was not measured."""
         for each in self.links:
             if (each.a, each.b) == (a, b):
                 return each
@@ -140,9 +144,9 @@ class DeviceProfile:
 
 
 def chain_of(profile: DeviceProfile, name: str, blocks: Sequence[str]) -> BlockProfile:
-    """A whole chain as one block: its blocks' tables added up.
+    """Return the profile of a whole chain: the sum of its blocks' tables.
 
-    Raises KeyError for a block that was not measured, ValueError for tables of different axes or a chain of none.
+    Raises KeyError for a block that was not measured, ValueError for tables with different axes or an empty chain.
     """
     found = [profile.block(digest) for digest in blocks]
     axes = {(each.decode.batches, each.decode.contexts, each.prefill.xs) for each in found}
@@ -159,7 +163,7 @@ def chain_of(profile: DeviceProfile, name: str, blocks: Sequence[str]) -> BlockP
 
 
 def part_of(whole: BlockProfile, name: str, time: float, loaded: float) -> BlockProfile:
-    """A piece of a block that has a share `time` of what it computes, and a share `loaded` of its bytes."""
+    """Return the profile of a part of a block, with a share `time` of its compute and a share `loaded` of its bytes."""
     decode = Grid(
         whole.decode.batches,
         whole.decode.contexts,
@@ -172,7 +176,7 @@ def part_of(whole: BlockProfile, name: str, time: float, loaded: float) -> Block
 
 
 def alike(blocks: Sequence[BlockProfile]) -> tuple[BlockProfile, ...]:
-    """The same tables over all points of all of them, so that they can be added up."""
+    """Resample all tables to the union of their points, so that they can be added."""
     batches = _union(each.decode.batches for each in blocks)
     contexts = _union(each.decode.contexts for each in blocks)
     chunks = _union(each.prefill.xs for each in blocks)
@@ -191,7 +195,7 @@ def _union(axes: Iterable[Sequence[float]]) -> tuple[float, ...]:
 
 
 def profile_of(document: Mapping[str, Any]) -> DeviceProfile:
-    """The tables in a document of `zoo profile`. Raises KeyError, TypeError or ValueError for one that is none."""
+    """Parse a document of `zoo profile`. Raises KeyError, TypeError or ValueError for an invalid one."""
     return DeviceProfile(
         device=str(document["device"]),
         blocks=tuple(_block(each) for each in document["blocks"]),
@@ -209,7 +213,7 @@ def _block(value: Mapping[str, Any]) -> BlockProfile:
 
 
 def _line(seconds: Mapping[str, float]) -> Line:
-    """{"64": 0.01, …}: JSON's keys are text."""
+    """Parse {"64": 0.01, …}; JSON keys are text."""
     points = sorted((float(x), float(y)) for x, y in seconds.items())
     return Line(tuple(x for x, _ in points), tuple(y for _, y in points))
 

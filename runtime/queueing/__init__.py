@@ -1,1 +1,1 @@
-"""The global queue, request groups and virtual queues. Reserved in the layout; it holds no code yet."""
+"""Reserve the package for the global queue, request groups and virtual queues. It holds no code yet."""

@@ -247,7 +247,7 @@ class Scheduler:
 
     @property
     def loading(self) -> bool:
-        """Whether the first placement is still to come, or any device is loading a stage."""
+        """Whether blocks are not placed yet, or any device is loading a stage."""
         return not self._state.placed or any(device.stages.loading for device in self._state.devices)
 
     @property

@@ -1,1 +1,1 @@
-"""Records what happened: JSON lines, OpenTelemetry spans."""
+"""Record events as JSON lines and as OpenTelemetry spans."""

@@ -1,11 +1,12 @@
-"""Requests as OpenTelemetry spans, made of the trace's events: one per sequence, and within it one per row with the
-devices it passes.
+"""Export requests as OpenTelemetry spans, built from the trace's events.
+
+One span per sequence, and within it one per row with the devices that it passes:
 
     arrive -> span `sequence` … block.hop -> span `row` … token -> its end … finish | abort -> the end
 
-Contract: a TraceSink that hands every event on to another. Needs the extra `otel`; whoever makes it brings the
-provider, whose exporter has a thread of its own. Events' clock is monotonic; spans are on the wall clock as it was when
-this was made. A sequence that never ends is never told of.
+`OtelSpans` is a TraceSink that passes every event on to another sink. It needs the extra `otel`; the caller provides
+the provider, which exports on a thread of its own. Monotonic event times are converted to wall-clock times with the
+offset at construction. A sequence that never ends is not exported.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
 
-#: What happens to a sequence and is worth a mark on its span.
+#: Events that are added to the span of their sequence.
 _MARKS = frozenset(["batch.insert", "batch.resume", "batch.preempt", "kv.move.start", "kv.meet", "kv.move.abort"])
 
 
 class OtelSpans:
-    """See the top of the file."""
+    """Convert trace events to spans and pass them on to `then`."""
 
     def __init__(self, provider: TracerProvider, then: TraceSink | None = None, offset: int | None = None) -> None:
-        """`offset`: nanoseconds from events' clock to the epoch, by default what they are now."""
+        """Create the sink.
+
+        `offset`: nanoseconds from the events' clock to the epoch; by default the current difference.
+        """
         self._tracer = provider.get_tracer("blockzoo")
         self._then = then
         self._offset = time.time_ns() - time.monotonic_ns() if offset is None else offset
@@ -90,8 +94,9 @@ class OtelSpans:
 
 
 def exporting(endpoint: str) -> TracerProvider:
-    """A provider whose spans go to a collector by OTLP over HTTP, in batches. Raises InputError without the packages
-    for it.
+    """Return a provider that exports spans to a collector by OTLP over HTTP, in batches.
+
+    Raises InputError if the OpenTelemetry packages are missing.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -1,9 +1,10 @@
-"""The trace: what happened, one record per event, as JSON lines.
+"""Record the trace: one record per event, as JSON lines.
 
-Contract: `TraceSink` is what the control plane speaks to. `Trace` keeps the latest events in a ring for `/zoo/trace`
-and, if given a path, writes all of them to a file from a thread of its own, so that emitting never waits for a disk. A
-file that cannot keep up loses events beyond `backlog` and says so with a `trace.lost` record; a full disk ends the
-file, not the service. The same events give the same bytes. It does not know what the events mean, nor any clock.
+Schedulers and agents emit to a `TraceSink`. `Trace` keeps the latest events in a ring for `/zoo/trace` and, given a
+path, writes all of them to a file from a thread of its own, so that emitting never waits for a disk.
+
+If the file cannot keep up, events beyond `backlog` are lost and counted in a `trace.lost` record. A full disk ends the
+file, not the service. The same events give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ _FIELDS = ("t", "ev", "req", "seq", "inst", "dev", "block", "page", "n", "bytes"
 
 
 class TraceSink(Protocol):
-    """Whatever takes events. Called in the order of events, from one thread at a time."""
+    """Define an object that takes events, called in order of events from one thread at a time."""
 
     def emit(self, event: TraceEvent) -> None: ...
 
 
 def record_of(event: TraceEvent) -> dict[str, Any]:
-    """The event as a JSON object: absent fields left out, `extra` merged in."""
+    """Return the event as a JSON object: fields that are None left out, `extra` merged in."""
     record = {name: value for name in _FIELDS if (value := getattr(event, name)) is not None}
     record.update(event.extra)
     return record
 
 
 def line_of(event: TraceEvent) -> str:
-    """One JSON line, with its newline."""
+    """Return the event as one JSON line, newline included."""
     return json.dumps(record_of(event), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 class Trace:
-    """The latest `ring` events in memory, and all of them in a file if there is a path."""
+    """Keep the latest `ring` events in memory, and write all of them to a file if there is a path."""
 
     def __init__(self, path: Path | None = None, ring: int = 65536, backlog: int = 262144) -> None:
-        """Raises OSError if the file cannot be opened for appending; ValueError for sizes below 1."""
+        """Open the file for appending. Raises OSError if that fails; ValueError for sizes below 1."""
         if ring < 1 or backlog < 1:
             raise ValueError("ring and backlog must be at least 1")
         self._lock = threading.Lock()
@@ -58,13 +59,13 @@ class Trace:
             self._file.put(event)
 
     def recent(self, limit: int | None = None) -> list[TraceEvent]:
-        """The latest events, oldest first; at most `limit` of them."""
+        """Return the latest events, oldest first; at most `limit` of them."""
         with self._lock:
             events = list(self._ring)
         return events if limit is None else events[max(0, len(events) - limit) :]
 
     def lines(self, limit: int | None = None) -> Iterable[str]:
-        """The latest events as JSON lines, oldest first; encoded as they are asked for."""
+        """Return the latest events as JSON lines, oldest first, encoded lazily."""
         return (line_of(event) for event in self.recent(limit))
 
     def close(self) -> None:
@@ -74,7 +75,7 @@ class Trace:
 
 
 class _TraceFile:
-    """A thread that appends events to a file, batch by batch."""
+    """Append events to a file in batches, on a thread of its own."""
 
     def __init__(self, path: Path, backlog: int) -> None:
         self._out: TextIO = path.open("a", encoding="utf-8")

@@ -1,3 +1,1 @@
-"""Messages and tensors between processes: peers that prove themselves, numbered messages in order, bytes over
-channels.
-"""
+"""Carry messages and tensors between processes: authenticated peers, numbered messages in order, channels of bytes."""

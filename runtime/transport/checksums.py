@@ -1,4 +1,4 @@
-"""Arrays that move between devices carry a digest of their bytes: made by the sender, verified by the receiver."""
+"""Compute and verify digests of arrays that move between devices: the sender computes, the receiver verifies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from runtime.chains import Array
 
 
 class ArrayChecksums:
-    """Arrays that move from device to device, each with a digest of its bytes: BLAKE3, in the host's memory."""
+    """Compute and verify BLAKE3 digests of arrays in host memory."""
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
-        """What goes to `to`, and its digest: an array, or rows [first, last) of arrays below each other
-        (`joined_rows`).
+        """Return the array to send to `to` and its digest.
+
+        `pieces`: an array, or rows [first, last) of arrays to concatenate (`joined_rows`).
         """
         array = pieces if isinstance(pieces, Array) else joined_rows(pieces)
         return array, digest_of(array)
 
     def verified(self, array: Array, digest: str) -> bool:
-        """Whether it is what was sealed."""
+        """Return whether an array matches its digest."""
         return digest_of(array) == digest
 
 
 def joined_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
-    """Rows [first, last) of arrays [tokens, width] below each other; there is at least one. All are of one dtype and
-    width.
-    """
+    """Concatenate rows [first, last) of arrays [tokens, width]; at least one, all of one dtype and width."""
     parts = []
     for array, first, last in pieces:
         whole = memoryview(array.data).cast("B")
@@ -38,5 +37,5 @@ def joined_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
 
 
 def digest_of(array: Array) -> str:
-    """BLAKE3 of an array's bytes, in hexadecimal."""
+    """Return the BLAKE3 digest of an array's bytes, in hexadecimal."""
     return blake3(array.data).hexdigest()

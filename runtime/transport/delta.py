@@ -1,4 +1,4 @@
-"""Send the messages of a persistent batch in short: what follows the last one with its number says only what is new.
+"""Send the messages of a persistent batch in short: each one after the first carries only what is new.
 
     ForwardRows -> ForwardRowsDelta(slot)
     RunRows     -> RunRowsDelta(slot, tokens)
@@ -64,7 +64,7 @@ class _Slots:
         self._next = 0
 
     def find(self, message: Batched) -> int | None:
-        """Return the slot whose batch a message continues."""
+        """Return the slot of the batch that a message continues, None if there is none."""
         for at, slot in enumerate(self.slots):
             if slot.last.batch == message.batch and _continues(message, slot.last):
                 return at
@@ -119,13 +119,13 @@ class DeltaDecoder:
         }  # fmt: skip
 
     def prepare(self) -> None:
-        """Make the ForwardRows that follow, in the time in which a device waits for them."""
+        """Make the next ForwardRows of each slot, while the device waits for them."""
         for slot in self._kinds[ForwardRowsDelta].slots:
             if slot.following is None:
                 slot.following = _following(slot.last, ())
 
     def full(self, message: Message) -> Message | None:
-        """Return a message in full; None for one that continues what never came, or does not fit it."""
+        """Return a message in full; None for a delta with an unknown slot or a wrong number of tokens."""
         if isinstance(message, Batched):
             if message.batch:
                 self._kinds[_SHORT[type(message)]].add(message)

@@ -1,18 +1,19 @@
-"""What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo
-(`engine.tensors.links`).
+"""Define the interface of transports that send tensors from device to device, past host memory: NCCL, gloo.
 
-    A.offer(B)      A begins a link to B: groups of two for each ordered pair, one only ever sends, the other only ever
-                    receives
-    said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed
-                    messages
-    A.send(B, n)    B.expect(A, n) … B.came()      a message's arrays under a ticket; the message itself travels as ever
-                                                   (`directed`)
+Implemented in `engine.tensors`.
 
-Contract of a TensorTransport: one thread calls it, and nothing here waits: work that takes time is done on threads
-of its own, which call `wake` when there is something to be looked at. Every wait of theirs has a limit. What is
-expected comes, or is told not to come; a link that failed once is over for both ends, until either is another life,
-and whoever holds this goes on by other means. Arrays that go out must not change any more. What is carried is
-neither encrypted nor authenticated. Knows no messages, and not who may speak with whom.
+    A.offer(B)                  start a link to B: a group of two for each ordered pair; one end only sends, the other
+                                only receives
+    drain_notices /             rendezvous messages that both ends exchange until the link stands; the owner of the
+    handle_rendezvous           transport carries them as typed messages
+    A.send(B, n)                a message's arrays under ticket n; the message itself goes over the messenger
+    B.expect(A, n), B.drain_arrivals()
+
+One thread calls a TensorTransport, and no call waits. Slow work runs on threads of its own, which call `wake` when
+there is a result; each of their waits has a limit. An expected tensor either arrives or is reported as failed.
+
+A link that failed once stays closed for both ends until one of them is a new incarnation; the owner uses other means.
+Arrays that are sent must not change any more. Data is neither encrypted nor authenticated.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from typing import Protocol, runtime_checkable
 from runtime.chains import Array
 from runtime.config import DirectConfig
 
-#: What checksums of arrays wherever they lie begin with, and no other digest does.
+#: Prefix of checksums that are computed on the array's device; no other digest has it.
 CHECKSUM = "sum:"
 
 
 @dataclass(frozen=True, slots=True)
 class PeerNotice:
-    """To be told to a peer, of the link on which this end sends (`outgoing`), or of the other one: a key of the
-    rendezvous, or that the link is over (`key` is empty), and why."""
+    """Hold a notice to send to a peer: a key of the rendezvous, or (with an empty `key`) that the link is closed.
+
+    Fields:
+        outgoing: True for the link on which this end sends, false for the opposite one.
+        reason: Why the link is closed.
+    """
 
     peer: str
     outgoing: bool
@@ -42,7 +47,7 @@ class PeerNotice:
 
 @dataclass(frozen=True, slots=True)
 class ArrivedTensor:
-    """What was expected of a peer: its arrays, or why they do not come."""
+    """Hold the arrays of an expected ticket, or the error why they do not arrive."""
 
     peer: str
     ticket: int
@@ -51,91 +56,93 @@ class ArrivedTensor:
 
 
 class TensorTransport(Protocol):
-    """See the top of the file."""
+    """Transfer tensors over direct links; see the module docstring."""
 
     @property
     def process_group(self) -> str:
-        """Which transport it is, and how far it reaches: two ends can be linked if theirs are the same."""
+        """Return the name of the transport and its reach. Two ends can be linked if theirs are equal."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """Before anything else. `wake`: may be called from any thread."""
+        """Start the transport, before any other call. `wake` may be called from any thread."""
         ...
 
     def offer(self, peer: str) -> None:
-        """Begin a link to a peer; one that was begun, whatever became of it, is nothing to do."""
+        """Start a link to a peer. Does nothing if one was started before, whatever its state."""
         ...
 
     def handle_rendezvous(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
-        """What a peer says of the link on which this end sends, or (`outgoing` is false) of the other one, which begins
-        by that.
+        """Process a key from a peer.
+
+        `outgoing`: it is for the link on which this end sends; False: for the opposite link, which starts with the
+        first key.
         """
         ...
 
     def handle_close(self, peer: str, outgoing: bool, reason: str) -> None:
-        """A peer says that a link is over."""
+        """Process a peer's notice that a link is closed."""
         ...
 
     def drain_notices(self) -> list[PeerNotice]:
-        """What peers are to be told, in order; handed over."""
+        """Return and remove the notices to send to peers, in order."""
         ...
 
     def carries(self, peer: str, nbytes: int) -> bool:
-        """Whether so many bytes may go to a peer now."""
+        """Return whether `nbytes` bytes can be sent to a peer now."""
         ...
 
     def send(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
-        """If that fails the link is over, and the other end is told. Tickets grow."""
+        """Send arrays under a ticket; tickets grow. On failure the link is closed and the other end is notified."""
         ...
 
     def expects(self, peer: str) -> bool:
-        """Whether a link from that peer was ever begun."""
+        """Return whether a link from that peer was ever started."""
         ...
 
     def expect(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
-        """A peer has announced arrays of these kinds, whose `data` is nothing: they will be in `came`, or why not.
+        """Register arrays that a peer announced, given without `data`; `drain_arrivals` returns them or an error.
+
         Tickets grow.
         """
         ...
 
     def drain_arrivals(self) -> list[ArrivedTensor]:
-        """What has come, or will not, since the last look: each ticket once."""
+        """Return the tickets that arrived or failed since the last call, each once."""
         ...
 
     def remove_peer(self, peer: str) -> None:
-        """That life of a peer is over: nothing of it comes any more."""
+        """Close the links with an incarnation of a peer; nothing of it arrives any more."""
         ...
 
     def state(self) -> Mapping[str, str]:
-        """Peers with a link to them: `direct`, `making`, or why it is over."""
+        """Return the state of the link to each peer: `direct`, `making`, or why it is closed."""
         ...
 
     def close(self) -> None: ...
 
-    # -- arrays wherever they lie ------------------------------------------------------------------------------------
+    # -- arrays on any device ------------------------------------------------------------------------------------------
 
     def hosted(self, array: Array) -> Array:
-        """The same in the host's memory. May wait for the device."""
+        """Return the array in host memory. May wait for the device."""
         ...
 
     def joined(self, pieces: Sequence[tuple[Array, int, int]]) -> Array:
-        """Rows [first, last) of arrays [tokens, width] below each other; at least one. All are of one dtype and
-        width.
-        """
+        """Concatenate rows [first, last) of arrays [tokens, width]; at least one, all of one dtype and width."""
         ...
 
     def digest(self, array: Array) -> str:
-        """A checksum, taken where it lies, the same on any device: CHECKSUM and hexadecimal digits."""
+        """Return a checksum computed on the array's device, equal on all devices: CHECKSUM and hexadecimal digits."""
         ...
 
 
 @runtime_checkable
 class Connectable(Protocol):
-    """An engine whose arrays can go directly."""
+    """Define an engine that can send and receive its arrays directly."""
 
     def direct(self, config: DirectConfig, host: str) -> TensorTransport:
-        """Its transport; from now on its arrays stay on its device. To be called once, before any step.
+        """Return its transport and keep its arrays on the device from now on. Call it once, before any step.
 
-        `host`: the address at which other machines reach it; empty: nobody else does. Raises zoo.errors.NotServable.
+        `host`: the address at which other machines reach it; empty for this machine only. Raises
+        zoo.errors.NotServable.
         """
         ...

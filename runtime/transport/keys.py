@@ -1,9 +1,8 @@
-"""Who may speak in a cluster over the network: whoever has its CURVE pair. Made once per cluster, handed on through
-pipes, never written.
+"""Authenticate the peers of a cluster over the network with one CURVE key pair.
 
-One pair serves all of a cluster: servers prove that they have it, clients are let in only with it, every byte between
-is encrypted under keys of the connection's own. Sockets of one host need none: their files lie in a folder that only
-their owner can enter.
+The pair is made once per cluster and passed on through pipes, never written to disk. Servers prove that they have it,
+clients are admitted only with it, and all traffic is encrypted with keys of the connection. Sockets on one host need no
+keys: their files lie in a folder that only their owner can enter.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-#: Of the transport's questions (ZAP): one for all that is guarded here.
+#: ZAP domain of all sockets that are guarded here.
 _DOMAIN = "zoo"
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A CURVE pair in Z85, 40 characters each. The secret shows in no repr."""
+    """Hold a CURVE key pair in Z85, 40 characters each. The secret does not appear in the repr."""
 
     public: str
     secret: str = field(repr=False)
@@ -38,24 +37,22 @@ class Keys:
         return cls(public.decode(), secret.decode())
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Before it binds: let in only who has the pair. Its context needs a `Authenticator`."""
+        """Admit only clients with the pair; call it before the socket binds. Its context needs an `Authenticator`."""
         socket.curve_server = True
         socket.curve_secretkey = self.secret.encode()
         socket.zap_domain = _DOMAIN.encode()
         socket.setsockopt(
             zmq.ZAP_ENFORCE_DOMAIN, 1
-        )  # without a doorkeeper nobody comes in; else everybody would who knows the public key
+        )  # without an authenticator all clients are refused, instead of all that have the public key being admitted
 
     def introduce(self, socket: zmq.Socket[bytes]) -> None:
-        """Before it connects."""
+        """Use the pair for an outgoing connection; call it before the socket connects."""
         socket.curve_serverkey = socket.curve_publickey = self.public.encode()
         socket.curve_secretkey = self.secret.encode()
 
 
 class Authenticator:
-    """Answers the transport's questions who may come in, for all sockets of a context, in a thread of its own, until
-    `close`.
-    """
+    """Answer ZAP requests for all sockets of a context, in a thread of its own, until `close`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
         self._public = keys.public
@@ -64,8 +61,9 @@ class Authenticator:
         self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Of zmq.auth. `key`: in Z85. Keys that were asked for are public ones: a comparison has nothing to give
-        away.
+        """Return whether a client's public key (Z85) is the cluster's; called by zmq.auth.
+
+        The keys are public, so a plain comparison leaks nothing.
         """
         return key.decode("ascii", "replace") == self._public
 

@@ -1,7 +1,6 @@
-"""What an agent's loop needs of whoever carries its messages, and the one that carries them nowhere: the scheduler is
-on the same thread.
+"""Define the link that an agent's loop uses, and its implementation for a scheduler on the same thread.
 
-Contract of a Link: as `transport.messenger.Post`, which is one.
+Both behave as `transport.messenger.Messenger`, which is a Link.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from runtime.transport.messenger import Envelope, PeerCut
 
 
 class Link(Protocol):
+    """Define the messenger methods that an agent's loop uses."""
+
     address: str
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool: ...
@@ -34,8 +35,9 @@ class Link(Protocol):
 
 
 class InlineLink:
-    """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from
-    another.
+    """Connect a scheduler and one agent on one thread by handing over message objects.
+
+    Only `wake` may be called from another thread.
     """
 
     address = "inproc://here"
@@ -51,14 +53,14 @@ class InlineLink:
         self._in.append(Envelope(SCHEDULER, 0, message))
 
     def drain_messages(self) -> list[Message]:
-        """All that the agent has said since the last look."""
+        """Return and remove the messages that the agent has sent."""
         out, self._out = self._out, []
         return out
 
     # -- the agent's side --------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
-        """There is nobody but the scheduler, who takes no arrays."""
+        """Send to the scheduler, which takes no arrays; False for any other receiver."""
         if to != SCHEDULER:
             return False
         self._out.append(message)
@@ -75,13 +77,13 @@ class InlineLink:
         self._woken.set()
 
     def prepare(self) -> None:
-        """Messages are handed over as they are."""
+        """Do nothing: messages are not encoded."""
 
     def learn(self, name: str, incarnation: int, address: str) -> None:
-        """Nobody else is there."""
+        """Do nothing: there are no other peers."""
 
     def remove_peer(self, name: str) -> None:
-        """Nobody else is there."""
+        """Do nothing: there are no other peers."""
 
     def deny(self, name: str, reason: str) -> None:
-        """Nobody else is there."""
+        """Do nothing: there are no other peers."""

@@ -1,17 +1,19 @@
-"""Send and receive typed messages between processes: authenticated peers, in order for each pair, or a reason why not.
+"""Send and receive typed messages between processes: authenticated peers, in order per connection, or a reason why not.
 
     inbox      peers that send to this process connect here and identify themselves (`name/incarnation/purpose`)
-    links      one per peer that this process sends to, connected at the first message; a peer without an address is
-               answered over the connection that it made, so agents need not be reachable for the scheduler
+    lines      one per peer that this process sends to, connected at the first message; a peer without an address is
+               answered over the connection that it made, so agents need not be reachable from the scheduler
 
 Both are channels (`transport.channels`).
 
-Contract: one thread; only `wake` may be called from any. Nothing blocks but `receive`, and that no longer than its
-timeout. A peer is *cut* when it sends what is no message, skips a number, does not read, or speaks another protocol: it
-is sent the reason, everything else from it is dropped, and the user of the messenger is told once. An incarnation that
-was forgotten or replaced is not accepted any more. No peer takes another's place by using its name: a later incarnation
-waits until it is learnt, and where incarnations are `admitted` all other peers are rejected. Knows neither agents nor
-schedulers.
+One thread uses a messenger; only `wake` may be called from any thread. Only `receive` blocks, up to its timeout.
+
+A peer is *cut* when it sends an invalid message, skips a number, does not read, or uses another protocol: it is sent
+the reason, everything else from it is dropped, and the caller of `receive` gets one PeerCut.
+
+An incarnation that was removed or replaced is not accepted again. A peer cannot replace another by using its name: a
+later incarnation waits until `learn` names it, and `admit` limits the incarnations that may connect at all. The
+messenger does not distinguish agents from schedulers.
 """
 
 from __future__ import annotations
@@ -34,17 +36,22 @@ from runtime.transport.send_queue import Choked, SendQueue
 from runtime.transport.validate import WireError, check_arrays, speaker
 from runtime.transport.wire import OtherProtocol, Parcel, decode
 
-#: Messages of lives that are not known yet which are kept for each peer.
+#: Messages kept per peer from an incarnation that is not learnt yet.
 _EARLY = 256
-#: How soon what waits for a peer is tried again.
+#: Interval at which queued messages are retried.
 _RETRY_MS = 5
 _LINGER_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly,
-    without `data` here; None where they are here."""
+    """Hold a received message.
+
+    Fields:
+        incarnation: Incarnation of the sender.
+        ticket: Number under which the arrays arrive over a direct link; `arrays` then has no `data`. None: the arrays
+            are here.
+    """
 
     sender: str
     incarnation: int
@@ -55,7 +62,11 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class PeerCut:
-    """Nothing more comes from a peer, or goes to it. `denied`: it was the peer that would not have us."""
+    """Report that a peer is cut: nothing more comes from it or goes to it.
+
+    Fields:
+        denied: True if the peer rejected this process.
+    """
 
     peer: str
     incarnation: int
@@ -65,8 +76,11 @@ class PeerCut:
 
 @dataclass(frozen=True, slots=True)
 class MessengerSettings:
-    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water`
-    messages on each side.
+    """Configure a messenger.
+
+    Fields:
+        backlog: Bytes that may be queued for one peer in this process, beyond what the transport holds.
+        high_water: Messages that the transport holds per peer, on each side.
     """
 
     backlog: int = 256 << 20
@@ -75,8 +89,12 @@ class MessengerSettings:
 
 @dataclass(slots=True)
 class _Peer:
-    """How a peer is reached in one incarnation. `line`: None where its own connection is used. `calls`: it may connect
-    to this one.
+    """Hold how one incarnation of a peer is reached.
+
+    Fields:
+        address: None if messages to it go over the connection that it made.
+        calls: It may connect to this process.
+        line: Channel to its address; None before the first message, or without an address.
     """
 
     incarnation: int
@@ -87,14 +105,14 @@ class _Peer:
 
 
 class Messenger:
-    """See the top of the file.
+    """Send and receive messages of one process; see the module docstring.
 
     Args:
-        name, incarnation: who this is.
-        bind: where others reach it (`unix:///…`, `ipc:///…`, `tcp://host:*`, `inproc://…`), None for nowhere.
-        keys: the cluster's; needed, and used, for tcp only.
-        context: shared by posts of one process that speak `inproc`; else each makes its own.
-        purpose: of several posts of one process and name: each has links of its own.
+        name, incarnation: Identity of this process.
+        bind: Address at which peers connect (`unix:///…`, `ipc:///…`, `tcp://host:*`, `inproc://…`); None for none.
+        keys: The cluster's keys; required and used for tcp only.
+        context: ZeroMQ context, shared by messengers of one process that use `inproc`; otherwise a new one.
+        purpose: Distinguishes messengers of one process with the same name; each has its own links.
     """
 
     def __init__(
@@ -108,8 +126,9 @@ class Messenger:
         purpose: str = "main",
         settings: MessengerSettings | None = None,
     ) -> None:
-        """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot
-        bind.
+        """Bind the inbox.
+
+        Raises ValueError for an invalid name or address, or for tcp without keys; zmq.ZMQError if it cannot bind.
         """
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a process of a cluster")
@@ -120,10 +139,10 @@ class Messenger:
         self._register = Peers()
         self._admits: Callable[[str, int], bool] = lambda name, incarnation: True
         self._early: dict[str, list[tuple[bytes, list[memoryview]]]] = {}
-        #: By peer and link: what its short messages go on from.
+        #: By peer and link: decoder of messages that are encoded as differences.
         self._heard: dict[str, dict[bytes, DeltaDecoder]] = {}
         self._notices: list[Envelope | PeerCut] = []
-        #: Whether messages may come whose arrays come otherwise.
+        #: Whether messages with arrays on a direct link are accepted.
         self.announced = False
         self._poller, self._waker = zmq.Poller(), Waker()
         self._poller.register(self._waker, zmq.POLLIN)
@@ -134,17 +153,17 @@ class Messenger:
             self._inbox, self.address = self._sockets.bound(bind)
             self._attend(self._inbox)
 
-    # -- who is where ------------------------------------------------------------------------------------------------
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
     def admit(self, admits: Callable[[str, int], bool]) -> None:
-        """From now on only these lives, by name and incarnation, are heard over the inbox; all others are denied."""
+        """Accept only incarnations for which `admits(name, incarnation)` is true over the inbox; reject the rest."""
         self._admits = admits
 
     def learn(self, name: str, incarnation: int, address: str, *, calls: bool = True) -> None:
-        """Where a peer is; it is connected when something is to go there. What is known already is nothing to do.
+        """Register a peer's address; it is connected at the first message. Does nothing if the peer is already known.
 
-        `calls`: it may connect to this one, too; else whoever does in its name is not heard. Raises ValueError for
-        addresses that are none.
+        `calls`: the peer may connect to this process, too; otherwise connections in its name are ignored. Raises
+        ValueError for an invalid name or address.
         """
         if not NAME.fullmatch(name) or not ADDRESS.fullmatch(address):
             raise ValueError("a peer's name or address is none")
@@ -161,8 +180,9 @@ class Messenger:
                 self._notices.append(item)
 
     def remove_peer(self, name: str) -> None:
-        """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is
-        another.
+        """Remove a peer in its known incarnation.
+
+        Later messages of that incarnation are dropped; later incarnations are not.
         """
         known = self._peers.get(name)
         self._close_peer(name)
@@ -175,10 +195,10 @@ class Messenger:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> bool:
-        """Hand a message over, in order behind those before; arrays must not change any more. `ticket`: under which
-        they go otherwise.
+        """Queue a message to a peer, in order. The arrays must not change any more.
 
-        False if nothing goes to that peer any more: it is gone, or is cut now, and `receive` tells of that.
+        Returns False if the peer is gone or is cut now; `receive` reports a cut. `ticket`: the arrays go over a direct
+        link under this number.
         """
         peer = self._peers.get(to)
         if peer is None:
@@ -194,7 +214,7 @@ class Messenger:
         return True
 
     def deny(self, name: str, reason: str) -> None:
-        """Cut a peer off, telling it why."""
+        """Send a peer a reason and cut it."""
         peer = self._peers.get(name)
         if peer is not None:
             self.send(name, Rejected(reason))
@@ -202,26 +222,26 @@ class Messenger:
             self._close_peer(name, _LINGER_MS)
 
     def prepare(self) -> None:
-        """Make short work of what will most likely come and go next. To be called while there is nothing else to do."""
+        """Precompute the messages that are likely to be received next. Call it while idle."""
         for links in self._heard.values():
             for heard in links.values():
                 heard.prepare()
 
     def wake(self) -> None:
-        """End a `receive` that waits. From any thread."""
+        """End a waiting `receive`. May be called from any thread."""
         self._waker.ring()
 
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Envelope | PeerCut]:
-        """All that is there; waits for the first up to `timeout` seconds."""
+        """Return all available messages and cuts; wait up to `timeout` seconds for the first."""
         flushed = self._flush()
         out, self._notices = self._notices, []
         wait = 0 if out else max(0, int(timeout * 1000))
         for source, _ in self._poller.poll(wait if flushed else min(wait, _RETRY_MS)):
             if source == self._waker.fileno():
                 self._waker.quiet()
-            elif source in self._carriers:  # not one that another one's message has just had cut
+            elif source in self._carriers:  # unless another message has just caused it to be cut
                 out += self._read_channel(self._carriers[source])
         for late in {id(each): each for each in self._carriers.values() if each.late}.values():
             out += self._read_channel(late)
@@ -230,7 +250,7 @@ class Messenger:
         return out
 
     def close(self) -> None:
-        """Give what was sent a moment to go out, and let everything go."""
+        """Flush queued messages for a short time and close all sockets."""
         self._flush()
         for name in list(self._peers):
             self._close_peer(name, _LINGER_MS)
@@ -255,7 +275,7 @@ class Messenger:
         return peer.outbox
 
     def _flush(self) -> bool:
-        """Whether nothing waits for anybody."""
+        """Send queued messages; return whether none is left."""
         done = True
         for name, peer in list(self._peers.items()):
             if peer.outbox is not None and peer.outbox.waiting:
@@ -265,7 +285,7 @@ class Messenger:
                     self._give_up(name, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
         return done
 
-    # -- inside: what comes ------------------------------------------------------------------------------------------
+    # -- inside: received messages -------------------------------------------------------------------------------------
 
     def _read_channel(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
         out: list[Envelope | PeerCut] = []
@@ -277,12 +297,12 @@ class Messenger:
             )
             if item is not None:
                 out.append(item)
-            if carrier.closed:  # what it brought has just had it cut
+            if carrier.closed:  # its own message has just caused it to be cut
                 break
         return out
 
     def _read_inbox(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
-        """What came over the inbox, where whoever connects says himself who he is."""
+        """Decode a message from the inbox, where a connecting peer states its own name."""
         heard = self._register.identify_link(who)
         if heard is None:
             return None
@@ -298,7 +318,8 @@ class Messenger:
         )
         if unknown:
             early = self._early.setdefault(name, [])
-            if len(early) < _EARLY:  # what is left out is missed, and cut, when that life is learnt
+            # a dropped message is a gap in the numbers, for which the incarnation is cut once it is learnt
+            if len(early) < _EARLY:
                 early.append((who, frames))
             return None
         return self._read(who, frames)
@@ -313,7 +334,7 @@ class Messenger:
         return link(name, peer.incarnation, "link")
 
     def _read(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
-        """What a message says, if whoever sent it is to be heard."""
+        """Decode a message; None if its sender is cut or outdated."""
         heard = self._register.identify_link(who)
         if heard is None:
             return None
@@ -336,12 +357,12 @@ class Messenger:
         return Envelope(name, incarnation, message, parcel.arrays, parcel.ticket)
 
     def _full(self, name: str, who: bytes, parcel: Parcel) -> Message:
-        """What a message says, said in full. Raises WireError."""
+        """Return the message in full if it was encoded as a difference. Raises WireError."""
         links = self._heard.setdefault(name, {})
         heard = links.get(who)
         if heard is None:
             for over in [each for each in links if self._register.identify_link(each) is None]:
-                del links[over]  # earlier lives go with their bases
+                del links[over]  # decoders of earlier incarnations
             heard = links[who] = DeltaDecoder()
         message = heard.full(parcel.message)
         if message is None:
@@ -351,7 +372,7 @@ class Messenger:
         return message
 
     def _update_peer(self, name: str, incarnation: int) -> None:
-        """Whoever speaks and has no address is answered the way it came. A new life of a peer ends the one before."""
+        """Register an unknown sender as a peer without address. A new incarnation replaces the previous one."""
         known = self._peers.get(name)
         if known is None or known.incarnation < incarnation:
             self._close_peer(name)
@@ -359,7 +380,7 @@ class Messenger:
             self._peers[name] = _Peer(incarnation, None)
 
     def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> PeerCut:
-        """Cut a peer off, and tell it why, the way its message came."""
+        """Cut a peer after an invalid message, and send it the reason over the link that the message came from."""
         self._update_peer(name, incarnation)
         reason = str(error) if isinstance(error, OtherProtocol) else f"what it sent cannot be taken: {error}"
         if who.endswith(b"/link"):
@@ -372,7 +393,7 @@ class Messenger:
         return PeerCut(name, incarnation, reason)
 
     def _denial_outbox(self, name: str, who: bytes, inbox: Channel) -> SendQueue:
-        """Over the connection that it made: its numbers go on there, where there have been any."""
+        """Return a queue over the connection that the peer made; existing message numbers continue."""
         peer = self._peers[name]
         if peer.address is None and who.endswith(b"/main"):
             return self._outbox(name, peer)

@@ -1,8 +1,8 @@
-"""Who may be heard on a post: lives of peers by number, how many messages came of each link, who was cut off. Pure
-bookkeeping.
+"""Track which links a messenger accepts.
 
-A link is known by the name that whoever connects gives itself, `name/incarnation/purpose`; a process that is connected
-to, as `…/link`.
+It keeps the newest incarnation of each peer, the next message number of each link, and the links that were cut. Pure
+bookkeeping. A link is named by the connecting end, `name/incarnation/purpose`; the end that is connected to is named
+`…/link`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from runtime.transport.validate import WireError
 
-#: Of a process; also what stands in paths of sockets.
+#: Name of a process; also used in paths of sockets.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WHO = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})/([0-9]{1,9})/([a-z]{1,8})")
 
@@ -28,23 +28,24 @@ def _read(who: bytes) -> tuple[str, int] | None:
 
 
 class Peers:
-    """See the top of the file. What is known of the links of a life goes with it."""
+    """Track the accepted links; see the module docstring. A link's state is dropped with its incarnation."""
 
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
-        #: By peer: link -> the number that is due; None for one that was cut.
+        #: By peer: link -> number of its next message; None if it was cut.
         self._links: dict[str, dict[bytes, int | None]] = {}
 
     def identify_link(self, who: bytes) -> tuple[str, int] | None:
-        """A link's peer and incarnation; None for whoever is not to be heard."""
+        """Return a link's peer and incarnation; None if the link is malformed, outdated or cut."""
         known = _read(who)
         if known is None or self.outdated(*known) or self._links.get(known[0], {}).get(who, 0) is None:
             return None
         return known
 
     def count(self, who: bytes, number: int) -> None:
-        """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost
-        some.
+        """Count a received message.
+
+        Raises WireError unless its number is the next: a broken connection may have lost some.
         """
         links = self._incarnations_by_link(who)
         expected = links.get(who, 0)
@@ -53,23 +54,23 @@ class Peers:
         links[who] = expected + 1
 
     def outdated(self, name: str, incarnation: int) -> bool:
-        """Whether a later life of a peer is known, or is all that may be heard."""
+        """Return whether a later incarnation of a peer is known, or this one was ended."""
         return incarnation < self._newest.get(name, 0)
 
     def start_incarnation(self, name: str, incarnation: int) -> None:
-        """Earlier lives of it are over."""
+        """Register an incarnation; earlier ones end."""
         self._newest[name] = incarnation
         links = self._links.get(name, {})
         for who in [who for who in links if _life(who) < incarnation]:
             del links[who]
 
     def end_incarnation(self, name: str, incarnation: int | None) -> None:
-        """That life of a peer is over; None: the latest that is known."""
+        """End an incarnation of a peer (None: the latest known)."""
         last = self._newest.get(name, -1) if incarnation is None else incarnation
         self.start_incarnation(name, max(self._newest.get(name, 0), last + 1))
 
     def cut(self, *links: bytes) -> None:
-        """Hear them no more."""
+        """Accept nothing more from these links."""
         for who in links:
             self._incarnations_by_link(who)[who] = None
 

@@ -1,7 +1,6 @@
-"""What goes to one peer: numbered, in order, never lost in silence. What the transport does not take at once waits,
-within a limit.
+"""Queue messages to one peer: numbered, in order, up to a limit, and never lost silently.
 
-Knows no sockets: `put` is whatever takes a message's frames, or says that it has no room.
+Does not depend on sockets: `put` is any function that takes a message's frames or reports that it has no room.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from runtime.messages import Message
 from runtime.transport.delta import DeltaEncoder
 from runtime.transport.wire import Frame, encode
 
-#: Takes frames and returns True, or has no room and returns False.
+#: Takes frames and returns True, or returns False if it has no room.
 Put = Callable[[list[Frame]], bool]
 
 
 class Choked(Exception):
-    """More waits for a peer than may: it does not read."""
+    """Raised when the limit of waiting bytes is exceeded: the peer does not read."""
 
 
 class SendQueue:
-    """See the top of the file. `limit`: bytes that may wait here."""
+    """Queue messages to one peer. `limit`: bytes that may wait here."""
 
     def __init__(self, put: Put, limit: int) -> None:
         self._put = put
@@ -35,12 +34,14 @@ class SendQueue:
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait."""
+        """Return the number of bytes that wait."""
         return self._bytes
 
     def send(self, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> None:
-        """Never blocks. `ticket`: as in `wire.encode`. Raises Choked, and WireError for a message that cannot be sent;
-        then nothing has gone out."""
+        """Send or queue a message; never blocks. `ticket`: as in `wire.encode`.
+
+        Raises Choked, and WireError for a message that cannot be encoded; then it was not sent.
+        """
         short = self._said.short(message)
         frames = encode(self._number, message, arrays, None if short is message else short, ticket)
         self._said.mark_sent(message, short)
@@ -54,7 +55,7 @@ class SendQueue:
         self._bytes += nbytes
 
     def flush(self) -> bool:
-        """Hand over what waits; whether nothing does any more."""
+        """Send waiting messages; return whether none is left."""
         while self._waiting and self._put(self._waiting[0][0]):
             self._bytes -= self._waiting.popleft()[1]
         return not self._waiting

@@ -1,8 +1,7 @@
-"""The folder that a cluster's sockets lie in: only its user can enter it, and it goes with the cluster, or when the
-next one begins.
+"""Create the folder for a cluster's sockets: only its user can enter it.
 
-Who is killed cannot tidy up. So a folder holds a file that its process has locked for as long as it lives, and whoever
-begins later removes those of this user whose lock is free. Knows no sockets.
+It is removed with the cluster, or, if the process was killed, when the next cluster starts: each folder holds a file
+that its process keeps locked while it lives, and a later process removes folders of the same user without a lock.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from zoo.errors import InputError
 
 _PREFIX = "zoo-agents-"
 _LOCK = "lock"
-#: Of a folder's path, so that paths of sockets in it stay below what systems take (104 bytes, 108 on Linux).
+#: Longest path of a folder, so that socket paths in it stay below the system's limit (104 bytes, 108 on Linux).
 _MOST_BYTES = 64
 
 
 class SocketFolder:
-    """See the top of the file. `path`: of mode 0700."""
+    """Create, lock and remove a folder for sockets. `path` has mode 0700."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """In `parent`, by default where temporary files are. Raises InputError if its path is too long, or it cannot be
-        made.
+        """Create the folder in `parent`, by default the directory of temporary files.
+
+        Raises InputError if the path is too long or the folder cannot be created.
         """
         parent = parent or Path(tempfile.gettempdir())
         if len(os.fsencode(parent / _PREFIX)) + 8 > _MOST_BYTES:
@@ -41,10 +41,10 @@ class SocketFolder:
         except OSError as error:
             raise InputError(f"there can be no folder for sockets in {parent}: {error.strerror}") from None
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        (self.path / f".{_LOCK}").rename(self.path / _LOCK)  # only now: nobody finds it unlocked
+        (self.path / f".{_LOCK}").rename(self.path / _LOCK)  # renamed only now, so that it is never found unlocked
 
     def remove(self) -> None:
-        """With all that is in it. Again: nothing to do."""
+        """Remove the folder with its contents. Does nothing the second time."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -52,9 +52,9 @@ class SocketFolder:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove folders of processes that were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another one's, or just gone
+        with suppress(OSError):  # in use by another process, or just removed
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,16 +1,16 @@
-"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a TensorTransport beside
-it.
+"""Send an agent's tensors past host memory where both ends can: a messenger and a TensorTransport side by side.
 
-    send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays
-               themselves
-    receive    such a message waits until its arrays are there, and what came behind it from the same peer waits with it
+    send       message, arrays --> messenger: the message, the arrays' dtypes and shapes, a ticket
+                                   direct link: the arrays
+    receive    such a message waits until its arrays have arrived; later messages of the same peer wait behind it
 
-Contract: a `Link` (`transport.link`): messages of a peer come in order, each once, with their arrays or not at all.
-Links to peers are begun when there is first something for them, and until one stands, where there can be none, and
-once it has failed, arrays go over the post as ever. What was announced and does not come costs its rows, no more:
-the scheduler hears that they are lost and runs them again; pages are told to be missing. Who announces what no link
-was begun for, or counts wrong, is cut off as one who sends what is no message. Nothing waits here but `receive`.
-Knows no tensors.
+A TensorLink is a `Link` (`transport.link`): a peer's messages are received in order, each once, with its arrays or not
+at all. A direct link is started at the first array for a peer; until it stands, and after it failed, arrays go over the
+messenger.
+
+If announced arrays do not arrive, only their rows are lost: the scheduler receives RowsLost and runs them again, and
+PageData is delivered with an error. A peer that announces arrays without a link, or under a wrong ticket, is cut. Only
+`receive` waits.
 """
 
 from __future__ import annotations
@@ -31,18 +31,23 @@ from runtime.transport.wire import MAX_FRAME_BYTES, nbytes_of
 
 _log = logging.getLogger(__name__)
 
-#: What is kept of what a peer says of links before it is known how it can be reached.
+#: Rendezvous keys kept from a peer before its process group is known.
 _EARLY = 16
-#: Bytes announced by one peer that have not come: its own limit is far below (`DirectConfig.backlog`), but for what is
-#: not free yet.
+#: Most bytes that one peer may have announced and not delivered. The sender's own limit
+#: (`DirectConfig.max_inflight_bytes`) is far below it, except for memory that is not freed yet.
 _MOST_ANNOUNCED = 2 << 30
 
 
 @dataclass(slots=True)
 class _Pair:
-    """A peer in one life. `process_group`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the
-    last tickets, to it
-    and from it. `held`: what came of it and is not through yet, in order; `missing`: bytes of that which are announced.
+    """Hold the state of one incarnation of a peer.
+
+    Fields:
+        process_group: Its `TensorTransport.process_group`; None until `reach` sets it.
+        early: Rendezvous keys received before that.
+        sent, heard: Last ticket sent to it and received from it.
+        held: Received messages that wait for arrays, or behind such a message, in order.
+        missing: Bytes announced that have not arrived.
     """
 
     incarnation: int
@@ -55,7 +60,7 @@ class _Pair:
 
 
 class TensorLink(ArrayChecksums):
-    """See the top of the file. `device`: whose link it is."""
+    """Combine a messenger with direct links; see the module docstring. `device`: the device of this agent."""
 
     def __init__(self, device: str, messenger: Messenger, direct: TensorTransport) -> None:
         self._device, self._messenger, self._direct = device, messenger, direct
@@ -67,14 +72,14 @@ class TensorLink(ArrayChecksums):
 
     @property
     def process_group(self) -> str:
-        """What others must have to be linked with this one."""
+        """Return the process group that a peer needs to be linked with this end."""
         return self._direct.process_group
 
     def links(self) -> tuple[tuple[str, str], ...]:
-        """For `messages.Report`."""
+        """Return the state of the direct links, for `messages.AgentStats`."""
         return tuple(sorted(self._direct.state().items()))
 
-    # -- who is where ------------------------------------------------------------------------------------------------
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
     def learn(self, name: str, incarnation: int, address: str) -> None:
         known = self._pairs.get(name)
@@ -84,7 +89,7 @@ class TensorLink(ArrayChecksums):
         self._messenger.learn(name, incarnation, address)
 
     def reach(self, name: str, process_group: str) -> None:
-        """How the tensors of a peer that was learnt may come and go."""
+        """Set the process group of a peer that was learnt."""
         pair = self._pairs[name]
         pair.process_group, early = process_group, pair.early
         pair.early = []
@@ -106,27 +111,27 @@ class TensorLink(ArrayChecksums):
         self._messenger.prepare()
 
     def close(self) -> None:
-        """The post is closed by whoever made it."""
+        """Close the direct links; the messenger is closed by its owner."""
         self._direct.close()
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
-        """As `Messenger.send`; arrays go directly where they can."""
+        """Send as `Messenger.send`; arrays go directly if there is a link."""
         pair = self._pairs.get(to) if arrays else None
         if pair is None or not self._carries(to, pair, arrays):
             return self._messenger.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
         pair.sent += 1
         sent = self._messenger.send(
             to, message, arrays, pair.sent
-        )  # first: it is on its way while the arrays are handed over
+        )  # first, so that it travels while the arrays are queued
         if sent:
             self._direct.send(to, pair.sent, arrays)
         self._send_notices()
         return sent
 
     def _carries(self, to: str, pair: _Pair, arrays: Sequence[Array]) -> bool:
-        """Whether these arrays go directly now; if there is no link yet it is begun."""
+        """Return whether these arrays can go directly now; start a link if there is none yet."""
         nbytes = nbytes_of(arrays)
         if not self._linkable(pair) or not 0 < nbytes <= MAX_FRAME_BYTES:
             return False
@@ -141,7 +146,7 @@ class TensorLink(ArrayChecksums):
         for said in self._direct.drain_notices():
             self._messenger.send(said.peer, _message_of(said))
 
-    # -- what moves: sealed and verified where it lies ---------------------------------------------------------------
+    # -- digests -------------------------------------------------------------------------------------------------------
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
         array = pieces if isinstance(pieces, Array) else self._direct.joined(pieces)
@@ -158,7 +163,7 @@ class TensorLink(ArrayChecksums):
     # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Envelope | PeerCut]:
-        """As `Messenger.receive`."""
+        """Receive as `Messenger.receive`."""
         self._arrive()
         self._send_notices()
         for item in self._messenger.receive(0.0 if self._through else timeout):
@@ -173,9 +178,9 @@ class TensorLink(ArrayChecksums):
         return out
 
     def _handle_envelope(self, envelope: Envelope) -> None:
-        """What came over the post: it is through, or it waits."""
+        """Deliver a message, or hold it until its arrays have arrived."""
         if envelope.sender == SCHEDULER:
-            if envelope.ticket is None:  # it has no arrays to send
+            if envelope.ticket is None:  # the scheduler sends no arrays
                 self._through.append(envelope)
             return
         pair, message = self._pair(envelope), envelope.message
@@ -194,7 +199,7 @@ class TensorLink(ArrayChecksums):
             self._through.append(envelope)
 
     def _pair(self, envelope: Envelope) -> _Pair:
-        """Of whoever sent it, who may speak before it is known where he is."""
+        """Return the state of the sender's incarnation, which may send before it is learnt."""
         pair = self._pairs.get(envelope.sender)
         if pair is None or pair.incarnation != envelope.incarnation:
             self._let_go(envelope.sender)
@@ -211,7 +216,7 @@ class TensorLink(ArrayChecksums):
             self._messenger.send(peer, LinkClosed(not message.outgoing, "there can be no link"))
 
     def _expect(self, envelope: Envelope, ticket: int, pair: _Pair) -> bool:
-        """Have what a message announces brought; false if its sender is cut off for it."""
+        """Register the arrays that a message announces; cut its sender and return False if it may not announce them."""
         nbytes = nbytes_of(envelope.arrays)
         if not self._direct.expects(envelope.sender):
             why = "it announces arrays, and has no link to send them over"
@@ -229,7 +234,7 @@ class TensorLink(ArrayChecksums):
         return False
 
     def _arrive(self) -> None:
-        """What has come, or will not: whatever waited for it, and no longer does, is through."""
+        """Process arrivals and failures, and deliver the messages that waited for them."""
         for came in self._direct.drain_arrivals():
             pair = self._pairs.get(came.peer)
             if pair is None:
@@ -246,8 +251,9 @@ class TensorLink(ArrayChecksums):
                 self._through.append(pair.held.popleft())
 
     def _complete(self, envelope: Envelope, pair: _Pair, came: ArrivedTensor) -> Envelope | None:
-        """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler
-        hears of its rows.
+        """Return a message with its arrays, or PageData with an error; None if the message is dropped.
+
+        The scheduler receives RowsLost for dropped rows.
         """
         pair.missing -= nbytes_of(envelope.arrays)
         if not came.error:

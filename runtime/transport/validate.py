@@ -1,7 +1,6 @@
-"""What must hold of a message before anything is taken for what it says it is: columns of one length, numbers in their
-range, arrays that are its own, and nobody in whose name another speaks.
+"""Validate decoded messages: columns of one length, numbers in range, matching arrays, and the true sender's name.
 
-Contract: whatever is wrong is a WireError and nothing else. Knows no bytes and no sockets.
+Any fault raises a WireError and nothing else. Does not depend on bytes or sockets.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from runtime.messages import (
 
 
 class WireError(Exception):
-    """What came is not a message, or contradicts itself. The text says in what, and holds nothing of what came."""
+    """Raised for data that is not a valid message. The text names the fault and contains nothing of the data."""
 
 
-#: Characters of a rail's name, and of a key of a rendezvous; bytes of what stands under it (addresses, mostly: some
-#: hundred).
+#: Most characters of a tensor transport's name and of a rendezvous key, and most bytes of a key's value (mostly
+#: addresses of some hundred bytes).
 _MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
 
-#: Columns of one length.
+#: Columns of equal length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     LoadStages: ("stages", "blocks"),
     OpenSequences: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
@@ -61,14 +60,14 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     Retract: ("seqs", "epochs", "hops"),
     HopAssigned: ("seqs", "epochs", "hops", "starts", "counts", "devices"),
 }
-#: Columns that are as long as the first one of their message, or empty.
+#: Columns that are as long as `epochs`, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
     OpenSequences: ("speculative_hops", "offers"),
     RunRows: ("attempts", "speculate"),
     ForwardRows: ("attempts", "speculate"),
     RowsDone: ("attempts", "earlier"),
 }
-#: Columns of numbers from 0 on.
+#: Columns of numbers >= 0.
 _NATURAL = {
     OpenSequences: ("computed",),
     RunRows: ("starts", "counts", "generated", "steps", "attempts"),
@@ -80,7 +79,7 @@ _NATURAL = {
     Retract: ("hops",),
     HopAssigned: ("hops", "starts", "counts"),
 }
-#: Numbers from 0 on.
+#: Fields with numbers >= 0.
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
     **dict.fromkeys((RunRows, ForwardRows, RowsDone), ("batch",)),
     AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
@@ -93,12 +92,12 @@ _COUNTS: dict[type[Message], tuple[str, ...]] = {
 
 
 def speaker(message: Message) -> str | None:
-    """Whose message it says it is, where it says so."""
+    """Return the sender that a message names; None if its type names none."""
     name = _SPEAKERS.get(type(message))
     return None if name is None else str(getattr(message, name))
 
 
-#: Fields in which messages name whoever sends them. (What a AgentHello says is judged by whoever takes agents in.)
+#: Fields in which messages name their sender. (The name in an AgentHello is checked where agents are accepted.)
 _SPEAKERS: dict[type[Message], str] = {
     **dict.fromkeys(
         (
@@ -121,7 +120,7 @@ _SPEAKERS: dict[type[Message], str] = {
 
 
 def check(message: Message, arrays: Sequence[Array]) -> None:
-    """Raises WireError for a message that contradicts itself or what is beside it."""
+    """Raise WireError if a message contradicts itself or its arrays."""
     kind = type(message)
     if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
         raise WireError(f"columns of a {kind.__name__} differ in length")
@@ -136,9 +135,7 @@ def check(message: Message, arrays: Sequence[Array]) -> None:
 
 
 def check_arrays(message: Message, arrays: Sequence[Array]) -> None:
-    """As `check`, of a message whose columns are known to be right each for itself: they go on from one that was
-    checked.
-    """
+    """Check a message rebuilt from a difference to a checked one: its columns are valid, its arrays may not be."""
     kind = type(message)
     if not _CHECKS.get(kind, _no_arrays)(message, arrays):
         raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
@@ -153,9 +150,7 @@ def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
 
 
 def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
-    """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the
-    first.
-    """
+    """Return whether predicted hops lie in the path and are not its last, and offered hops are not its first."""
     ahead = zip(message.speculative_hops, message.paths, strict=False)
     offers = zip(message.offers, message.paths, strict=False)
     return (
@@ -166,8 +161,9 @@ def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
 
 
 def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
-    """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent
-    bytes for.
+    """Return whether arrays are hidden states [tokens, width] of whole rows, and no row has 0 tokens.
+
+    So no row claims tokens for which no bytes were sent.
     """
     if len(message.attempts) != len(message.speculate) or 0 in message.counts:
         return False
@@ -181,7 +177,10 @@ def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
 
 
 def _pages(message: PageData, arrays: Sequence[Array]) -> bool:
-    """Pages [groups x layers, page bytes], or hidden states [tokens, width], unless it says why not."""
+    """Return whether the array is pages [page sets x layers, page bytes] or hidden states [tokens, width].
+
+    With an error there must be no array.
+    """
     if message.error:
         return not arrays
     if message.before:

@@ -1,18 +1,16 @@
-"""Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in
-memory.
+"""Encode messages and their arrays to frames of bytes, and decode them.
 
-    frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the
-                message)
-    frame 1 …   an array each, or all of them back to back in one where they are small; none where arrays come directly
-                (`directed`), which
-                frame 0 says then, by a ticket
+    frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (kinds of the arrays,
+                message), and a ticket if the arrays go over a direct link
+    frame 1 …   one array each, or all of them back to back in one frame if they are small; none with a ticket
 
-What arrays are is said once for all that are alike and neighbours: rows of one step mostly are.
+Neighbouring arrays with equal dtype and shape, usual for the rows of one step, share one entry (dtype, shape, count).
 
-Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked
-before anything is taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out
-without a copy unless they are small and many, and come in as views of the frames, which may begin at any byte. No
-pickle (see CVE-2025-32444 and its kin). Knows no sockets.
+Received data is not trusted. Types, column lengths, and number, kinds and sizes of arrays are checked first; any fault
+raises a WireError and nothing else. There is no pickle (see CVE-2025-32444 and similar).
+
+Arrays are sent without a copy, unless they are several and small. Received arrays are views of the frames, which may
+start at any byte. Does not depend on sockets.
 """
 
 from __future__ import annotations
@@ -32,30 +30,28 @@ from runtime.messages import PROTOCOL, Message, ToAgent, ToDriver, ToScheduler
 from runtime.transport.delta import Delta, ForwardRowsDelta
 from runtime.transport.validate import WireError, check, check_arrays
 
-#: What bytes may be said to be: bytes of each element.
+#: Accepted dtypes, with bytes per element.
 ITEM_BYTES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
-#: One frame at most; transports refuse larger ones before they take memory for them.
+#: Largest frame; transports refuse larger ones before they allocate memory.
 MAX_FRAME_BYTES = 1 << 30
-#: Frame 0 at most.
+#: Largest frame 0.
 MAX_MESSAGE_BYTES = 256 << 20
 _MAX_DIMENSIONS = 4
-#: Beside one message.
+#: Most arrays of one message.
 _MAX_ARRAYS = 1 << 20
-#: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few
-#: kilobytes.
+#: Several arrays up to this total are copied into one frame: a frame costs more than copying a few kilobytes.
 _JOINED_BYTES = 1 << 20
-#: As many bytes as a message that says no more than "again" may have.
+#: Most bytes of a body that is looked up in the cache of decoded messages (`_read_again`).
 _AGAIN_BYTES = 64
 
 _MAGIC = b"BZoo"
 _PREAMBLE = struct.Struct("<4sHxxQ")
 
-#: One frame. (`memoryview` takes whatever is bytes-like.)
 Frame: TypeAlias = bytes | bytearray | memoryview
 
 
 class OtherProtocol(WireError):
-    """It comes from another version of these messages."""
+    """Raised for a message of another protocol version."""
 
     def __init__(self, theirs: int) -> None:
         super().__init__(f"it speaks protocol {theirs}, not {PROTOCOL}")
@@ -63,8 +59,13 @@ class OtherProtocol(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message and what came beside it. `number`: of the messages of its link, from 0 on. `ticket`: under which its
-    arrays come directly: they have no `data` here; None where they came with it."""
+    """Hold a decoded message.
+
+    Fields:
+        number: Number of the message on its link, from 0.
+        arrays: Without `data` if there is a ticket.
+        ticket: Number under which the arrays arrive over a direct link; None if they came with the message.
+    """
 
     number: int
     message: Message
@@ -78,7 +79,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Announced(_Envelope, frozen=True, array_like=True, gc=False):
-    """One whose arrays come directly."""
+    """Envelope with a ticket, for arrays that may go over a direct link."""
 
     ticket: int | None = None
 
@@ -93,11 +94,10 @@ _decoder = msgspec.msgpack.Decoder(_Announced)
 def encode(
     number: int, message: Message, arrays: Sequence[Array] = (), short: Message | None = None, ticket: int | None = None
 ) -> list[Frame]:
-    """Frames of a message, in the words of `short` if there are any (`transport.delta`). What arrays hold must not
-    change any more.
+    """Encode a message to frames, as `short` if given (`transport.delta`). The arrays must not change any more.
 
-    `ticket`: under which the arrays go directly, at least one: only what they are is in the frames. Raises WireError
-    for what the other side would refuse.
+    With a `ticket` there must be at least one array; only the kinds of the arrays are in the frames. Raises WireError
+    for messages that the receiver would refuse.
     """
     if short is None:
         check(message, arrays)
@@ -124,12 +124,12 @@ def encode(
 
 @lru_cache(maxsize=256)
 def _said_again(kinds: tuple[tuple[str, tuple[int, ...], int], ...], slot: int) -> bytes:
-    """A ForwardRowsDelta beside such arrays: the message of which there are most by far."""
+    """Encode a ForwardRowsDelta beside such arrays; by far the most frequent message."""
     return _encoder.encode(_Envelope(kinds, ForwardRowsDelta(slot)))
 
 
 def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-    """(dtype, shape, how many) of arrays that are alike, in their order."""
+    """Return (dtype, shape, count) of each run of arrays with equal dtype and shape."""
     if len(arrays) == 1:
         return ((arrays[0].dtype, arrays[0].shape, 1),)
     alike = groupby((each.dtype, each.shape) for each in arrays)
@@ -137,7 +137,7 @@ def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], .
 
 
 def _parts(arrays: Sequence[Array], kinds: Sequence[tuple[str, tuple[int, ...], int]]) -> list[memoryview]:
-    """Bytes of each array. Raises WireError where they are not what they should be."""
+    """Return the bytes of each array. Raises WireError if a size does not match dtype and shape."""
     sizes = [size for dtype, shape, count in kinds for size in repeat(_nbytes(dtype, shape), count)]
     return [_bytes_of(array.data, size) for array, size in zip(arrays, sizes, strict=True)]
 
@@ -155,7 +155,7 @@ def _bytes_of(data: Any, nbytes: int) -> memoryview:
 
 
 def number_of(frames: Sequence[Frame]) -> int | None:
-    """Which of its link's messages it is; None where it is no message."""
+    """Return a message's number on its link; None if it is not a message."""
     if not frames or len(frames[0]) < _PREAMBLE.size:
         return None
     magic, _, number = _PREAMBLE.unpack_from(frames[0])
@@ -166,9 +166,9 @@ def number_of(frames: Sequence[Frame]) -> int | None:
 
 
 def decode(frames: Sequence[Frame]) -> Parcel:
-    """A message from its frames; its arrays are views of them. One in short is to be checked once it is there in full.
+    """Decode a message; its arrays are views of the frames.
 
-    Raises WireError, OtherProtocol among them.
+    A message encoded as a difference is checked later, once it is complete. Raises WireError.
     """
     if not frames or not _PREAMBLE.size < len(frames[0]) <= MAX_MESSAGE_BYTES:
         raise WireError("it has no preamble, or is too large")
@@ -197,7 +197,7 @@ def _envelope(body: memoryview) -> _Announced:
 
 @lru_cache(maxsize=256)
 def _read_again(body: bytes) -> _Announced:
-    """Few bytes are the same ones again, mostly: a ForwardRowsDelta. What is wrong raises anew each time."""
+    """Decode a short body, with a cache: most are the same ForwardRowsDelta. Errors are not cached."""
     return _decoder.decode(body)
 
 
@@ -217,7 +217,7 @@ def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[
 def _announced(
     kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int, frames: Sequence[Frame]
 ) -> tuple[Array, ...]:
-    """Arrays that come directly: what they are."""
+    """Return arrays without data, which arrive over a direct link."""
     if frames:
         raise WireError("its arrays come directly, and beside it")
     _require_announced(kinds, ticket)
@@ -225,7 +225,7 @@ def _announced(
 
 
 def _require_announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int) -> None:
-    """Raises WireError for arrays that cannot go directly: they are none, or more than a frame may hold."""
+    """Raise WireError for arrays that cannot go over a direct link: none, or larger than a frame may be."""
     total = sum(_counted(count) for _, _, count in kinds)
     nbytes = sum(_nbytes(dtype, shape) * count for dtype, shape, count in kinds)
     if ticket < 0 or total > _MAX_ARRAYS or not 0 < nbytes <= MAX_FRAME_BYTES:
@@ -233,12 +233,12 @@ def _require_announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket
 
 
 def nbytes_of(arrays: Sequence[Array]) -> int:
-    """Bytes of arrays, by what they say that they are. Raises WireError for kinds and shapes that are none."""
+    """Return the total bytes of arrays by dtype and shape. Raises WireError for invalid ones."""
     return sum(_nbytes(array.dtype, array.shape) for array in arrays)
 
 
 def _cut(kinds: Sequence[tuple[str, tuple[int, ...], int]], whole: memoryview) -> tuple[Array, ...]:
-    """Arrays that lie back to back."""
+    """Slice arrays that lie back to back in one frame."""
     nbytes = sum(_nbytes(dtype, shape) * count for dtype, shape, count in kinds)
     if nbytes != whole.nbytes:
         raise WireError(f"its arrays are {whole.nbytes} bytes, not {nbytes}")
@@ -262,7 +262,7 @@ def _counted(count: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of an array. Raises WireError for kinds and shapes that are none."""
+    """Return the bytes of an array. Raises WireError for an invalid dtype or shape."""
     if dtype not in ITEM_BYTES:
         raise WireError("an array of a kind that is not in the table")
     if len(shape) > _MAX_DIMENSIONS or any(not 0 <= size <= MAX_FRAME_BYTES for size in shape):
@@ -274,5 +274,5 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _short(error: Exception) -> str:
-    """Where a message is wrong: msgspec's own words (types and paths, never values), cut."""
+    """Return msgspec's message (types and paths, never values), cut to 200 characters."""
     return f"{type(error).__name__}: {error}"[:200]

@@ -1,5 +1,4 @@
-"""Adapters as they come on disk, each kind in its own files: what they say, where they lie on their base, what they
-compute.
+"""Adapters as stored on disk, each kind in its own modules: reading configs and keys, placing tensors, computing.
 
-`placing` tells the kinds apart. Nothing here runs in the engine, which shares the base's products between adapters.
+`placing` tells the kinds apart. Nothing here runs in the engine, which computes the base once for all adapters.
 """

@@ -1,13 +1,12 @@
-"""Bottleneck adapters of the `adapters` library (BL-03), laid over their base's components: Houlsby's, Pfeiffer's,
-parallel ones.
+"""Place bottleneck adapters of the `adapters` library on their base's components (BL-03): Houlsby, Pfeiffer, parallel.
 
-    [model.]layers.0.attention_adapters.adapters.<name>.adapter_down.0.weight    behind the attention (mh_adapter)
-    [model.]layers.0.output_adapters.adapters.<name>.adapter_up.bias             behind the ffn (output_adapter)
-    lm_head.weight                                                               the head that is saved beside them,
-                                                                                 where it is
+    [model.]layers.0.attention_adapters.adapters.<name>.adapter_down.0.weight    after the attention (mh_adapter)
+    [model.]layers.0.output_adapters.adapters.<name>.adapter_up.bias             after the ffn (output_adapter)
+    lm_head.weight                                                               the head, if it is saved with them
 
-Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) in the families that it has itself and that
-norm before their sub-layers; its many switches come down to what `Settings` says. Names and shapes only.
+Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) for families that the library extends itself and
+that apply norms before their sub-layers. `BottleneckSettings` holds what the library's switches amount to. Works on
+names and shapes only.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 
-#: Families whose layers the library itself extends, and that norm before their sub-layers: nothing else has one clear
-#: meaning.
+#: Families that the library itself extends and that apply norms before their sub-layers; its adapters are not well
+#: defined for any other family.
 FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
 
 _KEY = re.compile(
@@ -35,7 +34,7 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class _AdapterSite:
-    """One place of an adapter: the kind of its component and its layer."""
+    """A position for an adapter: the kind of its component and its layer."""
 
     kind: Literal["attention", "ffn"]
     layer: int
@@ -44,17 +43,17 @@ class _AdapterSite:
 def place_bottleneck(
     config: BottleneckConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase
 ) -> tuple[Placed, ...]:
-    """Lay a bottleneck adapter over its base.
+    """Place a bottleneck adapter on its base.
 
     Returns:
         The base's components; those with a bottleneck have an `Adapter(kind="adapter")` with the config of
-        `Settings.document` and tensors `down.weight`, `down.bias`, `up.weight`, `up.bias` and, where there are any,
+        `BottleneckSettings.document` and tensors `down.weight`, `down.bias`, `up.weight`, `up.bias` and, if present,
         `norm_before.*`, `norm_after.*`, `scaling`.
 
     Raises:
-        UnsupportedAdapter: a family in which the library's adapters have no one meaning.
-        WrongBase: another family, width or depth than the adapter's.
-        MalformedCheckpoint: keys that the library would not write, or a bottleneck that is missing.
+        UnsupportedAdapter: A family for which the library's adapters are not well defined.
+        WrongBase: Another family, width or depth than the adapter's.
+        MalformedCheckpoint: Keys that the library would not write, or a missing bottleneck.
     """
     over = Overlay(base)
     hidden = _width(over, config)
@@ -77,7 +76,7 @@ def place_bottleneck(
 
 
 def _width(over: Overlay, config: BottleneckConfig) -> int:
-    """The base's width, when adapter and base belong together at all."""
+    """Return the base's width, after checking that adapter and base fit together."""
     family = over.family.name
     if config.family != family:
         raise WrongBase(f"the adapter is for a {config.family} model, {over.base.name} is of family {family}")
@@ -93,7 +92,7 @@ def _width(over: Overlay, config: BottleneckConfig) -> int:
 
 
 def _read(key: str, config: BottleneckConfig) -> tuple[_AdapterSite, str]:
-    """Where a key belongs, and which part it is."""
+    """Return the site that a key belongs to and the name of its part."""
     match = _KEY.fullmatch(key)
     if match is None or match["name"] != config.name:
         if key.startswith("heads.") or "invertible" in key:
@@ -108,7 +107,7 @@ def _read(key: str, config: BottleneckConfig) -> tuple[_AdapterSite, str]:
 
 
 def _sites(config: BottleneckConfig, base: AdapterBase) -> Iterator[_AdapterSite]:
-    """Where the config promises bottlenecks."""
+    """Yield the sites at which the config places bottlenecks."""
     for placed in base.components:
         kind = placed.component.kind
         if placed.layer is None or placed.layer in config.leave_out:
@@ -132,7 +131,7 @@ def _check_complete(wanted: set[_AdapterSite], found: set[_AdapterSite], base: A
 
 
 def _wanted(config: BottleneckConfig, hidden: int, layer: int) -> dict[str, Shape]:
-    """Every part of a bottleneck, and its shape."""
+    """Return every part of a bottleneck with its shape."""
     settings, rank = config.settings, config.rank(hidden, layer)
     shapes: dict[str, Shape] = {
         "down.weight": (rank, hidden),

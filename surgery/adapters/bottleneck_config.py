@@ -1,11 +1,11 @@
-"""What the `adapters` library's `adapter_config.json` says of a bottleneck adapter, and the variants that are refused.
+"""Read the `adapters` library's `adapter_config.json` of a bottleneck adapter, and refuse unsupported variants.
 
-Follows adapters 1.3 (`BnConfig`, `Adapter.pre_forward`, `.forward`, `.post_forward`) where no norm stands behind the
-sub-layer. With y a sub-layer's output and r what its half began with, a half gives r + out, and out is
+Follows adapters 1.3 (`BnConfig`, `Adapter.pre_forward`, `.forward`, `.post_forward`) for sub-layers without a norm
+after them. With y a sub-layer's output and r the input of its half, a half gives r + out, and out is
 
     up(act(down(norm_before(x)))) * scaling, then norm_after, then + skip            or + skip before norm_after
 
-where x is y, y + r or r, and skip is y or y + r. It sees the config alone: no keys, no shapes, no base.
+where x is y, y + r or r, and skip is y or y + r. This module reads the config alone: no keys, shapes or base.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from surgery.adapters.fields import number
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter
 
-#: Activations as the library names them -> as transformers does.
+#: The library's names of activations -> transformers' names.
 _ACTIVATIONS: Mapping[str, str] = {
     **{
         name: name
@@ -38,7 +38,7 @@ _ACTIVATIONS: Mapping[str, str] = {
     "leakyrelu": "leaky_relu",
     "leaky_relu": "leaky_relu",
 }
-#: What `gelu` and `gelu_orig` meant before the library wrote its version into the file.
+#: Meaning of `gelu` and `gelu_orig` in files without a version, written by older versions of the library.
 _OLD_ACTIVATIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}
 _REFUSED_FIELDS = ("cross_adapter", "inv_adapter", "invertible_adapter", "phm_layer", "use_gating")
 _LAYERS = 100_000
@@ -49,7 +49,14 @@ _Skip = Literal["output", "sum"]
 
 @dataclass(frozen=True, slots=True)
 class BottleneckSettings:
-    """How a bottleneck computes; see the top of the file. `scaling`: a factor, or the shape of a trained one."""
+    """How a bottleneck computes; see the module's docstring.
+
+    Fields:
+        reads: The input x: the sub-layer's output y, the sum y + r, or the residual r.
+        skips: The skip connection: y or y + r.
+        skips_before_norm: The skip is added before `norm_after`.
+        scaling: A fixed factor, or the shape of a trained one: "learned" for [1], "channel" for [width].
+    """
 
     activation: str
     reads: _Read
@@ -60,7 +67,7 @@ class BottleneckSettings:
     scaling: float | Literal["learned", "channel"]
 
     def document(self) -> dict[str, Any]:
-        """As an `Adapter` keeps it."""
+        """Return the settings as the config of an `Adapter`."""
         trained = not isinstance(self.scaling, float)
         return {
             "activation": self.activation,
@@ -74,9 +81,7 @@ class BottleneckSettings:
 
     @property
     def parts(self) -> Mapping[str, str]:
-        """Name of a tensor below `adapters.<name>` -> name of the part. A norm before stands in two places of the
-        file.
-        """
+        """Name of a tensor below `adapters.<name>` -> name of the part. `norm_before` may have either of two names."""
         down = 1 if self.norm_before else 0
         names = {f"adapter_down.{down}": "down", "adapter_up": "up"}
         if self.norm_before:
@@ -89,7 +94,11 @@ class BottleneckSettings:
 
 @dataclass(frozen=True)
 class BottleneckConfig:
-    """The part of the config that inference depends on. `factors`: reduction factor by layer; None: all others."""
+    """The part of the config that inference depends on.
+
+    Fields:
+        factors: Reduction factor by layer; the key None holds the default.
+    """
 
     name: str
     family: str
@@ -105,8 +114,8 @@ class BottleneckConfig:
         """Read an `adapter_config.json` of the library.
 
         Raises:
-            UnsupportedAdapter: another architecture, or a variant that cannot be run exactly; names the field.
-            MalformedCheckpoint: values of the wrong type.
+            UnsupportedAdapter: Another architecture, or a variant that cannot be run exactly; names the field.
+            MalformedCheckpoint: Values of the wrong type.
         """
         config = document.get("config")
         if not isinstance(config, dict):
@@ -137,7 +146,7 @@ class BottleneckConfig:
         )
 
     def rank(self, hidden: int, layer: int) -> int:
-        """Width of the bottleneck in a layer. Raises MalformedCheckpoint when the config gives none."""
+        """Return the width of the bottleneck in a layer. Raises MalformedCheckpoint if the config gives none."""
         factor = self.factors.get(layer, self.factors.get(None))
         if factor is None:
             raise MalformedCheckpoint(f"adapter_config.json gives no reduction_factor for layer {layer}")
@@ -164,7 +173,7 @@ def _parallel(config: Mapping[str, Any]) -> tuple[_Read, _Skip, bool]:
 
 
 def _sequential(config: Mapping[str, Any]) -> tuple[_Read, _Skip, bool]:
-    """What it reads, what it skips, and whether it skips before the norm."""
+    """Return what the bottleneck reads, what it skips, and whether the skip comes before the norm."""
     summed, inside = _flag(config, "original_ln_before"), _flag(config, "adapter_residual_before_ln")
     outer = config.get("residual_before_ln", True)
     if not isinstance(outer, bool):
@@ -175,7 +184,7 @@ def _sequential(config: Mapping[str, Any]) -> tuple[_Read, _Skip, bool]:
     reads: _Read = "sum" if summed else "output"
     if _flag(config, "original_ln_after", default=True):
         return reads, "sum" if skips_sum else "output", inside
-    # Nothing adds r behind the adapter: the one in the skipped sum takes its place.
+    # r is not added after the adapter: the r in the skipped sum takes its place.
     if not skips_sum or (inside and _flag(config, "ln_after")):
         raise _residual_lost()
     return reads, "output", inside

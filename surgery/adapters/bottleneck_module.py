@@ -1,8 +1,7 @@
-"""A bottleneck adapter as a torch module, and as hooks on a transformers model: the one computation of both loading and
-serving.
+"""A bottleneck adapter as a torch module, and as hooks on a transformers model; loading and serving both use it.
 
-Knows what `surgery.adapters.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows
-use which adapter.
+It computes what the settings of `surgery.adapters.bottleneck_config` say. It does not depend on files, batches or the
+assignment of rows to adapters.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from zoo.manifest import Adapter, Placed
 
 
 class BottleneckModule(nn.Module):
-    """What a half adds to its residual in place of its sub-layer's output.
+    """Computes what a half adds to its residual instead of its sub-layer's output.
 
     Args:
-        adapter: of kind "adapter".
-        tensors: its tensors by name, in the dtype in which the model runs.
+        adapter: An adapter of kind "adapter".
+        tensors: Its tensors by name, in the dtype in which the model runs.
     """
 
-    #: Names in `tensors` of what every one has.
+    #: Names in `tensors` that every bottleneck has.
     MATRICES = ("down_weight", "down_bias", "up_weight", "up_bias")
 
     def __init__(self, adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
@@ -50,8 +49,11 @@ class BottleneckModule(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def forward(self, output: Tensor, residual: Tensor) -> Tensor:
-        """output: the sub-layer's, [.., width]; residual: what the half began with. Returns what is to be added to the
-        residual.
+        """Return what is to be added to the residual.
+
+        Args:
+            output: The sub-layer's output, [.., width].
+            residual: The input of the half, [.., width].
         """
         x = self._up(self.read(output, residual))
         skip = output if self.skips == "output" else output + residual
@@ -61,19 +63,20 @@ class BottleneckModule(nn.Module):
 
     @property
     def form(self) -> tuple[str, str] | None:
-        """Equal for those that compute alike, so that they can run as one; None for one with norms, or that skips more
-        than `output`.
+        """Key of the computation; bottlenecks with equal keys can run as one.
+
+        None for a bottleneck with norms, or that skips more than `output`.
         """
         return None if any(self.norms) or self.skips != "output" else (self.activation_name, self.reads)
 
     @property
     def scaling_vector(self) -> Tensor:
-        """What `up` is multiplied by, as [width]."""
+        """The factor on the result of `up`, as [width]."""
         bias = self.tensors["up_bias"]
         return self.tensors["scaling"].expand_as(bias) if self.factor is None else torch.full_like(bias, self.factor)
 
     def read(self, output: Tensor, residual: Tensor) -> Tensor:
-        """What `down` is applied to."""
+        """Return the input of `down`."""
         if self.reads == "residual":
             return residual
         return output if self.reads == "output" else output + residual
@@ -93,7 +96,7 @@ class BottleneckModule(nn.Module):
 
 
 def hook_bottlenecks(model: Any, family: str, components: Iterable[Placed], tensor: Callable[[str], Tensor]) -> None:
-    """Put the bottlenecks of an adapter's components into a transformers model of its base, behind their sub-layers.
+    """Insert the bottlenecks of an adapter's components into a transformers model of its base, after their sub-layers.
 
     Args:
         tensor: digest -> tensor.
@@ -111,7 +114,7 @@ def hook_bottlenecks(model: Any, family: str, components: Iterable[Placed], tens
 
 
 def _hook(norm: nn.Module, body: nn.Module, part: BottleneckModule) -> None:
-    """The norm before a sub-layer sees the residual; the sub-layer's output is what changes."""
+    """Replace a sub-layer's output by the bottleneck's; the norm before the sub-layer provides the residual."""
     seen: list[Tensor] = []
 
     def before(_: nn.Module, args: tuple[Any, ...]) -> None:

@@ -1,6 +1,6 @@
-"""Fields that the configs of several kinds of adapter have in common, read with their types checked.
+"""Read fields that the configs of several kinds of adapter share, with type checks.
 
-Follows peft 0.21. It sees values of an `adapter_config.json` alone: no keys, no shapes, no base.
+Follows peft 0.21. This module reads values of an `adapter_config.json` alone: no keys, shapes or base.
 """
 
 from __future__ import annotations
@@ -13,30 +13,34 @@ from typing import Any
 
 from zoo.errors import MalformedCheckpoint
 
-#: Expressions come from strangers and are matched by backtracking: what a table of them may cost on one module's name
-#: is bounded.
+#: Expressions are untrusted input and are matched by backtracking, so the cost of matching a table of them against one
+#: module's name is bounded.
 _PATTERN_LENGTH = 200
 _PATTERNS_LIMIT = 5_000
 _PATHS_LIMIT = 500_000
-#: Dots, in modules' names the only thing that is more than a character, are among what a plain expression may hold.
+#: A plain expression: a dot in it can only match one character, as in a module's name.
 _PLAIN = re.compile(r"[\w.\-]+")
 _NUMBER_LIMIT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
 class SavedModules:
-    """PEFT's `modules_to_save`, and whether tied modules count as one there (`ensure_weight_tying`)."""
+    """PEFT's `modules_to_save`.
+
+    Fields:
+        keeps_ties: Tied modules count as one in the list (`ensure_weight_tying`).
+    """
 
     names: tuple[str, ...] = ()
     keeps_ties: bool = False
 
     def covers(self, module: str) -> bool:
-        """Whether the module, or one that it lies in, is replaced as a whole."""
+        """Return whether the module, or one that contains it, is replaced as a whole."""
         return any(module.endswith(name) or f"{name}." in module for name in self.names)
 
 
 def saved_modules(config: Mapping[str, Any]) -> SavedModules:
-    """`modules_to_save` of a config. Raises MalformedCheckpoint for names that peft would read as expressions."""
+    """Return the config's `modules_to_save`. Raises MalformedCheckpoint for names that peft would read as patterns."""
     saved = names(config.get("modules_to_save"), "modules_to_save")
     for name in saved:
         if not _PLAIN.fullmatch(name):
@@ -47,14 +51,15 @@ def saved_modules(config: Mapping[str, Any]) -> SavedModules:
 
 
 def names_module(wanted: tuple[str, ...] | None, module: str) -> bool:
-    """Whether a list of module names has the module, as far as plain names tell; an expression (None) names
-    anything.
+    """Return whether a list of module names contains the module, by name or ending.
+
+    `wanted` is None for an expression, which is taken to match any module.
     """
     return wanted is None or any(module == name or module.endswith("." + name) for name in wanted)
 
 
 def patterns(config: Mapping[str, Any], field: str) -> tuple[tuple[re.Pattern[str], Any], ...]:
-    """A table from expressions, which match the end of a module's path, to values; the first that matches counts.
+    """Return a table of (expression for the end of a module's path, value); the first match applies.
 
     Raises MalformedCheckpoint.
     """
@@ -66,7 +71,7 @@ def patterns(config: Mapping[str, Any], field: str) -> tuple[tuple[re.Pattern[st
 
 
 def check_pattern(pattern: str, field: str) -> None:
-    """Refuse an expression whose matching could take exponential time, or that is none. Raises MalformedCheckpoint."""
+    """Raise MalformedCheckpoint for an invalid expression, or one that could take exponential time to match."""
     _check_paths((pattern,), field)
 
 
@@ -88,10 +93,9 @@ def _check_paths(expressions: Iterable[str], field: str) -> None:
 
 
 def _paths(expression: str) -> int:
-    """Ways in which an expression could be matched to a name of some 40 characters, at most: what trying them all in
-    vain costs.
+    """Return an upper bound on the ways to match an expression to a name of some 40 characters.
 
-    Groups that repeat, flags and assertions are out of the question: of them there is no such bound.
+    This is the cost of a failing match. Repeated groups, flags and assertions have no such bound and exceed the limit.
     """
     if _PLAIN.fullmatch(expression):
         return 1
@@ -105,8 +109,9 @@ def _paths(expression: str) -> int:
 
 
 def targets(value: Any) -> tuple[str, ...] | None:
-    """`target_modules`: a list of names, sorted, or None for an expression or the architecture's defaults. Raises
-    MalformedCheckpoint.
+    """Return `target_modules` as a sorted list of names, or None for an expression or the architecture's defaults.
+
+    Raises MalformedCheckpoint.
     """
     if value is None or isinstance(value, str):
         return None
@@ -114,7 +119,7 @@ def targets(value: Any) -> tuple[str, ...] | None:
 
 
 def names(value: Any, field: str) -> tuple[str, ...]:
-    """A list of names, sorted. Raises MalformedCheckpoint."""
+    """Return a list of names, sorted. Raises MalformedCheckpoint."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
@@ -123,7 +128,7 @@ def names(value: Any, field: str) -> tuple[str, ...]:
 
 
 def number(value: Any, field: str) -> float:
-    """A finite number. Raises MalformedCheckpoint."""
+    """Return a finite number as float. Raises MalformedCheckpoint."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise MalformedCheckpoint(f"adapter_config.json: {field} holds {str(value)[:40]!r}, which is no number")
     if not abs(value) < _NUMBER_LIMIT:
@@ -132,7 +137,7 @@ def number(value: Any, field: str) -> float:
 
 
 def count(value: Any, field: str, what: str = "usable number") -> int:
-    """A positive whole number below 2^20; `what` names it in the error. Raises MalformedCheckpoint."""
+    """Return a positive integer below 2^20; `what` names it in the error. Raises MalformedCheckpoint."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 20:
         raise MalformedCheckpoint(f"adapter_config.json: {field} holds {str(value)[:40]!r}, which is no {what}")
     return value

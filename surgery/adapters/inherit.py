@@ -1,7 +1,6 @@
-"""Which of its base's side files an adapter's model uses: config, generation config and tokenizer, unless it brings its
-own.
+"""Choose the side files that an adapter's model inherits from its base: config, generation config and tokenizer.
 
-A tokenizer is one thing in several files: an adapter that brings any of it brings all of it. It knows paths only.
+A tokenizer consists of several files: an adapter that brings any of them inherits none. Works on paths only.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 
 from zoo.manifest import SideFile
 
-#: A folder with one of these brings a tokenizer of its own.
+#: A folder with one of these has a tokenizer of its own.
 _TOKENIZER_MARKS = frozenset({"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json"})
 _SINGLE = frozenset({"config.json", "generation_config.json"})
 _TOKENIZER_FILES = frozenset(
@@ -37,8 +36,10 @@ _TOKENIZER_FOLDER = "additional_chat_templates/"
 
 
 def inherited(base: Iterable[SideFile], own: Iterable[str]) -> tuple[SideFile, ...]:
-    """The base's side files that the adapter's model uses, marked as inherited. `own`: paths that the adapter
-    brings.
+    """Return the base's side files that the adapter's model uses, marked as inherited.
+
+    Args:
+        own: Paths of the adapter's own files.
     """
     mine = set(own)
     brings_tokenizer = not mine.isdisjoint(_TOKENIZER_MARKS)

@@ -1,7 +1,7 @@
-"""A PEFT LoRA on its base's components (BL-03): which are touched, by whole tensors or by a low-rank part.
+"""Place a PEFT LoRA on its base's components (BL-03), as low-rank parts or whole replaced tensors.
 
-Names and shapes only; it never sees a tensor's bytes, a file or the catalogue. What peft 0.21 does with the same folder
-is the oracle.
+Works on names and shapes only; it never reads a tensor's bytes, a file or the catalogue. The reference is what peft
+0.21 does with the same folder.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from zoo.manifest import Placed
 
 
 def place_lora(config: LoraConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay a LoRA over its base.
+    """Place a LoRA on its base.
 
     Args:
-        config: what its `adapter_config.json` says.
-        offered: every key of its weight file.
+        config: The parsed `adapter_config.json`.
+        offered: Every key of its weight file.
 
     Returns:
-        The base's components, in order; those that the adapter touches with whole tensors replaced and, where it is of
-        low rank, an `Adapter(kind="lora")`. Its config is `{"modules": {<path in the component>: {"r", "scaling",
-        "fan_in_fan_out", "embedding" (when it is one), "dora" (when it is)}}}`, its tensors `<path>.lora_A.weight` and
-        so on.
+        The base's components, in order. Components with whole tensors in the adapter have these replaced; those with
+        low-rank parts have an `Adapter(kind="lora")`. Its config is `{"modules": {<path in the component>: {"r",
+        "scaling", "fan_in_fan_out", "embedding" (if it is one), "dora" (if it is)}}}`, its tensors
+        `<path>.lora_A.weight` and so on.
 
     Raises:
-        WrongBase: a module or tensor that the base does not have, or a shape that does not fit; names the first.
-        UnsupportedAdapter: a variant that cannot be run exactly.
-        MalformedCheckpoint: keys that PEFT would not write.
+        WrongBase: A module or tensor that the base does not have, or a shape that does not fit; names the first.
+        UnsupportedAdapter: A variant that cannot be run exactly.
+        MalformedCheckpoint: Keys that PEFT would not write.
     """
     return _Placing(config, offered, base).run()
 
 
 class _Placing:
-    """One run of `place_lora`: the two things it looks at, and what it has found so far."""
+    """State of one run of `place_lora`."""
 
     def __init__(self, config: LoraConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> None:
         self._config = config
@@ -57,7 +57,7 @@ class _Placing:
         return self._over.finished("lora")
 
     def _low_rank_modules(self, keys: Mapping[str, LoraKey | ReplacedKey]) -> dict[str, dict[str, OfferedTensor]]:
-        """Module -> name below it -> tensor."""
+        """Return module -> name below it -> tensor."""
         found: dict[str, dict[str, OfferedTensor]] = {}
         for key, part in keys.items():
             if isinstance(part, LoraKey):
@@ -108,7 +108,7 @@ class _Placing:
 
 
 def _wanted_shapes(config: LoraConfig, r: int, outer: int, inner: int, embedding: bool) -> dict[str, Shape]:
-    """Every name that must stand below a module, and its shape."""
+    """Return every required name below a module, with its shape."""
     if embedding:
         return {"lora_embedding_A": (r, inner), "lora_embedding_B": (outer, r)}
     shapes: dict[str, Shape] = {"lora_A.weight": (r, inner), "lora_B.weight": (outer, r)}

@@ -1,7 +1,7 @@
-"""What PEFT's `adapter_config.json` says of a LoRA: rank and scaling of each module, and the variants that are refused.
+"""Read PEFT's `adapter_config.json` of a LoRA: rank and scaling of each module; refuse unsupported variants.
 
-Follows peft 0.21 (`LoraConfig`, `LoraLayer.update_layer`, `get_pattern_key`). It sees the config alone: no keys, no
-shapes, no base.
+Follows peft 0.21 (`LoraConfig`, `LoraLayer.update_layer`, `get_pattern_key`). This module reads the config alone: no
+keys, shapes or base.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from surgery.adapters.fields import SavedModules, count, names_module, number, patterns, saved_modules, targets
 from zoo.errors import UnsupportedAdapter
 
-#: Variants that change what a module computes, or the base's weights, in ways that a plain low-rank product does not
-#: show.
+#: Variants that change a module's computation, or the base's weights, beyond a plain low-rank product.
 _REFUSED_FIELDS = (
     *(
         "alora_invocation_tokens",
@@ -28,14 +27,14 @@ _REFUSED_FIELDS = (
     ),
     *("target_parameters", "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config"),
 )
-#: Initialisations that peft repeats on loading, and that change the base's weights while they run.
+#: Initialisations that peft repeats on loading, changing the base's weights.
 _REFUSED_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
 _T = TypeVar("_T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Rank and scaling of one module: its output gains `scaling * B A x`."""
+    """Rank and scaling of one module: `scaling * B A x` is added to its output."""
 
     r: int
     scaling: float
@@ -60,8 +59,8 @@ class LoraConfig:
         """Read an `adapter_config.json`.
 
         Raises:
-            UnsupportedAdapter: a variant of LoRA that cannot be run exactly.
-            MalformedCheckpoint: values of the wrong type.
+            UnsupportedAdapter: A variant of LoRA that cannot be run exactly.
+            MalformedCheckpoint: Values of the wrong type.
         """
         _refuse_variants(config)
         return cls(
@@ -77,18 +76,22 @@ class LoraConfig:
         )
 
     def settings(self, module: str) -> LoraSettings:
-        """Rank and scaling of a module, by its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`)."""
+        """Return rank and scaling of a module.
+
+        Args:
+            module: Its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`).
+        """
         r = _matching(self.ranks, module, self.r)
         alpha = _matching(self.alphas, module, self.alpha)
         return LoraSettings(r, alpha / math.sqrt(r) if self.rank_stabilised else alpha / r)
 
     def targeted(self, module: str) -> bool:
-        """Whether the config names the module, as far as plain names tell; an expression names anything."""
+        """Return whether the config names the module; an expression is taken to match any module."""
         return names_module(self.targets, module)
 
 
 def _matching(patterns: tuple[tuple[re.Pattern[str], _T], ...], module: str, default: _T) -> _T:
-    """The value of the first pattern that matches the end of a module's path."""
+    """Return the value of the first pattern that matches the end of a module's path."""
     return next((value for pattern, value in patterns if pattern.match(module)), default)
 
 

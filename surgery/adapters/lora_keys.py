@@ -1,4 +1,4 @@
-"""What one key of a PEFT LoRA file stands for: a pure reading of names, for all spellings that PEFT has used.
+"""Parse the keys of a PEFT LoRA file, in all spellings that PEFT has used.
 
     base_model.model.<module>.lora_A.weight                      low rank, also lora_B.weight and lora_B.bias
     base_model.model.<module>.lora_embedding_A                   low rank of an embedding table
@@ -9,7 +9,7 @@
     base_model.model.<module>.base_layer.bias                    trained in place below a LoRA (`bias`, embedding
                                                                  layers)
 
-It knows nothing of shapes, of the base or of the config.
+A pure reading of names: shapes, the base and the config play no part.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class LoraKey:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedKey:
-    """A tensor that stands in place of the base's. `wrapped`: the module has a LoRA around it; `copied`: surely by
-    modules_to_save.
+    """A tensor that replaces the base's.
+
+    Fields:
+        wrapped: The module has a LoRA around it.
+        copied: Certainly saved by `modules_to_save`.
     """
 
     module: str
@@ -47,7 +50,7 @@ class ReplacedKey:
 
 
 def read_key(key: str) -> LoraKey | ReplacedKey:
-    """What a key stands for. Raises MalformedCheckpoint for a key that PEFT does not write."""
+    """Parse a key. Raises MalformedCheckpoint for a key that PEFT does not write."""
     path = key.removeprefix(PREFIX)
     if path == key:
         raise MalformedCheckpoint(f"{key[:200]!r} is not a key that PEFT writes: it does not begin with {PREFIX!r}")

@@ -1,8 +1,7 @@
-"""Low-rank adapters on the modules of a built component, computed as peft computes them: outside the engine, where peft
-is not at hand.
+"""Low-rank adapters on the modules of a built component, computed as peft does, for chains that peft cannot handle.
 
-peft injects adapters into whole models; a chain whose blocks come from several models has none to inject into. Knows
-one component.
+peft injects adapters into whole models, which does not work for a chain of blocks from several models. This module
+works on one component; the engine does not use it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,9 @@ class LowRankLinear(nn.Module):
     """`base(x) + scaling * B A x (+ bias)`; the low-rank part in float32, the sum in the base's dtype.
 
     Args:
-        a: [rank, in]; b: [out, rank]; bias: [out] or None.
+        a: [rank, in].
+        b: [out, rank].
+        bias: [out] or None.
     """
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, bias: Tensor | None, scaling: float) -> None:
@@ -40,14 +41,14 @@ class LowRankLinear(nn.Module):
 def adapt_(
     module: nn.Module, owner: nn.Module, head: nn.Module, adapter: Adapter, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put an adapter on a component's modules, in place.
+    """Insert an adapter into a component's modules, in place.
 
     Args:
-        module: the component; `owner` and `head` are what the adapter's module paths are relative to.
-        tensors: by digest, the adapter's among them.
+        module: The component; `owner` and `head` are the roots of the adapter's module paths.
+        tensors: digest -> tensor, including the adapter's.
 
     Raises:
-        NotServable: an adapter that is not a plain LoRA on linear layers.
+        NotServable: The adapter is not a plain LoRA on linear layers.
     """
     if adapter.kind != "lora":
         raise NotServable(f"an adapter of kind {adapter.kind} cannot be part of a chain of several models")
@@ -71,7 +72,7 @@ def _replace_(root: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def is_low_rank(adapter: Adapter | None) -> bool:
-    """Whether a component with this adapter can be part of a chain of several models."""
+    """Return whether a component with this adapter can be part of a chain of several models."""
     if adapter is None:
         return True
     modules = json.loads(adapter.config).get("modules", {}).values() if adapter.kind == "lora" else ()

@@ -1,15 +1,14 @@
-"""PEFT's adapters that scale or replace whole modules (BL-03): IA3 and LN tuning, laid over their base's
-components.
+"""Place PEFT's adapters that scale or replace whole modules on their base's components (BL-03): IA3 and LN tuning.
 
     base_model.model.<module>.ia3_l                          [out, 1]: scales the output; [1, in]: the input of a
                                                              feedforward module
-    base_model.model.<module>.ln_tuning_layers.weight        a norm's own copy of a tensor (or of any module's that is
-                                                             targeted)
+    base_model.model.<module>.ln_tuning_layers.weight        a norm's own copy of a tensor (or that of any targeted
+                                                             module)
     base_model.model.<module>.weight                         a whole tensor, by `modules_to_save`
-    base_model.model.<module>.base_layer.weight              the head's, which peft saves too when an IA3 lies on it
+    base_model.model.<module>.base_layer.weight              the head's, which peft also saves if it has an IA3
 
-An IA3 is an `Adapter(kind="ia3")`; LN tuning only replaces tensors, so its components are plain ones with other
-norms. Names and shapes only; what peft 0.21 does with the same folder is the oracle.
+An IA3 is an `Adapter(kind="ia3")`. LN tuning only replaces tensors, so its components have other norms and no adapter.
+Works on names and shapes only; the reference is what peft 0.21 does with the same folder.
 """
 
 from __future__ import annotations
@@ -30,14 +29,16 @@ _NORM = re.compile(r"(?P<module>.+)\.ln_tuning_layers(\.default)?\.(?P<leaf>[^.]
 _WHOLE = re.compile(
     r"(?P<module>.+?)((?P<copied>\.modules_to_save(\.default)?)|(?P<wrapped>\.base_layer))?\.(?P<leaf>[^.]+)"
 )
-#: Parts of names that only other adapters, or wrappers that stay with the base, have.
+#: Parts of names that belong to other adapters, or to wrappers that are not saved.
 _STRANGERS = ("lora_", "ia3_", "ln_tuning_", "original_module")
 
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """What inference needs of an IA3's or an LN tuning's config. `feedforward`: modules whose input is scaled; None: as
-    shapes say.
+    """The part of an IA3's or an LN tuning's config that inference depends on.
+
+    Fields:
+        feedforward: Modules with a scaled input, as names or an expression; None to decide by shapes.
     """
 
     targets: tuple[str, ...] | None
@@ -54,9 +55,7 @@ class ModuleConfig:
         return cls(targets(config.get("target_modules")), feedforward, saved_modules(config))
 
     def scales_input(self, module: str) -> bool | None:
-        """Whether the config calls a module a feedforward one; None when it leaves that to the architecture's
-        defaults.
-        """
+        """Return whether the module is a feedforward one by the config; None if left to the architecture's defaults."""
         if self.feedforward is None:
             return None
         if isinstance(self.feedforward, str):
@@ -65,16 +64,16 @@ class ModuleConfig:
 
 
 def place_ia3(config: ModuleConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay an IA3 over its base.
+    """Place an IA3 on its base.
 
     Returns:
         The base's components; those with scaled modules have an `Adapter(kind="ia3")` with the config `{"modules":
         {<path in the component>: {"input": whether the input is scaled}}}` and tensors `<path>.ia3_l`.
 
     Raises:
-        WrongBase: a module or tensor that the base does not have, or a shape that does not fit; names the first.
-        UnsupportedAdapter: modules that cannot be run exactly.
-        MalformedCheckpoint: keys that PEFT would not write.
+        WrongBase: A module or tensor that the base does not have, or a shape that does not fit; names the first.
+        UnsupportedAdapter: Modules that cannot be run exactly.
+        MalformedCheckpoint: Keys that PEFT would not write.
     """
     over = Overlay(base, config.saved)
     rest = {}
@@ -113,9 +112,7 @@ def _scale(over: Overlay, config: ModuleConfig, module: str, tensor: OfferedTens
 
 
 def place_ln(config: ModuleConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay an LN tuning over its base: the components whose norms were tuned, with other tensors. Raises as
-    `place_ia3`.
-    """
+    """Place an LN tuning on its base: components with tuned norms get other tensors. Raises as `place_ia3`."""
     over = Overlay(base, config.saved)
     rest = {}
     for key, tensor in sorted(offered.items()):
@@ -133,7 +130,7 @@ def place_ln(config: ModuleConfig, offered: Mapping[str, OfferedTensor], base: A
 
 
 def _replace_saved(over: Overlay, offered: Mapping[str, OfferedTensor]) -> None:
-    """Whole tensors by `modules_to_save`; nothing else may be left."""
+    """Replace whole tensors saved by `modules_to_save`. Raises MalformedCheckpoint for any other key."""
     modules = []
     for key, tensor in offered.items():
         path = _path(key)

@@ -1,10 +1,10 @@
-"""Laying an adapter over its base's components (BL-03): where each of its tensors belongs, and what the components
-become.
+"""Apply an adapter to its base's components (BL-03): find the place of each tensor and build the resulting components.
 
-Knows names, shapes and digests; nothing of what an adapter's parts mean, of files, of bytes, or of the catalogue. What
-peft 0.21 does with
-the same folder is the oracle: `modules_to_save` gives a module its own copy and leaves a tied partner alone, while a
-tensor that is trained in place (`bias`, embedding layers below a LoRA) changes every module that shares it.
+Works on names, shapes and digests; the meaning of an adapter's parts, files, bytes and the catalogue play no part.
+
+The reference is what peft 0.21 does with the same folder: `modules_to_save` gives a module its own copy and leaves a
+tied partner unchanged, while a tensor trained in place (`bias`, embedding layers below a LoRA) changes every module
+that shares it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _At = tuple[ComponentKind, int | None]
 
 @dataclass(frozen=True, slots=True)
 class OfferedTensor:
-    """A tensor of the adapter's file. The digest may be any name for it: only equality counts here."""
+    """A tensor of the adapter's file. `digest` may be any identifier; only equality counts here."""
 
     shape: Shape
     digest: str
@@ -33,8 +33,12 @@ class OfferedTensor:
 
 @dataclass(frozen=True)
 class AdapterBase:
-    """What must be known of the base. `config`: its `config.json`; `shapes`: tensor digest -> shape; `tied`: head and
-    embedding are one parameter.
+    """The base of an adapter.
+
+    Fields:
+        config: Its `config.json`.
+        shapes: tensor digest -> shape.
+        tied: Head and embedding are one parameter.
     """
 
     name: str
@@ -47,7 +51,7 @@ class AdapterBase:
 
 @dataclass
 class _Touched:
-    """What one component gets, while it is collected."""
+    """Changes to one component, while they are collected."""
 
     whole: dict[str, str] = field(default_factory=dict)
     parts: dict[str, str] = field(default_factory=dict)
@@ -55,7 +59,7 @@ class _Touched:
 
 
 class Overlay:
-    """A base's components with whole tensors replaced and adapter parts added, one call at a time.
+    """A base's components, in which whole tensors are replaced and adapter parts added, one call at a time.
 
     Every method raises WrongBase for a module, tensor or shape that the base does not have, and names it.
     """
@@ -68,25 +72,25 @@ class Overlay:
         self._touched: dict[_At, _Touched] = {}
 
     def transposed(self, spot: ComponentSpot) -> bool:
-        """Whether the matrix of a linear layer lies as [in, out] (transformers' Conv1D)."""
+        """Return whether a linear layer's matrix is stored as [in, out] (transformers' Conv1D)."""
         return self.family.name == "gpt2" and spot.layer is not None
 
     def spot(self, module: str, leaf: str = "weight") -> ComponentSpot:
-        """Where a module's tensor belongs."""
+        """Return the spot of a module's tensor."""
         spot = spot_of(self.family, f"{module}.{leaf}")
         if spot is None or (spot.kind, spot.layer) not in self._components:
             raise WrongBase(f"the adapter changes {module}, which {self.base.name} ({self.family.name}) does not have")
         return spot
 
     def shape(self, spot: ComponentSpot, path: str) -> Shape:
-        """Shape of the base's tensor at a spot; `path` names it in the error."""
+        """Return the shape of the base's tensor at a spot; `path` names it in the error."""
         digest = dict(self._components[spot.kind, spot.layer].tensors).get(spot.name)
         if digest is None:
             raise WrongBase(f"the adapter changes {path}, which {self.base.name} ({self.family.name}) does not have")
         return self.base.shapes[digest]
 
     def matrix(self, module: str) -> tuple[int, int]:
-        """Outer and inner size of a linear layer."""
+        """Return (outer, inner) size of a linear layer."""
         spot = self.spot(module)
         shape = self.shape(spot, f"{module}.weight")
         if len(shape) != 2:
@@ -94,16 +98,14 @@ class Overlay:
         return (shape[1], shape[0]) if self.transposed(spot) else (shape[0], shape[1])
 
     def add(self, at: _At, tensors: Mapping[str, str], settings: Mapping[str, Any]) -> None:
-        """Part of an adapter on one component: tensors by name, and settings; `modules` in it are joined with those
-        that are there.
-        """
+        """Add part of an adapter to one component: tensors by name, and settings; entries of `modules` are merged."""
         touched = self._touched.setdefault(at, _Touched())
         touched.parts.update(tensors)
         modules = {**touched.settings.get("modules", {}), **settings.get("modules", {})}
         touched.settings.update({**settings, **({"modules": modules} if modules else {})})
 
     def replace(self, key: str, module: str, leaf: str, tensor: OfferedTensor, *, in_place: bool) -> None:
-        """A whole tensor instead of the base's. `in_place`: whoever shares the parameter changes with it."""
+        """Replace a whole tensor of the base. `in_place`: every module that shares the parameter changes with it."""
         spot = self.spot(module, leaf)
         expected = self.shape(spot, f"{module}.{leaf}")
         if tensor.shape != expected:
@@ -114,20 +116,19 @@ class Overlay:
                 raise MalformedCheckpoint(f"two different tensors stand for {module}.{leaf}")
 
     def copied(self, module: str) -> bool:
-        """Whether `modules_to_save` gives this module a copy of its own."""
+        """Return whether `modules_to_save` gives this module a copy of its own."""
         return any(self._saved.covers(each) for each in self.tied_together(module))
 
     def tied_together(self, module: str) -> tuple[str, ...]:
-        """The modules that count as one in peft's lists: with `ensure_weight_tying`, head and embedding of a tied
-        base.
+        """Return the modules that count as one in peft's lists.
+
+        With `ensure_weight_tying`, these are head and embedding of a tied base; else the module alone.
         """
         pair = ("lm_head", self.family.prefix + self.family.embedding[0])
         return pair if self._saved.keeps_ties and self.base.tied and module in pair else (module,)
 
     def check_saved(self, modules: Iterable[str]) -> None:
-        """Raises MalformedCheckpoint when `modules_to_save` promises a module that is not among those with whole
-        tensors.
-        """
+        """Raise MalformedCheckpoint if a module of `modules_to_save` is not among the modules with whole tensors."""
         present = list(modules)
         for name in self._saved.names:
             if not any(module.endswith(name) or f"{name}." in module for module in present):
@@ -136,7 +137,7 @@ class Overlay:
                 )
 
     def finished(self, kind: str) -> tuple[Placed, ...]:
-        """The base's components in order, those that were touched replaced; `kind` names the adapter parts."""
+        """Return the base's components in order with the changes applied; `kind` is the kind of the adapter parts."""
         return tuple(self._finished(placed, kind) for placed in self.base.components)
 
     def _finished(self, placed: Placed, kind: str) -> Placed:
@@ -151,7 +152,7 @@ class Overlay:
         return Placed(placed.layer, Component(base.kind, base.family, base.spec, tensors, adapter))
 
     def _partners(self, spot: ComponentSpot, in_place: bool) -> tuple[ComponentSpot, ...]:
-        """The other side of a tied pair, when the tensor that both share is changed in place."""
+        """Return the other side of a tied pair if the shared tensor is changed in place."""
         table = f"{self.family.embedding[0]}.weight"
         if not (in_place and self.base.tied):
             return ()

@@ -1,8 +1,4 @@
-"""The kinds of adapter that are read (BL-03), by what their `adapter_config.json` says; what is none of them is refused
-by name.
-
-Knows which module reads which kind; nothing of tensors, files or bases.
-"""
+"""Dispatch an adapter's `adapter_config.json` to the module that reads its kind (BL-03); refuse other kinds by name."""
 
 from __future__ import annotations
 
@@ -26,16 +22,19 @@ _Place = Callable[[Mapping[str, OfferedTensor], AdapterBase], tuple[Placed, ...]
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """A config that was read. `place` lays the adapter's tensors over a base; it raises InputErrors that name what does
-    not fit.
+    """A parsed config of an adapter.
+
+    Fields:
+        lay: Places the adapter's tensors on a base; raises InputErrors that name what does not fit.
     """
 
     kind: ModelKind
     lay: _Place
 
     def place(self, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-        """The base's components with the adapter on them. Raises MalformedCheckpoint when there are no tensors, else as
-        each kind does.
+        """Return the base's components with the adapter on them.
+
+        Raises MalformedCheckpoint if there are no tensors, and what the kind's own function raises.
         """
         if not offered:
             raise MalformedCheckpoint("the adapter holds no tensors")
@@ -66,7 +65,7 @@ def _bottleneck(config: Mapping[str, Any]) -> AdapterPlan:
     return AdapterPlan("adapter", functools.partial(place_bottleneck, BottleneckConfig.parse(config)))
 
 
-#: PEFT's name of a kind -> how its config is read.
+#: PEFT's name of a kind -> the reader of its config.
 _PEFT: Mapping[str, Callable[[Mapping[str, Any]], AdapterPlan]] = {
     "LORA": _lora,
     "IA3": _ia3,
@@ -78,11 +77,11 @@ _PEFT: Mapping[str, Callable[[Mapping[str, Any]], AdapterPlan]] = {
 
 
 def plan_adapter(config: Mapping[str, Any]) -> AdapterPlan:
-    """Read an `adapter_config.json`.
+    """Parse an `adapter_config.json`.
 
     Raises:
-        UnsupportedAdapter: another kind of adapter, or a variant that cannot be run exactly; names it, or the field.
-        MalformedCheckpoint: values of the wrong type.
+        UnsupportedAdapter: Another kind of adapter, or a variant that cannot be run exactly; names it, or the field.
+        MalformedCheckpoint: Values of the wrong type.
     """
     kind = config.get("peft_type")
     if kind is None and "config" in config and "model_type" in config:

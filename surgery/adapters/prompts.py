@@ -1,14 +1,13 @@
-"""PEFT's adapters of virtual tokens (BL-03): prompt tuning, p-tuning and prefix tuning, laid over their base's
-components.
+"""Place PEFT's adapters of virtual tokens on their base's components (BL-03): prompt tuning, p-tuning, prefix tuning.
 
-    prompt_embeddings [virtual, width]                   prompt, p-tuning: embeddings of tokens that stand before every
+    prompt_embeddings [virtual, width]                   prompt, p-tuning: embeddings of tokens placed before every
                                                          prompt
-    prompt_embeddings [virtual, 2 * layers * kv width]   prefix: their K and V of each layer, as they lie in a cache,
-                                                         rotated already
+    prompt_embeddings [virtual, 2 * layers * kv width]   prefix: their K and V of each layer as in a KV cache, already
+                                                         rotated
 
-A sequence of such a model begins with so many positions that are no tokens of its prompt; its own begin behind
-them. peft saves what its encoders make (a projection or an LSTM is of no matter any more). Names and shapes only;
-the oracle is what peft 0.21 does with the same folder.
+A sequence of such a model begins with this number of virtual positions; its prompt follows them. peft saves the output
+of its encoders, so projections and LSTMs need not be run. Works on names and shapes only; the reference is what peft
+0.21 does with the same folder.
 """
 
 from __future__ import annotations
@@ -29,8 +28,12 @@ _KEY = "prompt_embeddings"
 
 @dataclass(frozen=True)
 class PromptConfig:
-    """What inference needs of the config. `layers`, `width` and `heads` (of K and V, a prefix's only): None where the
-    base decides.
+    """The part of the config that inference depends on.
+
+    Fields:
+        virtual: Number of virtual tokens.
+        layers: Number of layers; None if the base decides, as for `width` and `heads`.
+        heads: Number of K and V heads; for a prefix only.
     """
 
     virtual: int
@@ -43,9 +46,8 @@ class PromptConfig:
         """Read an `adapter_config.json`.
 
         Raises:
-            UnsupportedAdapter: for another task than causal language modelling, or with whole modules beside the
-                virtual tokens.
-            MalformedCheckpoint: values of the wrong type.
+            UnsupportedAdapter: Another task than causal language modelling, or whole modules beside the virtual tokens.
+            MalformedCheckpoint: Values of the wrong type.
         """
         if config.get("task_type") != "CAUSAL_LM":
             raise UnsupportedAdapter(
@@ -63,12 +65,13 @@ class PromptConfig:
 
 
 def place_prompt(config: PromptConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay prompt embeddings over a base: its embedding gets an `Adapter(kind="prompt")` with the config `{"virtual":
-    tokens}`.
+    """Place prompt embeddings on a base.
+
+    Its embedding gets an `Adapter(kind="prompt")` with the config `{"virtual": tokens}`.
 
     Raises:
-        WrongBase: the embeddings do not have the base's width.
-        MalformedCheckpoint: keys that PEFT would not write, or another shape than the config says.
+        WrongBase: The embeddings do not have the base's width.
+        MalformedCheckpoint: Keys that PEFT would not write, or another shape than the config says.
     """
     over = Overlay(base)
     table = f"{over.family.prefix}{over.family.embedding[0]}"
@@ -83,8 +86,10 @@ def place_prompt(config: PromptConfig, offered: Mapping[str, OfferedTensor], bas
 
 
 def place_prefix(config: PromptConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
-    """Lay a prefix over a base: every attention gets an `Adapter(kind="prefix")` with the same tensor and the config
-    `{"virtual": tokens, "layer": which, "layers": of how many}`. Raises as `place_prompt`.
+    """Place a prefix on a base. Raises as `place_prompt`.
+
+    Every attention gets an `Adapter(kind="prefix")` with the same tensor and the config `{"virtual": tokens, "layer":
+    index among the attentions, "layers": number of attentions}`.
     """
     over = Overlay(base)
     tensor = _only(config, offered)
@@ -117,7 +122,7 @@ def _check_geometry(config: PromptConfig, tensor: OfferedTensor, over: Overlay, 
 
 
 def _only(config: PromptConfig, offered: Mapping[str, OfferedTensor]) -> OfferedTensor:
-    """The one tensor that there must be."""
+    """Return the only tensor that the file may hold."""
     for key in sorted(offered):
         if key != _KEY:
             raise MalformedCheckpoint(
@@ -132,7 +137,7 @@ def _only(config: PromptConfig, offered: Mapping[str, OfferedTensor]) -> Offered
 
 
 def virtual_tokens(components: Iterable[Placed]) -> int:
-    """How many virtual tokens stand before every prompt of a model with these components; 0 for most."""
+    """Return the number of virtual tokens before every prompt of a model with these components; 0 for most models."""
     for placed in components:
         adapter = placed.component.adapter
         if adapter is not None and adapter.kind in ("prompt", "prefix"):

@@ -1,1 +1,1 @@
-"""Chains that are composed here: plans, files, stitches, exits."""
+"""Composed chains: plans, files, stitches, exits."""

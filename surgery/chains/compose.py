@@ -1,9 +1,8 @@
-"""Composing a chain from slices of models in the zoo (`surgery.chains.composition`). It costs no bytes: components are
-named, not copied.
+"""Compose a chain from slices of models in the zoo (`surgery.chains.composition`).
 
-Where widths differ a stitch of the two models is put between (`zoo stitch`), for the position that the slices meet at
-(BL-09); where both come from one model that has a stitch there, that one. Reads and writes the catalogue. Knows nothing
-of training or scoring.
+It costs no bytes: components are referenced, not copied. Where widths differ, a stitch between the two models is
+inserted (`zoo stitch`) for the position at which the slices meet (BL-09); if both sides come from one model that has a
+stitch there, that one is used. Reads and writes the catalogue.
 """
 
 from __future__ import annotations
@@ -39,27 +38,29 @@ class _Parent:
 
     @cached_property
     def pieces(self) -> tuple[_Piece, ...]:
-        """Its components, in order."""
+        """The model's components, in order."""
         both = zip(self.manifest.components, self.plan.links, strict=True)
         return tuple(_Piece(self, at, placed.component, placed.layer, link) for at, (placed, link) in enumerate(both))
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Of the hidden states, by source."""
+        """Width of the hidden states, by source."""
         return tuple(hidden_width(source) for source in self.plan.sources)
 
     @cached_property
     def spelled(self) -> tuple[str, ...]:
-        """Its sources as texts: equal for equal ones."""
+        """The model's sources as canonical JSON: equal sources have equal texts."""
         return tuple(canonical_json(source) for source in self.plan.sources)
 
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A component on its way into the chain: from which model, at which place and in which layer there, and how it is
-    built there.
+    """A component selected for the chain, with its origin.
 
-    A stitch from the zoo stands at no place of a model.
+    Fields:
+        at: Index in the parent's chain; None for a stitch from the zoo.
+        layer: Layer in the parent.
+        link: How the parent builds it.
     """
 
     parent: _Parent
@@ -70,7 +71,7 @@ class _Piece:
 
     @property
     def width(self) -> int:
-        """Of the hidden states that it reads and writes, where it is no stitch."""
+        """Width of the hidden states that it reads and writes; not meaningful for a stitch."""
         return self.parent.widths[self.link.source or 0]
 
 
@@ -96,13 +97,14 @@ class _Parents:
 
 
 def compose(store: Store, composition: Composition, name: str) -> MadeReport:
-    """Put a composed chain into the zoo.
+    """Add a composed chain to the zoo.
 
     Raises:
-        InputError: layers that a model does not have, adapters that cannot be taken along, more than a chain can hold.
-        Incomparable: models whose tokenizers differ.
-        NotFound, AmbiguousName: a model, or the stitch between two widths, is not in the zoo.
-        NameTaken: the name holds another model.
+        InputError: Layers that a model does not have, adapters that cannot be part of a chain, or more than a chain can
+            hold.
+        Incomparable: Models with different tokenizers.
+        NotFound, AmbiguousName: A model, or the stitch between two widths, is not in the zoo.
+        NameTaken: Another model has the name.
     """
     with store.ingesting():
         with store.catalog.reading() as reader:
@@ -111,7 +113,7 @@ def compose(store: Store, composition: Composition, name: str) -> MadeReport:
 
 
 def draft(store: Store, reader: Reader, composition: Composition, name: str) -> MadeModel:
-    """The model that a composition asks for. Raises as `compose`; writes nothing."""
+    """Return the model that a composition describes. Raises as `compose`; writes nothing."""
     parents = _Parents(store, reader)
     pieces = _pieces(parents, composition)
     stitched, tensors = _with_stitches(store, reader, pieces)
@@ -134,8 +136,9 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
 
 
 def _check_tokenizers(store: Store, first: ModelManifest, parents: Sequence[ModelManifest]) -> None:
-    """Layers that were trained on other token ids cannot read the first model's. Raises Incomparable with the
-    reason.
+    """Raise Incomparable if a model has another tokenizer than the first.
+
+    Its layers were trained on other token ids.
     """
     from zoo.api import ModelHandle
 
@@ -167,7 +170,9 @@ def _layers(parent: _Parent, wanted: ModelSlice) -> list[_Piece]:
 
 
 def _plan(pieces: Sequence[_Piece]) -> ChainPlan:
-    """Sources are the parents' own sources, each distinct config once per parent: a place is then used once per
+    """Return the plan of the chain.
+
+    Its sources are the parents' own sources, each distinct config once per parent, so that a place is used once per
     source.
     """
     sources: list[Mapping[str, Any]] = []
@@ -186,7 +191,7 @@ def _plan(pieces: Sequence[_Piece]) -> ChainPlan:
 
 
 def _carried(parent: ModelManifest) -> tuple[SideFile, ...]:
-    """Tokenizer and generation settings of the model whose embedding comes first, as files of the new model's own."""
+    """Return tokenizer and generation settings of the embedding's model, as the new model's own files."""
     skipped = ("config.json", "README.md", "adapter_config.json", STITCH_FILE)
     kept = [side for side in parent.side_files if side.path not in skipped and not side.path.endswith(".index.json")]
     return tuple(SideFile(side.path, side.blob, side.nbytes) for side in kept)
@@ -203,7 +208,7 @@ def _describe(composition: Composition) -> str:
 def _with_stitches(
     store: Store, reader: Reader, pieces: Sequence[_Piece]
 ) -> tuple[list[_Piece], dict[str, TensorMeta]]:
-    """The pieces with a stitch wherever the width changes, and the tensors of those that come from the zoo."""
+    """Return the pieces with a stitch wherever the width changes, and the tensors of stitches from the zoo."""
     out: list[_Piece] = [pieces[0]]
     tensors: dict[str, TensorMeta] = {}
     for before, after in pairwise(pieces):
@@ -218,9 +223,7 @@ def _with_stitches(
 
 
 def _own_stitch(before: _Piece, after: _Piece) -> _Piece | None:
-    """The stitch that one model has between two of its components, where there is exactly one and nothing else changes
-    the width.
-    """
+    """Return the stitch that one model has between two of its components, if there is exactly one; else None."""
     if before.parent is not after.parent or before.at is None or after.at is None:
         return None
     between = [piece for piece in before.parent.pieces[before.at + 1 : after.at] if piece.component.kind == "stitch"]
@@ -239,7 +242,7 @@ def _zoo_stitch(
 
 
 def _stitch_for(store: Store, reader: Reader, before: ModelManifest, after: ModelManifest) -> StoredStitch:
-    """The newest stitch from the one model (or its base) to the other (or its base)."""
+    """Return the newest stitch from one model (or its base) to the other (or its base)."""
     heads, tails = _self_and_base(before), _self_and_base(after)
     found = [stitch for stitch in stored_stitches(store, reader) if stitch.a in heads and stitch.b in tails]
     if not found:

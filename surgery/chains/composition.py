@@ -1,4 +1,4 @@
-"""What a composed chain is asked to be, as data, and the YAML that asks for it, in mergekit's terms.
+"""A composition: the description of a composed chain, as data and as YAML in mergekit's terms.
 
     slices:                                   # layers in order; a slice may come from any model
       - sources: [{model: base, layer_range: [0, 4]}]
@@ -6,7 +6,7 @@
     embedding: base                           # optional; the first slice's model
     head: wide                                # optional; the last slice's model
 
-Pure but for reading the file: knows nothing of stores, models or widths (`surgery.chains.compose`).
+Apart from reading the file this module is pure; `surgery.chains.compose` applies a composition to a store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zoo.errors import InputError
 _FILE_LIMIT = 1 << 20
 _SLICES_LIMIT = 1000
 _LAYERS_LIMIT = 10_000
-#: Beside these, what mergekit's files say that has no meaning here: all tokenizers must be the same, and nothing is
-#: merged into a base.
+#: Includes fields of mergekit's files that have no effect here: all tokenizers must be the same, and nothing is merged
+#: into a base.
 _KEYS = frozenset({"slices", "embedding", "head", "merge_method", "dtype", "tokenizer_source", "base_model"})
 
 
@@ -37,7 +37,7 @@ class ModelSlice:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A chain that is asked for. `embedding`, `head`: the models they come from."""
+    """A requested chain. `embedding`, `head`: the models they come from."""
 
     slices: tuple[ModelSlice, ...]
     embedding: str
@@ -45,7 +45,7 @@ class Composition:
 
 
 def read_composition(path: Path) -> Composition:
-    """Read a YAML file. Raises InputError when it cannot be read, is no YAML or asks for what cannot be."""
+    """Read a YAML file. Raises InputError if it cannot be read, is not YAML or is not a valid composition."""
     import yaml
 
     try:
@@ -59,13 +59,13 @@ def read_composition(path: Path) -> Composition:
         value = yaml.safe_load(data.decode("utf-8"))
     except RecursionError:
         raise InputError(f"{path} is no YAML: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # its scalars raise ValueError: dates and numbers that are none
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML's scalars raise ValueError for invalid dates and numbers
         raise InputError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from None
     return parse(value)
 
 
 def parse(value: Any) -> Composition:
-    """A composition from a parsed document, in mergekit's terms for `passthrough`. Raises InputError."""
+    """Return a composition from a parsed document in mergekit's terms for `passthrough`. Raises InputError."""
     if not isinstance(value, Mapping):
         raise InputError("a composition is a mapping with `slices`")
     if unknown := sorted(str(key) for key in set(value) - _KEYS):

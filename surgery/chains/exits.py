@@ -1,17 +1,16 @@
-"""Leaving a chain early (BL-30): a model's first layers, and behind any of them its own final norm and head.
+"""Early exits of a chain (BL-30): a model's first layers, followed by its own final norm and head.
 
     embedding, layers [0, n), final norm and head        for every n, as `surgery.modules.stack` computes it for hidden
                                                          states anywhere
 
-An exit is a model of its own, `MODEL@exit-n`, composed of what the model has: it costs no bytes, and where both are
-served the layers are the same ones in memory, run once for the rows of both. It is fixed for a sequence. Leaving
-token by token, where a token's likeliest successor is likely enough, would leave holes in K and V of the layers
-behind, which later tokens attend to; filling them with what the exit's hidden state gives there (CALM) is another
-model than the exact one for every token that comes after, those that do not leave included. What it could leave out
-at best is measured here, `sure`, not served.
+An exit is a model of its own, `MODEL@exit-n`, composed of the model's components: it costs no bytes, and if both are
+served, the layers are shared in memory and run once for the rows of both. The exit is fixed for a sequence.
 
-`measure` reads held-out text through the whole model once and scores every exit beside it. Knows nothing of
-serving.
+Exiting per token, when the likeliest next token is probable enough, would leave holes in K and V of the skipped layers,
+which later tokens attend to. Filling them from the exit's hidden state (CALM) is no longer the exact model for any
+later token. Its best possible saving is measured here (`sure`), not served.
+
+`measure` runs held-out text through the whole model once and scores every exit on the way.
 """
 
 from __future__ import annotations
@@ -39,13 +38,20 @@ from zoo.store import Store
 from zoo.views.exits import ends_of, exit_name, stitch_behind
 
 _KIND = "exits"
-#: Logits of one pass, in floats: whole windows are read, as many as this holds.
+#: Maximum size of the logits of one pass, in floats; a pass reads as many whole windows as fit.
 _LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class ExitOptions:
-    """`text`: as in `surgery.text.text.read_text`. `sure`: from which probability on a next token counts as sure."""
+    """Options of `measure`.
+
+    Fields:
+        text: As in `surgery.text.text.read_text`.
+        tokens: Tokens to score.
+        window: Tokens per window.
+        sure: Probability from which a predicted token counts as sure.
+    """
 
     text: str | None = None
     tokens: int = 8192
@@ -62,11 +68,14 @@ class ExitOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChainExit:
-    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's;
-    `perplexity` of the text, None where it is beyond all numbers.
+    """Scores of one exit.
 
-    `sure`: share of tokens whose likeliest successor is at least as probable as was asked; `sure_agreement` among
-    those, None without any.
+    Fields:
+        layers: Layers that run.
+        agreement: Share of tokens with the same likeliest successor as the whole model.
+        perplexity: Perplexity of the text; None if it is not a finite number.
+        sure: Share of tokens with a likeliest successor at least as probable as `ExitOptions.sure`.
+        sure_agreement: Agreement among those; None without any.
     """
 
     layers: int
@@ -78,8 +87,14 @@ class ChainExit:
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """`exits`: by layers, the whole model last, without those that no head can read (`measure`). `probe`: digest of the
-    text; `text`: where it is from."""
+    """Scores of a model's exits.
+
+    Fields:
+        text: Origin of the text.
+        probe: Digest of the text.
+        tokens: Tokens scored.
+        exits: By layers, the whole model last, without exits that no head can read (`measure`).
+    """
 
     model: str
     text: str
@@ -88,13 +103,14 @@ class Exits:
     exits: tuple[ChainExit, ...]
 
     def document(self) -> dict[str, Any]:
-        """The JSON of `zoo exits`."""
+        """Return the JSON of `zoo exits`."""
         return asdict(self)
 
 
 def make_exit(store: Store, model: ModelHandle, layers: int) -> MadeReport:
-    """Put a model's exit behind so many layers into the zoo. Raises InputError for layers that it does not have; as
-    `compose`.
+    """Add a model's exit after `layers` layers to the zoo.
+
+    Raises InputError for a number of layers that it does not have, and as `compose`.
     """
     depth = len(ends_of(model.manifest)) - 1
     if not 0 < layers < depth:
@@ -113,14 +129,14 @@ def measure(
     options: ExitOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exits:
-    """Score every exit of a model on held-out text; the result is kept with it, by its text.
+    """Score every exit of a model on held-out text; the result is stored with the model, by its text.
 
-    Hidden states that are not as wide as the head reads go through the only stitch behind, as in the exit that
-    `make_exit` makes there; where there are more, there is no exit.
+    Hidden states of another width than the head's go through the only later stitch, as in the exit that `make_exit`
+    makes there; with several stitches there is no exit.
 
     Raises:
-        InputError: the text cannot be used.
-        NotServable, DamagedObject: as `surgery.modules.stack.open_stack`.
+        InputError: The text cannot be used.
+        NotServable, DamagedObject: As `surgery.modules.stack.open_stack`.
     """
     options = options or ExitOptions()
     stack = open_stack(store, model.manifest, options.device, options.dtype)
@@ -155,14 +171,17 @@ def _exit(layers: int, sums: list[float], count: int) -> ChainExit:
 
 
 def _exp(loss: float) -> float | None:
-    """None for what is no finite number: a head was not made to read what it is given here."""
+    """Return exp(loss); None if it is not a finite number, as when a head reads states it was not trained on."""
     return math.exp(loss) if loss < math.log(sys.float_info.max) else None
 
 
 def _scored(
     stack: Stack, ids: Tensor, ends: Sequence[int], stitches: Sequence[int | None], vocabulary: int, sure: float
 ) -> Iterator[tuple[int, Tensor]]:
-    """By exit its layers, and sums over the tokens of a batch: agreed, loss, sure, sure and agreed. float64 [4]."""
+    """Yield (layers, sums) per exit.
+
+    The sums, float64 [4], are over the tokens of a batch: agreed, loss, sure, sure and agreed.
+    """
     course = stack.course(ids)
     states: list[Tensor] = []
     hidden, at = ids, 0

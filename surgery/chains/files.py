@@ -1,10 +1,8 @@
-"""The files of a chain of its own kind: tensors keyed `parts.<i>.<name within the component>` beside a `blockzoo_chain`
-config.
+"""Files of a chain with its own format: tensors keyed `parts.<i>.<name within the component>`, `blockzoo_chain` config.
 
-One key format for those that write them (`surgery.models.put`, `surgery.modules.stack`) and those that read them
-(`surgery.ingest.draft`, `surgery.chains.hf_model`). What is read may be anybody's: every claim of the config is held
-against the tensors' shapes.
-Pure: no torch, no store; a tensor is whatever stands for it, a digest or a key.
+One key format for the writers (`surgery.models.put`, `surgery.modules.stack`) and the readers (`surgery.ingest.draft`,
+`surgery.chains.hf_model`). Input is untrusted: every statement of the config is checked against the tensors' shapes.
+Pure: no torch, no store; a tensor is represented by a digest or a key.
 """
 
 from __future__ import annotations
@@ -28,25 +26,25 @@ from surgery.ingest.cut import layer_kinds
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component, Placed, canonical_json
 
-#: Of a config's sizes: modules are built from all sources, also from those whose sizes no tensor vouches for.
+#: Limit on a config's sizes: modules are built from all sources, including those with sizes that no tensor confirms.
 _SIZE_LIMIT = 1 << 20
 
 
 def part_key(at: int, name: str) -> str:
-    """The key of a tensor of the component at a place of the chain."""
+    """Return the key of a tensor of the component at index `at` of the chain."""
     return f"parts.{at}.{name}"
 
 
 def place_parts(config: Mapping[str, Any], tensors: Mapping[str, str]) -> tuple[Placed, ...]:
-    """The components that a chain's config and keys describe, layers counted along the chain.
+    """Return the components that a chain's config and keys describe, with layers numbered along the chain.
 
     Args:
-        tensors: key -> what the components name: a digest.
+        tensors: key -> tensor digest.
 
     Raises:
-        MalformedCheckpoint: a broken config, a key without a place, a component without tensors or that its family does
-            not have.
-        UnknownFamily: a source of an unknown family.
+        MalformedCheckpoint: A broken config, a key without a place, or a component without tensors or of a kind that
+            its family does not have.
+        UnknownFamily: A source of an unknown family.
     """
     plan = parse_chain(config)
     named = _by_part(tensors, len(plan.links))
@@ -54,7 +52,7 @@ def place_parts(config: Mapping[str, Any], tensors: Mapping[str, str]) -> tuple[
 
 
 def _by_part(tensors: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Name within the component -> value, by place."""
+    """Return, by component index, name within the component -> value."""
     named: list[dict[str, Any]] = [{} for _ in range(count)]
     places = {str(at): at for at in range(count)}
     for key, value in tensors.items():
@@ -84,7 +82,7 @@ def _component(config: Mapping[str, Any], plan: ChainPlan, at: int, named: Mappi
 
 
 def check_parts(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
-    """Hold the chain's config against the shapes of all its tensors, by key. Raises as `place_parts`."""
+    """Check the chain's config against the shapes of all its tensors, by key. Raises as `place_parts`."""
     plan = parse_chain(config)
     named = _by_part(shapes, len(plan.links))
     placed = place_parts(config, dict.fromkeys(shapes, ""))
@@ -102,7 +100,7 @@ def check_parts(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
 
 
 def _check_widths(plan: ChainPlan, placed: Sequence[Placed]) -> None:
-    """One embedding, one head, and between them nothing that reads other than it is given."""
+    """Check that there is one embedding, one head, and that every component reads the width that it is given."""
     kinds = [link.kind for link in plan.links]
     if kinds[0] != "embedding" or kinds[-1] != "lm_head" or {"embedding", "lm_head"} & set(kinds[1:-1]):
         raise MalformedCheckpoint("the chain in config.json does not lead from one embedding to one head")
@@ -118,7 +116,7 @@ def _check_widths(plan: ChainPlan, placed: Sequence[Placed]) -> None:
 
 
 def _width(source: Mapping[str, Any]) -> int | None:
-    """Of the hidden states, where the config says it."""
+    """Return the width of the hidden states, if the config says it."""
     dims = dims_of(source, family_of(source))
     if dims is not None and max(dims.hidden, dims.heads, dims.head) > _SIZE_LIMIT:
         raise MalformedCheckpoint(f"a source of the chain in config.json has sizes beyond {_SIZE_LIMIT:,}")

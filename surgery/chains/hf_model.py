@@ -1,11 +1,10 @@
-"""A chain of its own kind as a `PreTrainedModel`: generate, Trainer, peft and lm-eval work on it, and its exports load
-again.
+"""A chain as a `PreTrainedModel`, for generate, Trainer, peft and lm-eval; its exports can be loaded again.
 
-    import zoo.integrations                                  # makes the architecture known to transformers
+    import zoo.integrations                                  # registers the architecture with transformers
     AutoModelForCausalLM.from_pretrained("exported-chain")
 
-The weights on disk are keyed `parts.<i>.<name within the component>`, as `surgery.models.put` writes them. Knows
-nothing of the store.
+The weights on disk are keyed `parts.<i>.<name within the component>`, as `surgery.models.put` writes them. This module
+does not depend on the store.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from surgery.sources.strict_json import parse_object
 from surgery.tensors.pool import dtype_of
 from zoo.errors import InputError, MalformedCheckpoint
 
-#: Options of `from_pretrained` that would change what is loaded, and are not offered.
+#: Options of `from_pretrained` that would change what is loaded; they are refused.
 _NOT_OFFERED = (
     "quantization_config",
     "load_in_8bit",
@@ -51,7 +50,12 @@ _NOT_OFFERED = (
 
 
 class BlockZooChainConfig(PretrainedConfig):  # type: ignore[misc]
-    """The config of a chain (`surgery.chains.plan`): `sources`, whole configs, and `chain`, one entry per component."""
+    """The config of a chain (`surgery.chains.plan`).
+
+    Fields:
+        sources: Whole configs of the models that the components come from.
+        chain: One entry per component.
+    """
 
     model_type = CHAIN
 
@@ -84,7 +88,12 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
     def from_stack(
         cls, config: Mapping[str, Any], stack: Stack, generation: dict[str, Any] | None = None
     ) -> BlockZooChainForCausalLM:
-        """Wrap a stack. `config`: the chain's `config.json`; `generation`: its `generation_config.json`."""
+        """Wrap a stack.
+
+        Args:
+            config: The chain's `config.json`.
+            generation: Its `generation_config.json`.
+        """
         made = cls(BlockZooChainConfig.from_dict(dict(config)), stack)
         if generation is not None:
             made.generation_config = GenerationConfig.from_dict(generation)
@@ -93,14 +102,14 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> BlockZooChainForCausalLM:
-        """Load an exported chain from a local folder, ready to be trained or asked.
+        """Load an exported chain from a local folder, for training or inference.
 
         `dtype` (or `torch_dtype`) casts, `device_map` names one device; other options that would change what is loaded
         are refused.
 
         Raises:
-            MalformedCheckpoint: the folder holds no chain, or its weights do not fit it.
-            InputError: an option that is not offered for chains.
+            MalformedCheckpoint: The folder holds no chain, or its weights do not fit it.
+            InputError: An option that is not supported for chains.
         """
         if refused := next((name for name in _NOT_OFFERED if kwargs.get(name)), None):
             raise InputError(f"{refused} is not offered for chains of several models")
@@ -114,7 +123,7 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
         dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
         weights = _read_weights(source, None if dtype in (None, "auto") else dtype_of(dtype))
-        # What components name are the keys themselves: each place has weights of its own.
+        # The keys themselves take the place of digests: each component has weights of its own.
         stack = assemble(parse_chain(config), place_parts(config, {key: key for key in weights}), weights)
         generation = source.side("generation_config.json")
         made = cls.from_stack(
@@ -126,14 +135,13 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
     def save_pretrained(
         self, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any
     ) -> None:
-        """Write `config.json`, `generation_config.json` and one safetensors file in the form that `from_pretrained`
-        reads.
+        """Write `config.json`, `generation_config.json` and one safetensors file, readable by `from_pretrained`.
 
         Args:
-            state_dict: this module's, where a trainer gathered it.
+            state_dict: This module's state dict, if a trainer gathered it.
 
         Raises:
-            NotServable: a component keeps its weights in another form than its checkpoint (stacked experts).
+            NotServable: A component keeps its weights in another form than its checkpoint (stacked experts).
         """
         from safetensors.torch import save_file
 
@@ -148,14 +156,14 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
             self.generation_config.save_pretrained(folder)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As every module; keys as in a chain's files are taken too, which is how Trainer resumes from them."""
+        """Load a state dict; keys as in a chain's files are accepted too, which is how Trainer resumes from them."""
         paths = self._paths() if any(key.startswith("parts.") for key in state_dict) else {}
         return super().load_state_dict(
             {paths.get(key, key): value for key, value in state_dict.items()}, *args, **kwargs
         )
 
     def _paths(self) -> dict[str, str]:
-        """Key in a chain's files -> key in this module's state dict."""
+        """Return key in a chain's files -> key in this module's state dict."""
         own = {id(value): path for path, value in self.state_dict(keep_vars=True).items()}
         return {key: own[id(value)] for key, value in self.stack.named_tensors().items()}
 
@@ -178,8 +186,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As every causal language model of transformers: ids [B, T] -> logits [B, T, vocabulary], loss where labels
-        are given.
+        """Compute ids [B, T] -> logits [B, T, vocabulary], as every causal language model of transformers.
+
+        With `labels` the output also holds the loss.
         """
         if input_ids is None:
             raise ValueError("a chain runs on input_ids")
@@ -204,12 +213,12 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
 
 
 def _loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What Trainer passes through the model to the loss."""
+    """Return the arguments that Trainer passes through the model to the loss."""
     return {key: value for key, value in kwargs.items() if key in ("num_items_in_batch", "ignore_index")}
 
 
 def _device(device_map: Any) -> str | torch.device:
-    """The one device that a device map names. Raises InputError for several."""
+    """Return the one device that a device map names. Raises InputError for several."""
     if device_map is None:
         return "cpu"
     if device_map == "auto":
@@ -221,7 +230,7 @@ def _device(device_map: Any) -> str | torch.device:
 
 
 def _read_weights(source: Source, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Key -> tensor over all files, whose headers were checked."""
+    """Return key -> tensor over all files; their headers were checked before."""
     from safetensors.torch import load_file
 
     weights = {
@@ -234,6 +243,6 @@ def _read_weights(source: Source, dtype: torch.dtype | None) -> dict[str, Tensor
 
 
 def register() -> None:
-    """Make the architecture known to transformers' automatic classes. Registering twice does no harm."""
+    """Register the architecture with transformers' automatic classes. Registering twice is harmless."""
     AutoConfig.register(CHAIN, BlockZooChainConfig, exist_ok=True)
     AutoModelForCausalLM.register(BlockZooChainConfig, BlockZooChainForCausalLM, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A chain as data: which configs its components were cut from, and where in those models each one lay.
+"""The plan of a chain, as data: the configs that its components come from, and each component's place in those models.
 
-A checkpoint's chain has one source, its own `config.json`. A chain that was made here (composed, pruned, stitched) and
-fits no architecture of transformers has a `config.json` of its own kind, which names its sources whole:
+A checkpoint's chain has one source, its own `config.json`. A chain made here (composed, pruned, stitched) that fits no
+architecture of transformers has a `config.json` of model type `blockzoo_chain`, which contains its sources whole:
 
     {"model_type": "blockzoo_chain", "sources": [{…config.json…}, …],
      "chain": [{"kind": "embedding", "source": 0}, {"kind": "attention", "source": 0, "layer": 3}, …,
@@ -28,8 +28,7 @@ CHAIN = "blockzoo_chain"
 #: The family of stitching blocks.
 STITCH = "stitch"
 
-#: What a chain may have, so that its config.json stays readable and its models can be built: far above any chain of
-#: use.
+#: Limits of a chain, far above any useful one, so that its config.json stays readable and its models can be built.
 _SOURCES_LIMIT = 64
 _LINKS_LIMIT = 25_000
 _SOURCE_LAYERS_LIMIT = 10_000
@@ -38,8 +37,9 @@ _WIDTH_LIMIT = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """Where one component of a chain gets its modules: those of `layer` in the model of config number `source`. A
-    stitch has no source.
+    """Origin of one component's modules: those of `layer` in the model of config number `source`.
+
+    A stitch has no source.
     """
 
     kind: ComponentKind
@@ -49,28 +49,33 @@ class ChainLink:
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """`sources`: configs (`config.json` as objects). `links`: one per component, in order."""
+    """The plan of a chain.
+
+    Fields:
+        sources: Configs (`config.json` as objects).
+        links: One per component, in order.
+    """
 
     sources: tuple[Mapping[str, Any], ...]
     links: tuple[ChainLink, ...]
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one checkpoint's own chain, each component where it always was."""
+        """Whether it is one checkpoint's own chain, with each component at its original place."""
         return len(self.sources) == 1
 
 
 def is_chain(config: Mapping[str, Any]) -> bool:
-    """Whether a config is of this project's own kind."""
+    """Return whether a config is of type `blockzoo_chain`."""
     return config.get("model_type") == CHAIN
 
 
 def plan_of(config: Mapping[str, Any], components: Sequence[Placed]) -> ChainPlan:
-    """How a stored model's components are built.
+    """Return the plan of a stored model's components.
 
     Raises:
-        MalformedCheckpoint: a chain's config that is broken, or does not describe these components.
-        UnknownFamily: a source of an unknown family.
+        MalformedCheckpoint: A chain's config is broken, or does not describe these components.
+        UnknownFamily: A source of an unknown family.
     """
     if not is_chain(config):
         return ChainPlan((config,), tuple(ChainLink(p.component.kind, 0, p.layer) for p in components))
@@ -81,7 +86,7 @@ def plan_of(config: Mapping[str, Any], components: Sequence[Placed]) -> ChainPla
 
 
 def parse_chain(config: Mapping[str, Any]) -> ChainPlan:
-    """Read a chain's own config. Raises MalformedCheckpoint, UnknownFamily."""
+    """Parse a chain's config. Raises MalformedCheckpoint, UnknownFamily."""
     sources, links = config.get("sources"), config.get("chain")
     if (
         not isinstance(sources, list)
@@ -118,11 +123,14 @@ def _link(at: int, link: Any, sources: Sequence[Mapping[str, Any]]) -> ChainLink
 
 
 def config_for(plan: ChainPlan, components: Sequence[Placed], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The `config.json` of a chain of its own kind. `extra`: vocabulary, context length, special tokens.
+    """Return the `config.json` of a chain with a plan of its own.
+
+    Args:
+        extra: Vocabulary, context length, special tokens.
 
     Raises:
-        InputError: more than a chain can hold.
-        ValueError: the plan is not of these components.
+        InputError: More than a chain can hold.
+        ValueError: The plan does not match the components.
     """
     if len(plan.sources) > _SOURCES_LIMIT or len(plan.links) > _LINKS_LIMIT:
         raise InputError(
@@ -153,7 +161,7 @@ def _link_entry(link: ChainLink, component: Component) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StitchSpec:
-    """A stitch at its place (BL-09): from and to which width, and the position that its extra input carries."""
+    """Settings of a stitch at its place (BL-09): input and output width, and the position given as its extra input."""
 
     width_in: int
     width_out: int
@@ -161,7 +169,7 @@ class StitchSpec:
 
 
 def stitch_of(at: int, entry: Mapping[str, Any]) -> StitchSpec:
-    """The settings of the stitch at a place of the chain in config.json. Raises MalformedCheckpoint."""
+    """Return the settings of the stitch at an index of the chain in config.json. Raises MalformedCheckpoint."""
     sizes, position = (entry.get("in"), entry.get("out")), entry.get("position")
     if not all(type(size) is int and 0 < size < _WIDTH_LIMIT for size in sizes):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json is a stitch without widths")
@@ -171,16 +179,16 @@ def stitch_of(at: int, entry: Mapping[str, Any]) -> StitchSpec:
 
 
 def stitch_component(spec: StitchSpec, weight: str, bias: str) -> Component:
-    """A stitching block in a chain. `weight` [width_out, width_in + 1] and `bias` [width_out] are tensor digests.
+    """Return a stitching block. `weight` [width_out, width_in + 1] and `bias` [width_out] are tensor digests.
 
-    The position is a setting, not a weight: one trained stitch serves every place, and its tensors are stored once.
+    The position is a setting, not a weight: one trained stitch is used at every place, and its tensors are stored once.
     """
     described = {"in": spec.width_in, "out": spec.width_out, "position": spec.position}
     return Component("stitch", STITCH, canonical_json(described), (("bias", bias), ("weight", weight)))
 
 
 def stitch_spec(component: Component) -> StitchSpec:
-    """The settings of a stitching block. Raises NotServable for a component that is none."""
+    """Return the settings of a stitching block. Raises NotServable for any other component."""
     if component.kind != STITCH:
         raise NotServable(f"a component of kind {component.kind} is no stitch")
     spec = json.loads(component.spec)
@@ -188,10 +196,9 @@ def stitch_spec(component: Component) -> StitchSpec:
 
 
 def renumbered(components: Iterable[Component]) -> tuple[Placed, ...]:
-    """Components in order with layers counted along the chain.
+    """Return components in order, with layers numbered along the chain.
 
-    An ffn or a whole layer ends one. An attention whose ffn is missing ends its layer too: the next attention begins
-    another.
+    An ffn or a whole layer ends a layer. An attention without an ffn is a layer too: the next attention begins another.
     """
     placed: list[Placed] = []
     layer = -1

@@ -1,11 +1,9 @@
-"""Stitching blocks as they are stored: a model of kind `stitch`, with one component, its tensors, and `stitch.json`
-(BL-09).
+"""Stored stitching blocks (BL-09): a model of kind `stitch` with one component, its tensors, and `stitch.json`.
 
-    stitch.json   {"a": name, "b": name, "dims": [width_a, width_b], …}      from which foundation to which; training's
-                                                                             own facts beside it
+    stitch.json   {"a": name, "b": name, "dims": [width_a, width_b], …}      the two foundations, and facts about the
+                                                                             training
 
-One stitch per ordered pair of foundations serves every place; the place comes in as a position. Knows nothing of
-training.
+One stitch per ordered pair of foundations is used at every place; the place is given as a position.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelManifest, TensorMeta
 from zoo.store import Store
 
-#: The settings of a stitch among its model's files.
+#: File of a stitch's model that holds its settings.
 STITCH_FILE = "stitch.json"
 
 
 def stitch_position(head_layer: int | None, tail_layer: int) -> float:
-    """The extra input of a stitch (BL-09): the head block's layer in its foundation plus the tail block's in its own,
-    counted from 0.
+    """Return the extra input of a stitch (BL-09).
 
-    `head_layer` None: the embedding alone stands before the stitch, at -1.
+    It is the head block's layer in its foundation plus the tail block's layer in its own, counted from 0. `head_layer`
+    is None if only the embedding precedes the stitch; it then counts as -1.
     """
     return float((-1 if head_layer is None else head_layer) + tail_layer)
 
@@ -45,7 +43,7 @@ class StoredStitch:
 
 
 def stored_stitches(store: Store, reader: Reader) -> list[StoredStitch]:
-    """All stitches, oldest first."""
+    """Return all stitches, oldest first."""
     found = []
     for summary in sorted(reader.models(), key=lambda summary: summary.created):
         if summary.kind == "stitch":

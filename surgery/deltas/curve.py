@@ -1,8 +1,7 @@
-"""The rewriting's quality against its size: any ranks scored on held-out text against the exact fine-tune.
+"""Score a rewriting's quality against its size: ranks scored on held-out text against the exact fine-tune.
 
-A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` puts them where they gain
-most. A budget of bytes is spent the same way. What was scored is kept with the study, so that no ranks are scored
-twice.
+A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` allocates them by greatest
+gain; a budget of bytes is allocated the same way. Scores are stored with the study, so that no ranks are scored twice.
 """
 
 from __future__ import annotations
@@ -26,16 +25,19 @@ from zoo.errors import InputError
 from zoo.manifest import DTYPE_BYTES, ModelManifest, TensorMeta, digest_of
 
 Allocation = Literal["spread", "even"]
-#: Windows that run together.
+#: Windows per batch.
 _BATCH = 8
-#: The part of the task's state that holds scores.
+#: Part of the task's state that holds scores.
 _POINTS = "points"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """`each`: of every matrix of the plan. `rank`: the budget that they come from, or the largest whose cost they
-    cover.
+    """An allocation of ranks.
+
+    Fields:
+        rank: The budget that it comes from, or the largest rank with a cost that it covers.
+        each: Rank of every matrix of the plan.
     """
 
     rank: int
@@ -44,8 +46,11 @@ class Ranks:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One rank. `bytes`: tensors that the rewriting adds to its base; `score` against the exact fine-tune at the
-    head.
+    """The score of one allocation.
+
+    Fields:
+        bytes: Bytes of tensors that the rewriting adds to its base.
+        score: Against the exact fine-tune, at the head.
     """
 
     rank: int
@@ -55,14 +60,19 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class CurveSizes:
-    """Bytes: what the exact fine-tune adds to its base, and what the tensors take that the rewriting carries whole."""
+    """Sizes in bytes.
+
+    Fields:
+        exact: Bytes that the exact fine-tune adds to its base.
+        whole: Bytes of the tensors that the rewriting carries whole.
+    """
 
     exact: int
     whole: int
 
 
 def sizes_of(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan) -> CurveSizes:
-    """Each distinct tensor counts once."""
+    """Return the sizes; each distinct tensor counts once."""
     known = {tensor.digest for tensor in base.tensors}
     metas = {tensor.digest: tensor for tensor in exact.tensors}
     whole = {each.digest for each in plan.wholes} - known
@@ -73,7 +83,7 @@ def sizes_of(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan) -> Curv
 
 
 class Curve:
-    """Ranks of one studied fine-tune, scored as they are asked for."""
+    """Scores of a studied fine-tune at any ranks, computed on demand."""
 
     def __init__(
         self,
@@ -86,7 +96,12 @@ class Curve:
         allocation: Allocation,
         task: TaskFolder,
     ) -> None:
-        """`held`: the windows that the study kept hidden states of; `task`: where scores are kept."""
+        """Prepare the curve.
+
+        Args:
+            held: The windows for which the study kept hidden states.
+            task: Folder in which scores are stored.
+        """
         self._exact, self._studied, self._trial, self._held = exact, studied, trial, held
         self._sizes, self._allocation, self._task = sizes, allocation, task
         metas = {tensor.digest: tensor for tensor in exact.tensors}
@@ -96,19 +111,20 @@ class Curve:
 
     @property
     def points(self) -> tuple[CurvePoint, ...]:
-        """What was asked for, by rank."""
+        """The points requested so far, by rank."""
         return tuple(sorted(self._asked.values(), key=lambda point: (point.rank, point.bytes)))
 
     def by_rank(self, rank: int) -> Ranks:
-        """Each matrix's rank at this budget."""
+        """Return each matrix's rank at this budget."""
         level = even(rank, self._studied.gains)
         return Ranks(
             rank, level if self._allocation == "even" else spread(self._cost(level), self._studied.gains, self._costs)
         )
 
     def by_bytes(self, most: int) -> Ranks:
-        """The ranks that gain most in at most so many bytes. Raises InputError when what is carried whole leaves none
-        for any.
+        """Return the allocation with the greatest gain in at most `most` bytes.
+
+        Raises InputError if the tensors carried whole leave no bytes for factors.
         """
         rank = largest(lambda each: self.bytes(self.by_rank(each).each) <= most, self._most_ranks)
         if self._allocation == "even":
@@ -124,12 +140,12 @@ class Curve:
         return ranks
 
     def bytes(self, ranks: Sequence[int]) -> int:
-        """Tensors that the rewriting adds to its base."""
+        """Return the bytes of tensors that the rewriting adds to its base."""
         return self._sizes.whole + self._cost(ranks)
 
     @property
     def highest(self) -> int:
-        """The largest rank at which the rewriting is smaller than the exact fine-tune; 0 when none is."""
+        """The largest rank at which the rewriting is smaller than the exact fine-tune; 0 if there is none."""
         return largest(lambda each: self.bytes(self.by_rank(each).each) < self._sizes.exact, self._most_ranks)
 
     def at(self, rank: int) -> CurvePoint:
@@ -138,7 +154,7 @@ class Curve:
 
     @torch.inference_mode()
     def score(self, ranks: Ranks) -> CurvePoint:
-        """Score any ranks at the head, or give what they scored before."""
+        """Score an allocation at the head, or return its stored score."""
         key = digest_of(list(ranks.each))
         if key not in self._known:
             self._trial.use_(ranks.each)
@@ -151,7 +167,7 @@ class Curve:
 
     @torch.inference_mode()
     def layers(self, ranks: Ranks) -> dict[int, DeltaScore]:
-        """The score behind each layer's last component, through each model's own norm and head (BL-05)."""
+        """Return the score after each layer's last component, through each model's own norm and head (BL-05)."""
         self._trial.use_(ranks.each)
         return self._scored(layer_ends(self._exact))
 
@@ -160,7 +176,7 @@ class Curve:
         return max(len(each) for each in self._studied.gains)
 
     def _cost(self, ranks: Sequence[int]) -> int:
-        """Bytes of factors."""
+        """Return the bytes of the factors."""
         return sum(each * cost for each, cost in zip(ranks, self._costs, strict=True))
 
     def _scored(self, ends: Sequence[int]) -> dict[int, DeltaScore]:
@@ -168,7 +184,7 @@ class Curve:
 
 
 def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[int]) -> dict[int, DeltaScore]:
-    """A stack against the fine-tune behind these components, on the windows that the study kept."""
+    """Score a stack against the fine-tune after each of these components, on the windows that the study kept."""
     sums = {end: DeltaScores() for end in ends}
     kept = {end: studied.states(end) for end in ends}
     exact, other = Lens(studied.head), Lens(stack.parts[stack.end])
@@ -183,7 +199,7 @@ def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[
 
 
 def _read(task: TaskFolder) -> dict[str, DeltaScore]:
-    """What an earlier run scored."""
+    """Return the scores of an earlier run."""
     kept = task.load(_POINTS)
     try:
         return {} if kept is None else {key: DeltaScore(**score) for key, score in kept.facts.items()}

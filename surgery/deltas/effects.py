@@ -1,8 +1,7 @@
-"""What each delta is worth: how far the predictions move when one matrix alone is the base's again.
+"""Measure the effect of each delta: the change of the predictions when one matrix alone is the base's again.
 
-To first order these divergences add up, so that a rank's gain is its share of its matrix's error times the matrix's
-effect: that makes gains comparable between a head and a projection in the middle, which errors of outputs are not.
-Knows one fine-tune on a few windows.
+To first order these divergences add up, so a rank's gain is its share of its matrix's error times the matrix's effect.
+This makes gains comparable between a head and an inner projection, which errors of outputs are not.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from surgery.deltas.score import DeltaScores, compare_heads
 from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens
 
-#: An effect below this is rounding; its matrix still has its turn, last.
+#: Lower bound of an effect: smaller values are rounding errors. Such a matrix still gets ranks, last.
 _LEAST = 1e-9
 
 
 class Effects:
-    """Divergences of one stack from itself with a weight replaced."""
+    """Measures divergences of one stack from itself with one weight replaced."""
 
     @torch.inference_mode()
     def __init__(self, stack: Stack, ids: Tensor) -> None:
-        """`ids` [windows, tokens]: what it is measured on, all at once."""
+        """Run the unchanged stack once. `ids` [windows, tokens] is the text to measure on, in one batch."""
         self._stack, self._ids, self._course = stack, ids, stack.course(ids)
         self._last = stack.run(ids, self._course, 0, stack.end)
         self._head = stack.parts[stack.end]
@@ -35,11 +34,11 @@ class Effects:
 
     @torch.inference_mode()
     def measure_effect(self, at: int, before: Tensor, module: nn.Module, weight: Tensor) -> float:
-        """KL divergence in nats, mean over tokens, when a module of component `at` has another weight.
+        """Return the KL divergence in nats, mean over tokens, when a module of component `at` has another weight.
 
         Args:
-            before: what component `at` gets: ids where it is 0, else hidden states.
-            weight: in the module's own layout.
+            before: Input of component `at`: ids if `at` is 0, else hidden states.
+            weight: In the module's own layout.
         """
         stack, scores = self._stack, DeltaScores()
         with replaced(module, weight):
@@ -50,7 +49,7 @@ class Effects:
 
 
 class _Replaced(nn.Module):
-    """A head that has another weight while it runs, and only then."""
+    """A head with another weight for the duration of each call."""
 
     def __init__(self, head: nn.Module, module: nn.Module, weight: Tensor) -> None:
         super().__init__()
@@ -64,7 +63,7 @@ class _Replaced(nn.Module):
 
 @contextmanager
 def replaced(module: Any, weight: Tensor) -> Iterator[None]:
-    """A module with another weight for a while. A partner that is tied to it keeps the old one."""
+    """Replace a module's weight in the context. A module tied to it keeps the old one."""
     old = module.weight
     module.weight = nn.Parameter(weight.to(old.dtype), requires_grad=False)
     try:

@@ -1,10 +1,9 @@
-"""The factors of one matrix: delta ~ B A, best in the outputs on the inputs that the layer really sees.
+"""Factors of one matrix: delta ~ B A, with the least error in the outputs on the inputs that the layer receives.
 
-With C = E[x x^T], the rank-r B A that minimises E|delta x - B A x|^2 is the truncated SVD of delta C^1/2, taken back
-through C^-1/2. Where the outputs are the fewer, its left vectors U are the eigenvectors of delta C delta^T, and B = U,
-A = U^T delta: no root, no inverse.
-Else they come from the right: B = delta C^1/2 V, A = V^T C^-1/2. With C = 1 both are the plain truncated SVD, the
-control. Knows one matrix; nothing of models.
+With C = E[x x^T], the rank-r B A that minimises E|delta x - B A x|^2 is the truncated SVD of delta C^1/2, multiplied by
+C^-1/2 from the right. With fewer outputs than inputs, its left vectors U are the eigenvectors of delta C delta^T, and B
+= U, A = U^T delta: no root, no inverse. Otherwise B = delta C^1/2 V and A = V^T C^-1/2. With C = 1 both are the plain
+truncated SVD, the control.
 """
 
 from __future__ import annotations
@@ -14,20 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: How far full moments are drawn to their diagonal, channel by channel: correlations of few tokens are partly chance,
-#: and outlier channels must not set the measure for all others.
+#: Shrinkage of full moments towards their diagonal: correlations of few tokens are partly chance, and outlier channels
+#: must not dominate.
 SHRINKAGE = 0.05
-#: Added to the diagonal, as a share of its mean, so that what the text never showed has an inverse.
+#: Added to the diagonal, as a share of its mean, so that directions absent from the text stay invertible.
 FLOOR = 1e-6
-#: Elements of a delta that are held in float64 at once.
+#: Elements of a delta held in float64 at once.
 _AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """a [k, in], b [out, k], the most useful rank first; any prefix is a best approximation.
+    """a [k, in], b [out, k], ordered by usefulness: any prefix of ranks is a best approximation.
 
-    `gains` [k]: the share of the expected squared error of the outputs that each rank takes away.
+    Fields:
+        gains: [k], the share of the expected squared error of the outputs that each rank removes.
     """
 
     a: Tensor
@@ -36,7 +36,7 @@ class Factors:
 
 
 def regular(moment: Tensor) -> Tensor:
-    """Moments [in, in] or [in] that have an inverse."""
+    """Return the moments [in, in] or [in], regularised so that they are invertible."""
     diagonal = moment if moment.dim() == 1 else moment.diagonal()
     floor = FLOOR * diagonal.mean()
     floor = torch.where(floor > 0, floor, torch.ones_like(floor))
@@ -46,15 +46,15 @@ def regular(moment: Tensor) -> Tensor:
 
 
 def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
-    """The first `limit` ranks of a delta.
+    """Return the first `limit` ranks of a delta.
 
     Args:
-        delta: fine-tune minus base, [out, in].
+        delta: Fine-tune minus base, [out, in].
         moment: E[x x^T] [in, in], its diagonal [in], or None for the plain truncated SVD.
 
     Returns:
-        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half.
-        They are computed in float64, a slice of the delta at a time: heads and tables are large.
+        Factors in float32, with each rank's norm split evenly between A and B, so that neither exceeds the range of a
+        half. They are computed in float64, one slice of the delta at a time, since heads and tables are large.
     """
     moment = (
         torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device)
@@ -68,7 +68,7 @@ def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
 
 
 def _from_the_left(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(A, B, all squared singular values, rising), from delta C delta^T [out, out]."""
+    """Return (A, B, all squared singular values, ascending), from delta C delta^T [out, out]."""
     columns = _slices(delta.shape[1], delta.shape[0])
     if moment.dim() == 1:
         square = torch.zeros(delta.shape[0], delta.shape[0], dtype=torch.float64, device=delta.device)
@@ -87,7 +87,7 @@ def _from_the_left(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, T
 
 
 def _from_the_right(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_from_the_left`, from C^1/2 delta^T delta C^1/2 [in, in]."""
+    """Return the same as `_from_the_left`, from C^1/2 delta^T delta C^1/2 [in, in]."""
     root, inverse = _roots(moment)
     rows = _slices(delta.shape[0], delta.shape[1])
     square = torch.zeros(delta.shape[1], delta.shape[1], dtype=torch.float64, device=delta.device)
@@ -104,18 +104,18 @@ def _from_the_right(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, 
 
 
 def _slices(length: int, width: int) -> list[slice]:
-    """So many lines of a matrix at a time as make `_AT_ONCE` elements."""
+    """Return slices of lines with about `_AT_ONCE` elements each."""
     step = max(1, _AT_ONCE // width)
     return [slice(lo, lo + step) for lo in range(0, length, step)]
 
 
 def _on(x: Tensor, moment: Tensor) -> Tensor:
-    """x C for a full or diagonal C."""
+    """Return x C for a full or diagonal C."""
     return x * moment if moment.dim() == 1 else x @ moment
 
 
 def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """C^1/2 and C^-1/2."""
+    """Return C^1/2 and C^-1/2."""
     if moment.dim() == 1:
         return moment.sqrt(), moment.rsqrt()
     values, vectors = torch.linalg.eigh(moment)
@@ -124,7 +124,7 @@ def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _even_(a: Tensor, b: Tensor) -> None:
-    """Give rows of A and columns of B equal norms, their products as before."""
+    """Scale rows of A and columns of B in place to equal norms, leaving their products unchanged."""
     of_a, of_b = a.norm(dim=1), b.norm(dim=0)
     scale = torch.where((of_a > 0) & (of_b > 0), (of_b / of_a).sqrt(), torch.ones_like(of_a))
     a.mul_(scale[:, None])

@@ -1,8 +1,7 @@
-"""The rewriting as a PEFT folder: what `zoo ingest`, `zoo export` and stock peft read.
+"""Write a rewriting as a PEFT folder, which `zoo ingest`, `zoo export` and stock peft read.
 
-Ranks differ by matrix (`rank_pattern`), the scaling is 1 (`alpha_pattern` is equal to it), whole modules are
-`modules_to_save`, and biases that moved stand beside them (`bias`). Knows plans and tensors; nothing of how ranks were
-chosen.
+Ranks differ by matrix (`rank_pattern`), the scaling is 1 (`alpha_pattern` equals it), whole modules are
+`modules_to_save`, and changed biases are stored beside them (`bias`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from surgery.tensors.pool import stored_tensor
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Files of a fine-tune that its rewriting has from its base, or does not have at all.
+#: Files of a fine-tune that its rewriting inherits from its base, or does not have.
 _NOT_CARRIED = frozenset({"config.json", "model.safetensors.index.json", "adapter_config.json"})
 
 
@@ -36,8 +35,9 @@ def write_folder(
     factors: Sequence[Sides],
     ranks: Sequence[int],
 ) -> None:
-    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into a folder that is
-    there.
+    """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into `folder`.
+
+    The folder must exist.
     """
     given = [(matrix, rank) for matrix, rank in zip(plan.matrices, ranks, strict=True) if rank]
     low_rank = {matrix.path for matrix, _ in given}
@@ -59,7 +59,7 @@ def write_folder(
 def adapter_config(
     base: str, family: str, given: Sequence[tuple[DeltaMatrix, int]], wholes: Sequence[WholeTensor]
 ) -> dict[str, Any]:
-    """What peft reads. `given`: matrices and their ranks, without those of rank 0."""
+    """Return the config for peft. `given`: matrices and their ranks, without those of rank 0."""
     usual = Counter(rank for _, rank in given).most_common(1)[0][0]
     pattern = {matrix.path: rank for matrix, rank in given if rank != usual}
     saved = sorted({whole.path for whole in wholes if whole.saved})

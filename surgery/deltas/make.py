@@ -1,10 +1,9 @@
-"""A full fine-tune rewritten as base + low-rank deltas, and put beside the exact one as a model of its own (issue:
-beyond the papers).
+"""Rewrite a full fine-tune as base + low-rank deltas, stored as a model of its own (an addition to the papers).
 
-The smallest rank that keeps the predictions near enough on held-out text is found, the result is written as a PEFT
-folder and ingested as that, and its scores are kept as a relation of the two. The exact model stays as it is. What
-takes long lies under `<store>/work/` until
-the variant is stored: a run that was stopped goes on where it was, also with another rank, target or name.
+The process finds the smallest rank that keeps the predictions similar enough on held-out text, writes the result as a
+PEFT folder, ingests it, and stores its scores as a relation of the two models. The exact model is unchanged. Costly
+intermediate results are kept under `<store>/work/` until the variant is stored, so an interrupted run resumes, also
+with another rank, target or name.
 """
 
 from __future__ import annotations
@@ -40,14 +39,17 @@ from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, ScoredRun
 from zoo.store import Store
 
-#: Of what lies in a task's folder.
+#: Format version of a task's folder.
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Token ids [windows, tokens] that weigh the deltas and that score them, and the digest of what they were scored
-    on.
+    """Token ids [windows, tokens] and the digest of what the result is scored on.
+
+    Fields:
+        train: Windows that weight the deltas.
+        held: Windows that score the result.
     """
 
     train: Tensor
@@ -57,12 +59,16 @@ class Windows:
 
 @dataclass(frozen=True)
 class DeltaOptions:
-    """`rank`: this one; None: the smallest that reaches `target`. `bytes`: instead of either, what gains most in at
-    most so many; below 1: in this share of what the exact fine-tune adds to its base. `base`: of a fine-tune that
-    shares so little that none is known.
-    `embeddings`, `norms`: see `surgery.deltas.plan`.
+    """Options of `delta`.
 
-    `aware`, `diagonal`: see `study.How`; `allocation`: see `Curve`.
+    Fields:
+        rank: Rank to use; None for the smallest that reaches `target`.
+        bytes: Replaces rank and target: at most this many bytes; below 1, this share of the bytes that the exact
+            fine-tune adds to its base.
+        base: Base of a fine-tune that shares too little for its base to be known.
+        embeddings: See `surgery.deltas.plan`, as for `norms`.
+        aware: See `study.StudySettings`, as for `diagonal`.
+        allocation: See `Curve`.
     """
 
     rank: int | None = None
@@ -87,11 +93,13 @@ class DeltaOptions:
 
 @dataclass(frozen=True)
 class DeltaReport:
-    """What was made. Bytes are of tensors that the base does not have; `similarity` is the mean over held-out tokens
-    (BL-05).
+    """The result of `delta`. Bytes are of tensors that the base does not have.
 
-    `base_similarity`, `control`: what the base itself and a random-init twin get. `curve`: every rank that was scored,
-    in order.
+    Fields:
+        similarity: Mean over held-out tokens (BL-05).
+        base_similarity: Similarity of the base itself.
+        control: Similarity of a randomly initialised twin.
+        curve: Every rank that was scored, in order.
     """
 
     variant: str
@@ -122,14 +130,14 @@ def delta(
     """Rewrite a full fine-tune and store the result.
 
     Args:
-        name: the fine-tune's name or a unique ending of it.
-        variant: what to call the result; `<model>@delta-r<rank>` when None.
+        name: The fine-tune's name or a unique ending of it.
+        variant: Name of the result; `<model>@delta-r<rank>` when None.
 
     Raises:
-        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or
-            something is not finite; no model may be called `variant`.
-        WrongBase: base and fine-tune are built differently.
-        NotFound, AmbiguousName, NameTaken, StoreError: as an ingest does.
+        InputError: The model is not a full fine-tune, nothing can be saved, no smaller rewriting reaches the target,
+            values are not finite, or `variant` is not a valid name.
+        WrongBase: Base and fine-tune have different structures.
+        NotFound, AmbiguousName, NameTaken, StoreError: As an ingest does.
     """
     if variant is not None:
         check_name(variant)
@@ -164,7 +172,7 @@ def delta(
 
 @dataclass(frozen=True)
 class DeltaWork:
-    """A fine-tune taken apart, ready to be scored at any rank."""
+    """A decomposed fine-tune, ready to be scored at any rank."""
 
     exact: ModelManifest
     base: ModelManifest
@@ -179,10 +187,11 @@ class DeltaWork:
 def opened(
     store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None
 ) -> Iterator[DeltaWork]:
-    """Take a fine-tune apart. The factors live in a folder of the store that goes with the context, unless that ends in
-    an error.
+    """Decompose a fine-tune.
 
-    Raises as `delta`; StoreBusy where another process does the very same.
+    The factors are kept in a folder of the store, which is removed when the context ends without an error.
+
+    Raises as `delta`; StoreBusy if another process runs the same task.
     """
     with store.catalog.reading() as reader:
         exact = reader.model(reader.resolve(name))
@@ -204,7 +213,7 @@ def opened(
 def _described(
     exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: StudySettings
 ) -> dict[str, Any]:
-    """All that factors and scores depend on: not the rank, target, bytes or name that are asked for."""
+    """Return everything that factors and scores depend on: not the requested rank, target, bytes or name."""
     return {
         "version": _VERSION,
         "models": [exact.fingerprint, base.fingerprint],
@@ -223,15 +232,16 @@ def _ranks(work: DeltaWork, options: DeltaOptions) -> Ranks:
 
 
 def _label(ranks: Ranks, options: DeltaOptions) -> str:
-    """Of a variant without a name of its own."""
+    """Return the label in the name of a variant that was given none."""
     if options.bytes is None:
         return f"r{ranks.rank}"
     return f"{options.bytes * 100:g}pct" if options.bytes < 1 else f"{int(options.bytes)}b"
 
 
 def _found(work: DeltaWork, target: float) -> int:
-    """The smallest rank that reaches the target. Raises InputError when no rewriting smaller than the exact fine-tune
-    does.
+    """Return the smallest rank that reaches the target.
+
+    Raises InputError if no rewriting smaller than the exact fine-tune does.
     """
     highest = work.curve.highest
     rank = smallest(lambda each: work.curve.at(each).score.similarity >= target, highest)
@@ -258,7 +268,7 @@ def _ingest(store: Store, work: DeltaWork, ranks: Ranks, called: str) -> IngestR
 
 @torch.inference_mode()
 def _others(store: Store, work: DeltaWork, held: Tensor, device: str) -> tuple[DeltaScore, dict[int, DeltaScore]]:
-    """What the base gets at the head, and a random-init twin behind every layer."""
+    """Return the scores of the base at the head, and of a randomly initialised twin after every layer."""
     ends = layer_ends(work.exact)
     of_base = compare_stacks(work.studied, open_stack(store, work.base, device), held, ends[-1:])[ends[-1]]
     return of_base, compare_stacks(work.studied, random_twin(store, work.exact, device=device), held, ends)
@@ -273,7 +283,7 @@ def _pairs(
     of_base: DeltaScore,
     of_twin: dict[int, DeltaScore],
 ) -> list[Equivalence]:
-    """The whole chain, and each layer of it as far as its output is the chain's so far."""
+    """Return the pair of whole chains, and one pair per layer with the score of the chain's output up to that layer."""
     name, end = work.exact.name, len(work.exact.components)
     extra = {
         "rank": float(point.rank),

@@ -1,6 +1,6 @@
-"""What goes into the linear layers of a running model: second moments of their inputs, gathered component by component.
+"""Second moments of the inputs of a running model's linear layers, gathered component by component.
 
-Hooks stand on the layers only while a component runs. Knows modules and tokens; nothing of deltas.
+Hooks are installed on the layers only while a component runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: Inputs of more features than this are measured by their diagonal only: the full moments would take over 128 MiB.
+#: Inputs with more features than this are measured by their diagonal only: the full moments would take over 128 MiB.
 WIDEST = 4096
-#: Reads of every row of a table that are taken for granted, as a share of the mean: the text shows only some of the
-#: vocabulary.
+#: Reads assumed of every row of a table, as a share of the mean: the text contains only part of the vocabulary.
 _GRANTED = 0.1
 
 
 class Moment:
-    """E[x x^T] over all tokens seen: [in, in], or its diagonal [in] where there are too many features.
+    """E[x x^T] over all tokens seen: [in, in], or its diagonal [in] if there are too many features.
 
     A table's inputs are ids: its moment is how often each row is read.
     """
@@ -33,13 +32,13 @@ class Moment:
 
     @property
     def value(self) -> Tensor:
-        """Raises RuntimeError when nothing was seen."""
+        """The moment. Raises RuntimeError if no inputs were added."""
         if self._sum is None:
             raise RuntimeError("the layer saw no tokens")
         return self._sum / self._tokens
 
     def add_inputs(self, x: Tensor) -> None:
-        """Inputs [..., in], or ids of any shape for a table."""
+        """Add inputs [..., in], or ids of any shape for a table."""
         if not x.is_floating_point():
             added, count = torch.bincount(x.flatten(), minlength=self._features).double(), x.numel()
             added += _GRANTED * count / self._features
@@ -52,7 +51,7 @@ class Moment:
 
 @contextmanager
 def watched(modules: Mapping[str, nn.Module], moments: Mapping[str, Moment]) -> Iterator[None]:
-    """Let each module's moment see what goes into it. Modules that read the same tensor are measured each."""
+    """Add each module's inputs to its moment in the context. Modules that share a tensor are measured separately."""
 
     def hook(moment: Moment) -> Any:
         return lambda _, args: moment.add_inputs(args[0])

@@ -1,7 +1,7 @@
-"""Which tensors a full fine-tune moved, and how its low-rank rewriting carries each: as factors, as a whole, or not at
-all.
+"""Plan a low-rank rewriting: which tensors a full fine-tune changed, and which become factors or are carried whole.
 
-A pure function of two manifests: it sees digests and shapes, never bytes. What cannot be rewritten is refused here.
+A pure function of two manifests: it uses digests and shapes, never bytes. Models that cannot be rewritten are refused
+here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zoo.manifest import Component, ModelManifest, Placed
 Carried = Literal["exact", "lowrank"]
 Norms = Literal["exact", "fold"]
 
-#: Pre-norm families whose norm is a plain product (RMSNorm): norm -> the linear layers that read what it gives.
+#: Pre-norm families with a norm that is a plain product (RMSNorm): norm -> the linear layers that read its output.
 _READERS: Mapping[str, tuple[str, ...]] = {
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
@@ -28,7 +28,7 @@ _FOLDING = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
 
 @dataclass(frozen=True, slots=True)
 class DeltaPair:
-    """A tensor's digests: the base's and the fine-tune's."""
+    """A tensor's digests in the base and in the fine-tune."""
 
     base: str
     fine: str
@@ -38,10 +38,13 @@ class DeltaPair:
 class DeltaMatrix:
     """A linear layer or token table that becomes base + B A.
 
-    `at`: its component; `path`: its module in the Hugging Face model. [rows, columns] is [out, in], whichever way it is
-    stored;
-    `turned`: it is stored [in, out] (Conv1D, tables). `norm`: the norm before it whose move it takes over, None without
-    one.
+    Fields:
+        at: Index of its component.
+        path: Its module in the Hugging Face model.
+        rows: Outputs, whichever way it is stored.
+        columns: Inputs.
+        turned: It is stored as [in, out] (Conv1D, tables).
+        norm: The norm before it, with a change that is folded into it; None without one.
     """
 
     at: int
@@ -65,8 +68,10 @@ class DeltaMatrix:
 
 @dataclass(frozen=True, slots=True)
 class WholeTensor:
-    """A tensor that is carried as it is. `saved`: with its whole module (peft's `modules_to_save`); else it is a
-    bias.
+    """A tensor that is carried unchanged.
+
+    Fields:
+        saved: Carried with its whole module (peft's `modules_to_save`); else it is a bias.
     """
 
     at: int
@@ -78,7 +83,7 @@ class WholeTensor:
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """See the top of the file."""
+    """How each changed tensor is carried: `matrices` as factors, `wholes` unchanged."""
 
     matrices: tuple[DeltaMatrix, ...]
     wholes: tuple[WholeTensor, ...]
@@ -95,14 +100,15 @@ def plan_deltas(
     """Compare a full fine-tune with its base, tensor by tensor.
 
     Args:
-        base: None where none is known, which is refused.
-        embeddings: whether the token table and the head are carried whole or as factors.
-        norms: `fold` keeps the base's norms and lets the linear layers behind them take over their move, in families
-            where that is a plain product; components then are the base's own, and their rows run in its batch.
+        base: None if unknown, which is refused.
+        embeddings: Whether the token table and the head are carried whole or as factors.
+        norms: `fold` keeps the base's norms and folds their changes into the linear layers after them, in families with
+            norms that are plain products. The components then are the base's own, and their rows run in its batch.
 
     Raises:
-        InputError: the model is no full fine-tune, moved no matrix, or moved one that no low-rank part can lie on.
-        WrongBase: base and fine-tune are built differently.
+        InputError: The model is not a full fine-tune, changed no matrix, or changed one that cannot have a low-rank
+            part.
+        WrongBase: Base and fine-tune have different structures.
     """
     if base is None:
         raise InputError(
@@ -141,7 +147,7 @@ def _check_alike(exact: ModelManifest, base: ModelManifest) -> None:
 
 
 class _Planning:
-    """One comparison while it goes on."""
+    """State of one comparison."""
 
     def __init__(self, exact: ModelManifest, base: ModelManifest, embeddings: Carried, norms: Norms) -> None:
         self.matrices: list[DeltaMatrix] = []
@@ -154,7 +160,7 @@ class _Planning:
         self._shapes = {tensor.digest: tensor.shape for tensor in (*base.tensors, *exact.tensors)}
 
     def look(self, at: int, placed: Placed, base: Component) -> None:
-        """Sort one component's tensors."""
+        """Plan one component's tensors."""
         mine, theirs = dict(placed.component.tensors), dict(base.tensors)
         self._check_tensors(placed, mine, theirs)
         moved = {name for name in mine if mine[name] != theirs[name]}
@@ -169,7 +175,7 @@ class _Planning:
     def _folded(
         self, placed: Placed, mine: Mapping[str, str], theirs: Mapping[str, str], moved: set[str]
     ) -> dict[str, list[str]]:
-        """Norms that the linear layers behind them take over -> those layers' weights."""
+        """Return norms to fold into the linear layers after them -> those layers' weights."""
         found: dict[str, list[str]] = {}
         for norm, readers in _READERS.items() if self._folds else ():
             weights = [f"{reader}.weight" for reader in readers if f"{reader}.weight" in mine]
@@ -215,7 +221,7 @@ class _Planning:
         )
 
     def _carried_low_rank(self, placed: Placed, name: str) -> bool:
-        """Whether a weight becomes factors where it moves: matrices of linear layers, and tables where asked."""
+        """Return whether a weight becomes factors if it changed: matrices of linear layers, and tables on request."""
         if placed.component.kind == "embedding":
             return self._embeddings == "lowrank" and name == f"{self._family.embedding[0]}.weight"
         if placed.component.kind == "lm_head":
@@ -223,7 +229,7 @@ class _Planning:
         return name.endswith(".weight") and len(self._shapes[dict(placed.component.tensors)[name]]) == 2
 
     def _path(self, placed: Placed, module: str) -> str:
-        """The module's path in the Hugging Face model."""
+        """Return the module's path in the Hugging Face model."""
         if module == "lm_head":
             return module
         return (
@@ -256,5 +262,5 @@ class _Planning:
 
 
 def cheaper_rank(matrix: DeltaMatrix) -> int:
-    """The largest rank at which the factors hold no more elements than the matrix itself."""
+    """Return the largest rank at which the factors hold no more elements than the matrix itself."""
     return min(matrix.full_rank, max(1, matrix.rows * matrix.columns // matrix.per_rank))

@@ -1,8 +1,7 @@
-"""How many ranks each matrix gets out of a budget: pure arithmetic on the gains of their factors.
+"""Allocate a budget of ranks to matrices: pure arithmetic on the gains of their factors.
 
-The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone.
-`spread` pours the budget where an element gains most (water-filling); `even` gives each matrix the same rank, the
-control.
+The gain of a rank is its estimated effect on the predictions, measured for each matrix alone. `spread` allocates by
+greatest gain per element (water-filling); `even` gives each matrix the same rank, as the control.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ Gains = npt.NDArray[np.float64]
 
 
 def even(rank: int, gains: Sequence[Gains]) -> tuple[int, ...]:
-    """The same rank for all, as far as each matrix has ranks to give."""
+    """Return the same rank for all matrices, limited by each matrix's number of ranks."""
     return tuple(min(rank, len(each)) for each in gains)
 
 
 def spread(budget: int, gains: Sequence[Gains], costs: Sequence[int]) -> tuple[int, ...]:
-    """Ranks by greatest gain per element.
+    """Return ranks by greatest gain per element.
 
     Args:
-        budget: elements (or bytes) that may be spent on all matrices together.
-        gains: per matrix, the gain of its first rank, its second, …, never rising.
-        costs: elements (or bytes) per rank of each matrix.
+        budget: Elements (or bytes) to spend on all matrices together.
+        gains: Per matrix, the gain of its first rank, its second, …, not increasing.
+        costs: Elements (or bytes) per rank of each matrix.
 
     Returns:
-        One rank per matrix. A larger budget never gives any matrix fewer: the ranks of two budgets are prefixes of one
-        order.
+        One rank per matrix. A larger budget never gives a matrix fewer: the ranks of two budgets are prefixes of one
+            order.
     """
     owner = np.concatenate([np.full(len(each), index) for index, each in enumerate(gains)])
     worth = np.concatenate([np.minimum.accumulate(each) / cost for each, cost in zip(gains, costs, strict=True)])
@@ -41,7 +40,10 @@ def spread(budget: int, gains: Sequence[Gains], costs: Sequence[int]) -> tuple[i
 
 
 def largest(fits: Callable[[int], bool], highest: int) -> int:
-    """The largest rank in [1, highest] that fits a budget which lower ranks fit too, by bisection; 0 when none does."""
+    """Return the largest rank in [1, highest] for which `fits` holds, by bisection; 0 if none.
+
+    `fits` must hold for all lower ranks of one that fits.
+    """
     low, high = 0, highest
     while low < high:
         middle = (low + high + 1) // 2
@@ -50,8 +52,9 @@ def largest(fits: Callable[[int], bool], highest: int) -> int:
 
 
 def smallest(reaches: Callable[[int], bool], highest: int) -> int | None:
-    """The smallest rank in [1, highest] that reaches a target which higher ranks keep, by doubling and bisection; None
-    when none does.
+    """Return the smallest rank in [1, highest] for which `reaches` holds, by doubling and bisection; None if none.
+
+    `reaches` must hold for all higher ranks of one that reaches.
     """
     if highest < 1:
         return None

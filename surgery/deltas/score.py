@@ -1,6 +1,6 @@
-"""How near two models' predictions are, from their last hidden states: the score of BL-05 and what is read beside it.
+"""Compare two models' predictions from their last hidden states: the score of BL-05 and further metrics.
 
-Distributions are compared by `surgery.scoring.lens`, in bounded memory. Knows tensors and heads.
+Distributions are compared by `surgery.scoring.lens`, in bounded memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ _NO_TARGET = -100
 
 @dataclass(frozen=True, slots=True)
 class DeltaScore:
-    """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's,
-    in nats.
+    """Means over tokens.
 
-    `top1`: share of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next
-    tokens of the text.
+    Fields:
+        similarity: Cosine of the vocabulary distributions.
+        kl: Divergence from the first's distribution to the second's, in nats.
+        top1: Share of tokens with the same likeliest prediction.
+        accuracy: The second model's own, on the next tokens of the text.
+        perplexity: The second model's own, on the next tokens of the text.
     """
 
     similarity: float
@@ -34,7 +37,7 @@ class DeltaScore:
 
 
 class DeltaScores:
-    """Sums while rows come in."""
+    """Accumulates sums over rows."""
 
     def __init__(self) -> None:
         self._sums = torch.zeros(5, dtype=torch.float64)
@@ -42,7 +45,7 @@ class DeltaScores:
         self._targets = 0
 
     def add_pair(self, found: Alike, targets: Tensor) -> None:
-        """One pair's comparison, with targets [rows], negative where there is no next token."""
+        """Add one pair's comparison, with targets [rows], negative where there is no next token."""
         known = (targets >= 0).to(found.cosine.device)
         zero = torch.zeros((), device=found.cosine.device)
         right, told = (zero if each is None else each[0, known].double().sum() for each in (found.right, found.told))
@@ -53,7 +56,7 @@ class DeltaScores:
 
     @property
     def score(self) -> DeltaScore:
-        """Raises ZeroDivisionError when nothing was seen."""
+        """The means. Raises ZeroDivisionError if nothing was added."""
         cosine, kl, same, right, loss = (float(each) for each in self._sums)
         targets = max(1, self._targets)
         return DeltaScore(

@@ -1,8 +1,8 @@
-"""What is learned from one pass over the fine-tune: the factors of its deltas, and its hidden states on held-out text.
+"""Study a fine-tune in one pass: the factors of its deltas, and its hidden states on held-out text.
 
 Components run one after the other over all windows, so that one component's moments and matrices are in memory at a
-time; factors and hidden states go to the task's folder and are mapped from there, which is also where a study that was
-stopped goes on: what lies there is not made again. Afterwards the fine-tune itself is not needed but for its head.
+time. Factors and hidden states are written to the task's folder and mapped from there; an interrupted study resumes
+from it. Afterwards only the head of the fine-tune is needed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from zoo.errors import InputError, StoreError
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Windows that run together.
+#: Windows per batch.
 _BATCH = 8
-#: Elements of a matrix that are held in float64 at once.
+#: Elements of a matrix held in float64 at once.
 _ELEMENTS = 1 << 22
 #: Called with (matrices done, matrices in all).
 Progress = Callable[[int, int], None]
@@ -38,11 +38,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class StudySettings:
-    """`aware`: weigh deltas by what the layers see on text (else the plain truncated SVD); `diagonal`: channel by
-    channel only.
+    """Settings of `study`.
 
-    `effects`: measure what each matrix is worth (else all are worth the same). `rank`: factors are kept at least up to
-    this rank; else up to where they are no smaller than the matrix.
+    Fields:
+        aware: Weight deltas by the layers' inputs on text; else plain truncated SVD.
+        diagonal: Use the diagonal of the input moments only.
+        effects: Measure the effect of each matrix; else all have the same.
+        rank: Keep factors at least up to this rank; else up to the rank at which they are as large as the matrix.
     """
 
     aware: bool = True
@@ -54,10 +56,13 @@ class StudySettings:
 
 @dataclass(frozen=True)
 class Studied:
-    """`factors`: per matrix of the plan, mapped; `gains`: how much nearer each rank brings the predictions, in nats.
+    """Result of `study`.
 
-    `hidden`: component -> the fine-tune's hidden states behind it on the held-out windows, mapped; `head`: its own
-    final norm and head.
+    Fields:
+        factors: Per matrix of the plan, memory-mapped.
+        gains: Per matrix, how much each rank improves the predictions, in nats.
+        hidden: Component -> the fine-tune's hidden states after it on the held-out windows, memory-mapped.
+        head: The fine-tune's own final norm and head.
     """
 
     factors: tuple[Sides, ...]
@@ -66,7 +71,7 @@ class Studied:
     head: nn.Module
 
     def states(self, at: int) -> Tensor:
-        """Hidden states [windows, tokens, width] behind component `at`."""
+        """Return the hidden states [windows, tokens, width] after component `at`."""
         return self.hidden[at]
 
 
@@ -81,15 +86,15 @@ def study(
     how: StudySettings,
     progress: Progress | None = None,
 ) -> Studied:
-    """Run the fine-tune over the text and take its deltas apart.
+    """Run the fine-tune over the text and factorise its deltas.
 
     Args:
-        train: ids [windows, tokens] that weigh the deltas; held: ids that the result is scored on.
-        task: of this very fine-tune, plan, text and `how`; its folder will hold up to the size of the fine-tune's
-            matrices.
+        train: Ids [windows, tokens] that weight the deltas.
+        held: Ids that the result is scored on.
+        task: Folder for this fine-tune, plan, text and `how`; it grows up to the size of the fine-tune's matrices.
 
     Raises:
-        InputError: weights or hidden states that are not finite.
+        InputError: Weights or hidden states are not finite.
     """
     model = load_model(store, exact, device=how.device)
     stack = stack_of(model, exact.components)
@@ -116,7 +121,7 @@ def study(
 
 
 def _loaded(task: TaskFolder, part: str) -> Saved:
-    """Raises StoreError where what was just saved has gone."""
+    """Load a part that was just saved. Raises StoreError if it is gone."""
     saved = task.load(part)
     if saved is None:
         raise StoreError(f"{task.folder} lost what was written to it ({part})")
@@ -124,7 +129,7 @@ def _loaded(task: TaskFolder, part: str) -> Saved:
 
 
 def layer_ends(model: ModelManifest) -> tuple[int, ...]:
-    """Index of the last component of each layer."""
+    """Return the index of the last component of each layer."""
     places = model.components
     return tuple(
         at
@@ -135,7 +140,7 @@ def layer_ends(model: ModelManifest) -> tuple[int, ...]:
 
 @dataclass
 class _Passes:
-    """All windows on their way through a stack, a few together."""
+    """All windows on their way through a stack, in batches."""
 
     stack: Stack
     courses: list[Course]
@@ -156,9 +161,12 @@ class _Passes:
 
 @dataclass(frozen=True)
 class _Delta:
-    """One matrix's difference `value`, float32 [out, in]. `ratio`: of the norm that it takes over, fine-tune to base.
+    """One matrix's difference.
 
-    `undone`: the weight, in the module's own layout, that gives the base's outputs behind the fine-tune's norm.
+    Fields:
+        value: float32 [out, in].
+        ratio: Fine-tune to base, of the norm that is folded in; None without one.
+        undone: The weight, in the module's own layout, that gives the base's outputs after the fine-tune's norm.
     """
 
     matrix: DeltaMatrix
@@ -169,7 +177,7 @@ class _Delta:
 
 
 class _Splitter:
-    """Gathers the moments of one component's matrices while it runs, and takes their deltas apart when it has."""
+    """Gathers the moments of one component's matrices while it runs, and factorises their deltas afterwards."""
 
     def __init__(
         self,
@@ -191,14 +199,15 @@ class _Splitter:
         self._done = {index for index in range(len(plan.matrices)) if self._load_saved(index) is not None}
 
     def load(self, index: int) -> tuple[Sides, Gains]:
-        """A matrix's factors, mapped, and what each rank is worth."""
+        """Return a matrix's factors, memory-mapped, and the gain of each rank."""
         tensors = _loaded(self._task, _part(index)).tensors
         return Sides(tensors["a"], tensors["b"]), tensors["gains"].numpy()
 
     @contextmanager
     def watching(self, at: int, model: nn.Module, before: Tensor) -> Iterator[bool]:
-        """While component `at` runs. `before`: what it gets of the first windows. Yields whether its runs are watched
-        at all.
+        """Gather moments while component `at` runs in the context; factorise its matrices at the end.
+
+        Yields whether its runs are watched at all. `before` is its input for the first windows.
         """
         matrices = [
             (index, matrix)
@@ -218,7 +227,7 @@ class _Splitter:
             self._take_apart(index, at, modules[matrix.path], before, None if moment is None else moment.value)
 
     def _take_apart(self, index: int, at: int, module: nn.Module, before: Tensor, moment: Tensor | None) -> None:
-        """Keep one matrix's factors, in the dtype that they will be stored in, and the worth of its ranks."""
+        """Store one matrix's factors, in the dtype that they will be stored in, and the gains of its ranks."""
         delta = self._delta(self._plan.matrices[index])
         factors = self._split(delta, moment)
         effect = 1.0 if self._effects is None else self._effects.measure_effect(at, before, module, delta.undone)
@@ -256,17 +265,17 @@ class _Splitter:
         )
 
     def _load_saved(self, index: int) -> Saved | None:
-        """What an earlier run made of a matrix, if it is whole."""
+        """Return the parts of a matrix that an earlier run saved, if complete."""
         saved = self._task.load(_part(index))
         return saved if saved is not None and saved.tensors.keys() == {"a", "b", "gains"} else None
 
     def _weights(self, pair: DeltaPair) -> tuple[Tensor, Tensor]:
-        """Base and fine-tune, as they are stored."""
+        """Return base and fine-tune, as stored."""
         base, fine = (stored_tensor(self._store, digest).to(self._how.device) for digest in (pair.base, pair.fine))
         return base, fine
 
     def _ratio(self, matrix: DeltaMatrix, norm: DeltaPair) -> Tensor:
-        """The fine-tune's norm over the base's, per channel, float64."""
+        """Return the fine-tune's norm divided by the base's, per channel, float64."""
         base, fine = self._weights(norm)
         ratio = fine.double() / base.double()
         size = ratio.abs()
@@ -282,12 +291,12 @@ def _part(index: int) -> str:
 
 
 def rank_limit(matrix: DeltaMatrix, rank: int | None) -> int:
-    """How many ranks of a matrix's factors are kept."""
+    """Return how many ranks of a matrix's factors are kept."""
     return min(matrix.full_rank, max(cheaper_rank(matrix), rank or 0))
 
 
 def _difference(fine: Tensor, base: Tensor, ratio: Tensor | None) -> Tensor:
-    """`fine` (times `ratio`, by columns) less `base`: float32, computed in float64 some rows at a time."""
+    """Return `fine` (times `ratio`, by columns) minus `base`: float32, computed in float64 a few rows at a time."""
     made = torch.empty(fine.shape, device=fine.device)
     step = max(1, _ELEMENTS // fine.shape[1])
     for lo in range(0, len(fine), step):
@@ -298,7 +307,7 @@ def _difference(fine: Tensor, base: Tensor, ratio: Tensor | None) -> Tensor:
 
 
 def _seen_through(moment: Tensor, ratio: Tensor) -> Tensor:
-    """The moments of inputs before `ratio` was multiplied to them."""
+    """Return the moments of the inputs before they were multiplied by `ratio`."""
     return moment / ratio.square() if moment.dim() == 1 else moment / torch.outer(ratio, ratio)
 
 

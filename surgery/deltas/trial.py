@@ -1,9 +1,8 @@
-"""A rewriting at any rank as a running model: the base's weights, the fine-tune's where they are carried whole, and
-factors beside them.
+"""A rewriting at any rank as a running model: the base's weights, the tensors carried whole, and factors.
 
-The ranks in use are changed in place, so that one loaded model shows the whole curve. It computes what peft and the
-engine compute of the
-stored result: the low-rank part in float32 from factors rounded to the dtype they are stored in.
+The ranks in use are changed in place, so that one loaded model is used for the whole curve. It computes the same as
+peft and the engine do for the stored result: the low-rank part in float32 from factors rounded to the dtype they are
+stored in.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from zoo.store import Store
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sides:
-    """The factors of one matrix as they are stored: a [k, in], b [out, k]."""
+    """The factors of one matrix as stored: a [k, in], b [out, k]."""
 
     a: Tensor
     b: Tensor
@@ -57,8 +56,9 @@ class RankedDelta(nn.Module):
 
 
 class Trial:
-    """See the top of the file. `stack` is the rewriting with the ranks that `use_` was given last; all zero at
-    first.
+    """A fine-tune's rewriting as a running model.
+
+    `stack` computes it with the ranks of the last `use_`; all are zero at first.
     """
 
     def __init__(
@@ -83,9 +83,7 @@ def _put_(model: Any, matrix: DeltaMatrix, sides: Sides) -> RankedDelta:
 
 
 def carried(exact: ModelManifest, plan: DeltaPlan) -> tuple[Placed, ...]:
-    """The fine-tune's components with the base's tensors where the plan carries factors, norms that were taken over
-    included.
-    """
+    """Return the fine-tune's components with the base's tensors where the plan carries factors or folds norms."""
     swapped: dict[int, dict[str, str]] = {}
     for matrix in plan.matrices:
         at = swapped.setdefault(matrix.at, {})

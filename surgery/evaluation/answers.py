@@ -1,11 +1,9 @@
-"""What a model has answered so far, in a file of the store: an evaluation that was stopped and is started again
-asks only the rest.
+"""A model's answers so far, in a file of the store, so that an interrupted evaluation resumes with the rest.
 
-    <store>/work/eval-<first 16 digits of the run's digest>.jsonl        a line per lot of questions: {"asked": digest,
-                                                                         "answers": […]}
+    <store>/work/eval-<first 16 digits of the run's digest>.jsonl
 
-The run's digest names everything that an answer depends on but the questions. Lines are only added; one that cannot
-be read counts as none. Knows nothing of models or tasks.
+Each line holds one batch of questions: {"asked": digest, "answers": […]}. The run's digest covers everything that an
+answer depends on except the questions. Lines are only appended; an unreadable line is ignored.
 """
 
 from __future__ import annotations
@@ -20,29 +18,35 @@ from zoo.manifest import digest_of
 
 
 class Answers:
-    """The file of one run."""
+    """The answers of one run, in a file."""
 
     def __init__(self, root: Path, described: Mapping[str, Any]) -> None:
-        """Args: root: the store's folder; described: JSON; all that answers depend on but the questions."""
+        """Read the file if it exists.
+
+        Args:
+            root: The store's folder.
+            described: JSON; everything that answers depend on except the questions.
+        """
         self._path = root / "work" / f"eval-{digest_of(described)[:16]}.jsonl"
         self._known = _read(self._path)
 
     def load_answers(self, asked: str) -> list[Any] | None:
-        """The answers to a lot of questions (its digest), or None."""
+        """Return the answers to a batch of questions (by its digest), or None."""
         return self._known.get(asked)
 
     def append_answers(self, asked: str, answers: list[Any]) -> None:
-        """Add the answers to a lot. Raises StoreError when the store cannot be written."""
+        """Append the answers to a batch. Raises StoreError if the store cannot be written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps({"asked": asked, "answers": answers}))  # behind a line that a kill has cut
+                # The newline comes first, since the last line may be cut.
+                file.write("\n" + json.dumps({"asked": asked, "answers": answers}))
         except OSError as error:
             raise StoreError(f"cannot write to {self._path.parent}: {error.strerror or error}") from error
         self._known[asked] = answers
 
     def remove_file(self) -> None:
-        """The run is done: remove the file."""
+        """Remove the file of a finished run."""
         self._path.unlink(missing_ok=True)
 
 

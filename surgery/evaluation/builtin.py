@@ -1,12 +1,10 @@
-"""The tasks that come with the zoo, written as lm-eval reads tasks: a YAML file each and its questions as JSON lines.
-No network.
+"""The built-in tasks, written in lm-eval's format: one YAML file per task with its questions as JSON lines. No network.
 
-    library_ppl      how well held-out files are foreseen: perplexity per word and byte, bits per byte
+    library_ppl      likelihood of held-out files: perplexity per word and byte, bits per byte
     library_cloze    which of four lines comes next
-    library_recall   which name stands behind the dot, generated and compared exactly
+    library_recall   the name after a dot, generated and compared exactly
 
-Each is made of all held-out text, or of one subject's: `library_cloze_concurrency`. Knows nothing of models, nor of how
-tasks are run.
+Each task uses all held-out text, or that of one subject: `library_cloze_concurrency`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ Texts = Callable[[str], Sequence[str]]
 _VERSION = 1
 _PASSAGES, _PASSAGE_CHARACTERS = 40, 12_000
 _QUESTIONS = 400
-#: A subject of fewer files borrows wrong choices from the whole text.
+#: A subject with fewer files takes wrong choices from the whole text as well.
 _ENOUGH_FILES = 8
 #: A generated name ends at the first of these.
 _AFTER_NAME = [
@@ -64,7 +62,12 @@ _METRICS: Mapping[str, tuple[tuple[str, bool], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A task by its parts: `kind` ppl, cloze or recall, and whose text it is made of."""
+    """A built-in task.
+
+    Fields:
+        kind: ppl, cloze or recall.
+        subject: The subject of its texts.
+    """
 
     name: str
     kind: str
@@ -72,7 +75,7 @@ class Builtin:
 
 
 def builtins() -> dict[str, Builtin]:
-    """Name -> task, for the whole text and then for each subject."""
+    """Return name -> task, for the whole text and then for each subject."""
     whole = [Builtin(f"library_{kind}", kind, EVERYTHING) for kind in _METRICS]
     parts = [
         Builtin(f"library_{kind}_{subject}", kind, subject)
@@ -84,18 +87,19 @@ def builtins() -> dict[str, Builtin]:
 
 
 def library_texts() -> Texts:
-    """The held-out files of the standard library, which no model of the demo learns from. Raises InputError where there
-    are none.
+    """Return the held-out files of the standard library, which no model of the demo is trained on.
+
+    Raises InputError if there are none.
     """
     corpus = read_library()
     return lambda subject: [text for text in corpus.slice(subject).held_out if text.strip()]
 
 
 def write_task(task: Builtin, texts: Texts, folder: Path) -> Path:
-    """Write a task's YAML file and questions into a folder; the path of the YAML file.
+    """Write a task's YAML file and questions into a folder and return the path of the YAML file.
 
     Raises:
-        ValueError: the texts hold no question of this kind.
+        ValueError: The texts give no question of this kind.
     """
     own = texts(task.subject)
     rows = _rows(task.kind, own, () if len(own) >= _ENOUGH_FILES else texts(EVERYTHING))

@@ -1,7 +1,6 @@
-"""Run lm-eval on a loaded model, and make its answer a document: plain JSON, the same for the same run but for the
-clock.
+"""Run lm-eval on a loaded model and return its result as plain JSON, reproducible except for timings.
 
-lm-eval seeds Python's, numpy's and torch's generators of the whole process. Knows nothing of the store.
+lm-eval seeds Python's, numpy's and torch's global generators of the process.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from surgery.evaluation.tasks import WantedTask, load_tasks
 from surgery.evaluation.trust import sandboxed
 from zoo.errors import InputError
 
-#: Packages that decide a result.
+#: Packages that affect results; their versions are recorded.
 _PACKAGES = ("torch", "transformers", "peft", "lm_eval", "datasets", "tokenizers")
-#: Of the machine and the moment, not of the result.
+#: Fields of lm-eval's result that depend on the machine or the time.
 _LEFT_OUT = frozenset(
     ("samples", "date", "pretty_env_info", "upper_git_hash", "git_hash", "transformers_version", "lm_eval_version")
 )
@@ -38,8 +37,12 @@ _BOOTSTRAP = 1000
 
 @dataclass(frozen=True, slots=True)
 class EvalOptions:
-    """How to run. `limit`: questions per task (below 1: their share); `batch_size`: a number or "auto"; None: the
-    task's own.
+    """How to run.
+
+    Fields:
+        limit: Questions per task; below 1, their share.
+        batch_size: A number or "auto".
+        num_fewshot: None for the task's own.
     """
 
     limit: float | None = None
@@ -50,8 +53,11 @@ class EvalOptions:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """`results`: lm-eval's document. `texts`: per task the digest of its questions as the model saw them, and their
-    number.
+    """Result of `evaluate`.
+
+    Fields:
+        results: lm-eval's document.
+        texts: Per task, the digest of its questions as the model received them, and their number.
     """
 
     results: dict[str, Any]
@@ -68,16 +74,16 @@ def evaluate(
     texts: Texts | None = None,
     answers: Answers | None = None,
 ) -> Evaluated:
-    """Accuracy of a `PreTrainedModel` where it lies.
+    """Evaluate a `PreTrainedModel` on the device that it is on.
 
     Args:
-        tokenizer: a `PreTrainedTokenizerBase`.
-        wanted: of `surgery.evaluation.tasks.want`.
-        texts: what built-in tasks are made of, by subject; the standard library when None.
-        answers: where what the model answers is kept and looked up.
+        tokenizer: A `PreTrainedTokenizerBase`.
+        wanted: From `surgery.evaluation.tasks.want`.
+        texts: Texts of built-in tasks, by subject; the standard library when None.
+        answers: Storage for the model's answers.
 
     Raises:
-        InputError: lm-eval is not installed; a task's data cannot be had; a tokenizer that knows no text.
+        InputError: lm-eval is not installed, a task's data is unavailable, or the tokenizer encodes no text.
     """
     check_installed()
     options = options or EvalOptions()
@@ -93,7 +99,7 @@ def evaluate(
 
 
 def check_installed() -> None:
-    """Raises InputError when lm-eval or its reader of data is not there."""
+    """Raise InputError if lm-eval or `datasets` is not installed."""
     try:
         import datasets  # noqa: F401
         import lm_eval  # noqa: F401
@@ -102,7 +108,7 @@ def check_installed() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide a result, those that are installed."""
+    """Return the versions of the installed packages that affect a result."""
     found = {}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -112,16 +118,14 @@ def versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _kept_apart() -> Iterator[None]:
-    """lm-eval prints to standard output, which belongs to the caller's document, and draws bars even where there is no
-    terminal.
-    """
+    """Keep lm-eval's output off standard output, which is the caller's, and hide progress bars without a terminal."""
     aside = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
         yield
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises InputError for the empty tokenizer that transformers makes where a checkpoint brought none."""
+    """Raise InputError for the empty tokenizer that transformers makes for a checkpoint without one."""
     if not tokenizer.encode("def f(x): return x", add_special_tokens=False):
         raise InputError("the model brought no tokenizer that turns text into tokens")
 
@@ -150,7 +154,7 @@ def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions, ans
 
 
 def _asked(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One digest over all questions as asked, few-shot examples included, and the right answers."""
+    """Return one digest over all questions as asked, few-shot examples and right answers included, and their number."""
     whole = hashlib.sha256()
     for sample in sorted(samples, key=lambda each: int(each["doc_id"])):
         whole.update(repr((sample["doc_id"], sample["doc_hash"], sample["arguments"], sample["target_hash"])).encode())
@@ -158,7 +162,7 @@ def _asked(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any, folder: str) -> Any:
-    """The value as JSON holds it: no address, no temporary path, no number that is none (None instead)."""
+    """Return the value as JSON: without addresses or temporary paths, and with None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each, folder) for key, each in value.items()}
     if isinstance(value, list | tuple | set):

@@ -1,8 +1,7 @@
-"""Questions made out of source files: which line comes next, which name was meant, how well is the text foreseen. Pure
-and deterministic.
+"""Make questions from source files: which line comes next, which name was meant, passages for likelihood.
 
-The same texts give the same questions in the same order, whatever the machine: places are drawn by a hash of where they
-are. Knows nothing of where texts come from, of tokens, models or lm-eval.
+Pure and deterministic: the same texts give the same questions in the same order on any machine, since places are drawn
+by a hash of their position.
 """
 
 from __future__ import annotations
@@ -14,20 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 CHOICES = 4
-#: Lines and characters that stand before a question: what a small context of 256 tokens holds.
+#: Lines and characters of context before a question: they fit into a small context of 256 tokens.
 _LINES_BEFORE = 10
 _CHARACTERS_BEFORE = 560
-#: Shorter lines are mostly brackets and keywords, which stand in every file; longer ones are rare.
+#: Lengths of lines used: shorter ones are mostly brackets and keywords common to all files; longer ones are rare.
 _LINE_LENGTHS = range(12, 91)
 _ATTRIBUTE = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]{3,})")
 
 
 @dataclass(frozen=True, slots=True)
 class Cloze:
-    """A place in a file and four lines that could follow; `choices[answer]` is the line that does, the others are of
-    other files.
+    """A place in a file and four lines that could follow.
 
-    `context` ends with a newline; no choice has one.
+    Fields:
+        context: Ends with a newline; no choice has one.
+        choices: One is the line that follows, the rest come from other files.
+        answer: Index of the right choice.
     """
 
     context: str
@@ -37,7 +38,12 @@ class Cloze:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`context` ends with a dot, and `target` is the name behind it; the context has the name once more, further up."""
+    """A name to recall.
+
+    Fields:
+        context: Ends with a dot; contains the name once more before.
+        target: The name after the dot.
+    """
 
     context: str
     target: str
@@ -45,7 +51,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Line `number` of file `file`. `order` decides which places are drawn first."""
+    """Line `number` of file `file`. `order` determines which places are drawn first."""
 
     file: int
     number: int
@@ -58,15 +64,15 @@ class _Line:
 
 
 def passages(texts: Sequence[str], most: int, characters: int) -> list[str]:
-    """The first `characters` of each of the first `most` texts."""
+    """Return the first `characters` of each of the first `most` texts."""
     return [text[:characters] for text in texts[:most]]
 
 
 def cloze_items(texts: Sequence[str], most: int, others: Sequence[str] = ()) -> list[Cloze]:
-    """At most `most` questions about the texts, spread over them as their lines are.
+    """Return at most `most` questions about the texts, spread over them like their lines.
 
-    A wrong choice stands in another file (of `texts` or of `others`) at the same depth; of those drawn, the nearest in
-    length are taken.
+    Wrong choices come from another file (of `texts` or of `others`), at the same indentation; of the lines drawn, those
+    nearest in length are used.
     """
     files = [text.splitlines() for text in (*texts, *(other for other in others if other not in texts))]
     lines = sorted(_lines(files), key=lambda line: line.order)
@@ -82,8 +88,9 @@ def cloze_items(texts: Sequence[str], most: int, others: Sequence[str] = ()) -> 
 
 
 def recall_items(texts: Sequence[str], most: int) -> list[Recall]:
-    """At most `most` questions: attributes whose name stands in the context already, so that it can be known and not
-    only guessed.
+    """Return at most `most` questions: attributes with a name that the context already contains.
+
+    So the name can be known and need not be guessed.
     """
     found = [(order, recall) for index, text in enumerate(texts) for order, recall in _recalls(index, text)]
     return [recall for _, recall in sorted(found, key=lambda pair: pair[0])[:most]]
@@ -107,13 +114,14 @@ def _by_indent(lines: Iterable[_Line]) -> Mapping[int, list[_Line]]:
     return found
 
 
-#: Lines that compete to be a question's wrong choices.
+#: Number of lines drawn as candidates for a question's wrong choices.
 _DRAWN = 24
 
 
 def _distractors(line: _Line, others: Sequence[_Line]) -> list[str]:
-    """Three lines of other files, all different. Which are drawn depends on the question's place; of those the nearest
-    in length count.
+    """Return three different lines of other files.
+
+    The question's place determines which are drawn; of these, the nearest in length are returned.
     """
     start = int(line.order[:8], 16) % len(others)
     drawn: dict[str, None] = {}
@@ -133,7 +141,7 @@ def _cloze(line: _Line, file: Sequence[str], wrong: Sequence[str]) -> Cloze:
 
 
 def _before(file: Sequence[str], number: int) -> str:
-    """Whole lines above a line, as many as fit."""
+    """Return as many whole lines above a line as fit."""
     kept: list[str] = []
     for text in reversed(file[max(0, number - _LINES_BEFORE) : number]):
         if kept and sum(map(len, kept)) + len(text) > _CHARACTERS_BEFORE:

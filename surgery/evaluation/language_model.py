@@ -1,8 +1,8 @@
-"""A loaded model as lm-eval asks it. Importing this file needs lm-eval.
+"""A loaded model behind lm-eval's interface. Importing this module needs lm-eval.
 
-Models with virtual tokens in front (prompt tuning, prefixes) are peft's: logits of the virtual ones are no answer to
-anything, and take from the context. Questions go to the model lot by lot, and what it answers is kept, so that a run
-that was stopped asks only the rest. Everything else is lm-eval's own.
+For models with virtual tokens (prompt tuning, prefixes), which are peft's, logits of virtual tokens are dropped and the
+context is shortened. Questions go to the model in batches and the answers are stored, so that an interrupted run
+resumes. The rest is lm-eval's own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from torch import Tensor
 from surgery.evaluation.answers import Answers
 from zoo.manifest import digest_of
 
-#: Questions of a lot.
+#: Questions per batch of stored answers.
 LOT = 256
 
 
 class ZooLM(HFLM):  # type: ignore[misc]
-    """`HFLM` around a `PreTrainedModel`, or around what peft makes of one. `answers`: where they are kept; nowhere when
-    None.
+    """`HFLM` around a `PreTrainedModel` or peft's wrapper of one.
+
+    Args:
+        answers: Storage for the answers; None for none.
     """
 
     def __init__(self, answers: Answers | None = None, **options: Any) -> None:
@@ -37,14 +39,13 @@ class ZooLM(HFLM):  # type: ignore[misc]
         return self._lot_by_lot("loglikelihood_rolling", super().loglikelihood_rolling, requests, disable_tqdm)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        if any(_draws(request.args[1]) for request in requests):  # what is drawn depends on all that was drawn before
+        if any(_draws(request.args[1]) for request in requests):  # a sampled answer depends on all samples before it
             drawn: list[str] = super().generate_until(requests, disable_tqdm)
             return drawn
         return self._lot_by_lot("generate_until", super().generate_until, requests, disable_tqdm)
 
     def _lot_by_lot(self, how: str, ask: Callable[..., list[Any]], requests: list[Any], silent: bool) -> list[Any]:
-        # The batch size that lm-eval finds out itself is the largest for the longest question, so it is shown all of
-        # them.
+        # With "auto", lm-eval chooses the largest batch for the longest question, so it gets all of them at once.
         size = len(requests) if self._answers is None or self.batch_size == "auto" else LOT
         answers: list[Any] = []
         for lo in range(0, len(requests), max(1, size)):
@@ -60,11 +61,11 @@ class ZooLM(HFLM):  # type: ignore[misc]
 
     @property
     def max_length(self) -> int:
-        """Tokens of text that the model reads at once."""
+        """Maximum number of text tokens per input."""
         return int(super().max_length) - virtual_tokens(self.model)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-        """ids [B, T] -> logits [B, T, vocabulary]."""
+        """Compute ids [B, T] -> logits [B, T, vocabulary]."""
         logits: Tensor = super()._model_call(inps, attn_mask, labels)
         return logits[:, -inps.shape[1] :]
 
@@ -74,7 +75,7 @@ def _draws(settings: Any) -> bool:
 
 
 def virtual_tokens(model: Any) -> int:
-    """How many positions stand in front of every text, of the active adapter."""
+    """Return the number of virtual tokens of the active adapter."""
     configs = getattr(model, "peft_config", None) or {}
     active = configs.get(getattr(model, "active_adapter", None)) if isinstance(configs, dict) else None
     return int(getattr(active, "num_virtual_tokens", None) or 0)

@@ -1,7 +1,4 @@
-"""Evaluate a stored model and keep the document in the catalogue, where reports and model cards find it.
-
-Knows nothing of how tasks are run.
-"""
+"""Evaluate a stored model and store the document in the catalogue, where reports and model cards find it."""
 
 from __future__ import annotations
 
@@ -33,16 +30,17 @@ def evaluate_stored(
     texts: Texts | None = None,
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate one model of the zoo; the document, kept unless `keep` is off, in place of that of an equal run.
+    """Evaluate one model of the zoo and return the document.
 
-    Stopped and called again, it asks the model only what it has not answered yet.
+    Unless `keep` is off, it is stored, replacing that of an equal run. After an interruption, a new call asks the model
+    only the questions without an answer.
 
     Args:
-        allow_code: task files may run Python that they name.
+        allow_code: Task files may run Python that they name.
 
     Raises:
-        InputError: a task that does not exist, or that would run code, and as `harness.evaluate`.
-        NotFound, AmbiguousName, DamagedObject, NotServable: as naming and loading a model do.
+        InputError: A task that does not exist or that would run code, and as `harness.evaluate`.
+        NotFound, AmbiguousName, DamagedObject, NotServable: As for naming and loading a model.
     """
     check_installed()
     options = options or EvalOptions()

@@ -1,8 +1,7 @@
-"""From what a user named to tasks that lm-eval runs: built-in names, YAML files, folders of them, names that lm-eval
-knows.
+"""Resolve the tasks that a user names: built-in names, YAML files, folders of them, and lm-eval's own names.
 
-lm-eval's own index takes many seconds to build, so its names are found by reading the heads of its files, and the index
-is built only when one of them is wanted. Knows nothing of models.
+lm-eval's index takes many seconds to build, so its names are found by reading the heads of its files, and the index is
+built only if one of them is requested.
 """
 
 from __future__ import annotations
@@ -25,8 +24,12 @@ _TAG_LIST = re.compile(r"^tag:\s*\n((?:\s*-\s*[\w.-]+\s*\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class WantedTask:
-    """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index. `code`: what files name may
-    be run.
+    """Requested tasks by origin.
+
+    Fields:
+        files: YAML files.
+        names: Names in lm-eval's own index.
+        code: Code that the files name may be run.
     """
 
     builtin: tuple[Builtin, ...]
@@ -36,10 +39,12 @@ class WantedTask:
 
 
 def want(specs: Sequence[str], allow_code: bool = False) -> WantedTask:
-    """Sort what was asked for. lm-eval's own tasks are as trusted as lm-eval; files only where `allow_code` says so.
+    """Sort the requested tasks by origin.
+
+    lm-eval's own tasks are trusted like lm-eval; files may run code only with `allow_code`.
 
     Raises:
-        InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks; a file that
+        InputError: Nothing requested; a task, file or folder that does not exist; a folder without tasks; a file that
             would run code.
     """
     known = builtins()
@@ -73,7 +78,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Raises InputError for the first name that neither the zoo nor lm-eval has."""
+    """Raise InputError for the first name that neither the zoo nor lm-eval has."""
     if not names:
         return
     theirs = set(_their_names())
@@ -85,7 +90,7 @@ def _check_names(names: Sequence[str], known: Iterable[str]) -> None:
 
 
 def _listed(known: Iterable[str]) -> str:
-    """The built-in tasks in one line: those of single subjects by the pattern of their names."""
+    """Return the built-in tasks in one line, with those of single subjects as a pattern."""
     names = list(known)
     whole = [name for name in names if name.count("_") == 1]
     subjects = sorted({name.split("_", 2)[2] for name in names if name not in whole})
@@ -95,7 +100,7 @@ def _listed(known: Iterable[str]) -> str:
 
 
 def _their_names() -> Iterator[str]:
-    """Tasks, groups and tags that the files of lm-eval's own tasks name."""
+    """Yield the tasks, groups and tags named in the files of lm-eval's own tasks."""
     import lm_eval
 
     root = Path(lm_eval.__file__).parent / "tasks"
@@ -113,14 +118,14 @@ def _names_in(path: Path) -> list[str]:
 
 
 def load_tasks(wanted: WantedTask, folder: Path, texts: Texts | None = None) -> list[Any]:
-    """lm-eval's task and group objects, their data read.
+    """Return lm-eval's task and group objects, with their data loaded.
 
     Args:
-        folder: where built-in tasks are written; it must outlive them.
-        texts: what built-in tasks are made of; the standard library when None.
+        folder: Where built-in tasks are written; it must outlive them.
+        texts: Texts of built-in tasks; the standard library when None.
 
     Raises:
-        InputError: a task whose file or data cannot be read.
+        InputError: A task's file or data cannot be read.
     """
     from lm_eval.tasks import TaskManager
 
@@ -146,13 +151,13 @@ def _load_builtin(manager: Any, tasks: Sequence[Builtin], folder: Path, texts: T
 
 
 def _load(manager: Any, spec: str, name: str) -> list[Any]:
-    """The top of what a spec loads as. Whatever goes wrong in it is the fault of the task's file or of its data."""
+    """Return the top-level objects of a spec. Any error is attributed to the task's file or its data."""
     from jinja2.exceptions import SecurityError
 
     try:
         loaded = manager.load([spec])
     except SecurityError:
-        raise  # templates are rendered here too: `trust.sandboxed` has the words
+        raise  # templates are rendered here too; `trust.sandboxed` reports these errors
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"the task {name} cannot be loaded: {type(error).__name__}: {line}") from error

@@ -1,12 +1,9 @@
-"""Task files that run code, which are refused unless the user allows it. A task's YAML can name Python in more ways
-than one:
+"""Refuse task files that run code, unless the user allows it. A task's YAML can name Python in several ways:
 
-    !function module.name        imported and called                  metric: org/any      a script that `evaluate`
-                                                                      fetches from the hub
-    {{ templates }}              Jinja, which reaches everything that Python objects have: run in its sandbox here
-    dataset_path: pandas         unpickles its files                  include: other.yaml  any of these, elsewhere
-
-Knows files and lm-eval's table of metrics; nothing of how tasks are run.
+!function module.name        imported and called                  metric: org/any      a script that `evaluate`
+                                                                  fetches from the hub
+{{ templates }}              Jinja, which reaches everything that Python objects have: run in its sandbox here
+dataset_path: pandas         unpickles its files                  include: other.yaml  any of these, elsewhere
 """
 
 from __future__ import annotations
@@ -20,13 +17,13 @@ import yaml
 
 from zoo.errors import InputError
 
-#: Bytes of a task file: the largest of lm-eval's own have some hundred kB.
+#: Maximum bytes of a task file: the largest of lm-eval's own have some hundred kB.
 MOST_BYTES = 4 << 20
 _ALLOW = "--allow-code runs it"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Plain YAML; a function is an error where it stands."""
+    """A loader of plain YAML that raises an error at a function."""
 
 
 def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
@@ -34,14 +31,14 @@ def _refuse_function(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
 
 
 class _Code(Exception):
-    """Why a document would run code."""
+    """The reason why a document would run code."""
 
 
 _Loader.add_constructor("!function", _refuse_function)
 
 
 def read_task_file(path: Path) -> str:
-    """A task file's text. Raises InputError for one that cannot be read or is too large."""
+    """Return a task file's text. Raises InputError if it cannot be read or is too large."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -53,9 +50,7 @@ def read_task_file(path: Path) -> str:
 
 
 def check_no_code(path: Path) -> None:
-    """Raises InputError for a file, or one that it includes, that would run Python of its author's, or that is no
-    YAML.
-    """
+    """Raise InputError for a file that would run its author's Python, or is not YAML; includes are checked too."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -82,7 +77,7 @@ def _parse(path: Path) -> Mapping[str, Any]:
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings in a document, each once: groups hold tasks of their own."""
+    """Yield all mappings in a document, each once; groups contain tasks of their own."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -116,7 +111,7 @@ def _is_known(metric: str) -> bool:
 
 @contextlib.contextmanager
 def sandboxed() -> Iterator[None]:
-    """Render templates of tasks in Jinja's sandbox meanwhile. Raises InputError for one that wants out."""
+    """Render templates of tasks in Jinja's sandbox in the context. Raises InputError for one that tries to leave it."""
     import lm_eval.utils
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -1,3 +1,1 @@
-"""Experiments on accuracy: chains mixed from two models of one shape, measured on text that neither has seen (BlockLLM,
-section 4.2).
-"""
+"""Accuracy experiments: chains mixed from two models of one shape, on held-out text (BlockLLM, section 4.2)."""

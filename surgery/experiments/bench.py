@@ -1,8 +1,7 @@
-"""Models of one shape side by side, and any mixture of their layers run over a batch: parts of mixtures that begin
-alike run once.
+"""Run any mixture of the layers of several models of one shape; common beginnings of mixtures run once per batch.
 
-Nothing is copied or changed: a mixture is a walk over the models' own components, and components with the same digest
-are the same one, whichever model they were asked of. Knows nothing of scores or of text.
+Nothing is copied or changed: a mixture is a sequence of the models' own components, and components with the same digest
+count as one, in whichever model they are.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class MixturePiece:
 
 
 class MixtureBench:
-    """See the top of the file. Sources: `a`, `b`, and a pruned one per stand-in (`s0`, `s1`, …)."""
+    """The models of a bench. Sources: `a`, `b`, and one per surrogate with pruned stand-ins (`s0`, `s1`, …)."""
 
     def __init__(self, stacks: Mapping[str, Stack]) -> None:
-        """Use `open_bench`. Raises InputError when the stacks have not one shape."""
+        """Use `open_bench`. Raises InputError if the stacks have different shapes."""
         self.stacks = dict(stacks)
         self._spans = {source: _layer_spans(stack, source) for source, stack in self.stacks.items()}
         self._check_shapes()
@@ -49,7 +48,7 @@ class MixtureBench:
 
     @property
     def replaceable(self) -> str:
-        """One letter per layer: `s` where a stand-in exists, `b` elsewhere; empty when there is none at all."""
+        """One letter per layer: `s` if a stand-in exists, `b` otherwise; empty if there is none at all."""
         return (
             "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers))
             if self.pruned_by
@@ -57,8 +56,9 @@ class MixtureBench:
         )
 
     def pieces(self, mixture: Mixture) -> tuple[MixturePiece, ...]:
-        """What the mixture runs, in order: embedding, layers, head. Mixtures with the same pieces are the same
-        model.
+        """Return the pieces that the mixture runs, in order: embedding, layers, head.
+
+        Mixtures with the same pieces are the same model.
         """
         end = self.stacks[mixture.ends].end
         found = [MixturePiece(mixture.ends, 0, 1)]
@@ -68,17 +68,19 @@ class MixtureBench:
         return tuple(self._same.get(piece, piece) for piece in (*found, MixturePiece(mixture.ends, end, end + 1)))
 
     def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[list[Mixture], Tensor]]:
-        """Hidden states before the head, [B, T, width], with the mixtures that they are of: those with the same pieces.
-        Common beginnings run once."""
+        """Yield hidden states before the head, [B, T, width], each with the mixtures that have these pieces.
+
+        Common beginnings run once.
+        """
         courses = {source: stack.course(ids) for source, stack in self.stacks.items()}
         yield from self._walk([(mixture, self.pieces(mixture)) for mixture in mixtures], 0, ids, courses)
 
     def head(self, mixture: Mixture, hidden: Tensor) -> Tensor:
-        """Hidden states [.., width] -> logits [.., vocabulary] by the mixture's own norm and head."""
+        """Compute hidden states [.., width] -> logits [.., vocabulary] by the mixture's own norm and head."""
         return self.stacks[mixture.ends].head(hidden)
 
     def stack(self, mixture: Mixture) -> Stack:
-        """The mixture as one stack, which shares the models' modules."""
+        """Return the mixture as one stack, which shares the models' modules."""
         return splice(
             [
                 (self.stacks[piece.source], index)
@@ -123,7 +125,7 @@ class MixtureBench:
                 )
 
     def _stand_ins(self) -> dict[int, str]:
-        """Layer -> the first pruned source whose layer is not b's own."""
+        """Return layer -> the first pruned source with a layer that is not b's own."""
         found: dict[int, str] = {}
         for source in self.stacks:
             if source.startswith(PRUNED):
@@ -133,7 +135,7 @@ class MixtureBench:
         return found
 
     def _equal_pieces(self) -> dict[MixturePiece, MixturePiece]:
-        """Piece -> the first source's piece with the same components."""
+        """Return piece -> the first source's piece with the same components."""
         order = sorted(self.stacks, key=lambda source: source != SECOND)
         places = [MixturePiece(source, 0, 1) for source in order]
         places += [MixturePiece(source, self.stacks[source].end, self.stacks[source].end + 1) for source in order]
@@ -156,14 +158,14 @@ def open_bench(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> MixtureBench:
-    """Open the models and put them side by side.
+    """Open the models of a bench.
 
     Args:
-        surrogates: whole chains of b's depth in which some layers are pruned stand-ins of b's.
+        surrogates: Whole chains of b's depth in which some layers are pruned stand-ins for b's.
 
     Raises:
-        InputError: other depths, widths or families; a surrogate without a layer that is not b's own.
-        DamagedObject, NotServable: as opening a stack does.
+        InputError: The depths, widths or families differ, or a surrogate has no layer that is not b's own.
+        DamagedObject, NotServable: As for opening a stack.
     """
     named = {"a": a, "b": b, **{f"{PRUNED}{index}": manifest for index, manifest in enumerate(surrogates)}}
     bench = MixtureBench({source: open_stack(store, manifest, device, dtype) for source, manifest in named.items()})
@@ -174,7 +176,10 @@ def open_bench(
 
 
 def _layer_spans(stack: Stack, source: str) -> list[tuple[int, int]]:
-    """Layer -> its components [lo, hi). Raises InputError for a chain that is not embedding, layers 0, 1, …, head."""
+    """Return layer -> its components [lo, hi).
+
+    Raises InputError for a chain that is not embedding, layers 0, 1, …, head.
+    """
     spans: list[tuple[int, int]] = []
     for index, placed in enumerate(stack.placed[1 : stack.end], 1):
         if placed.layer == len(spans):
@@ -194,14 +199,14 @@ def _families(stack: Stack) -> list[str]:
 
 
 def _width(stack: Stack) -> int:
-    """Of the hidden states behind the embedding."""
+    """Return the width of the hidden states after the embedding."""
     ids = torch.zeros((1, 1), dtype=torch.int64, device=stack.device)
     with torch.inference_mode():
         return int(stack.run(ids, stack.course(ids), 0, 1).shape[-1])
 
 
 def mixed_model(bench: MixtureBench, mixture: Mixture) -> Any:
-    """The mixture as a `PreTrainedModel` that lm-eval runs on. It shares the bench's modules."""
+    """Return the mixture as a `PreTrainedModel` for lm-eval. It shares the bench's modules."""
     from surgery.chains.hf_model import BlockZooChainForCausalLM
 
     config = bench.stacks[mixture.ends].configs[0].to_dict()

@@ -1,9 +1,9 @@
-"""What has been measured already, in a JSON file, so that a run that was stopped goes on where it was.
+"""Measurements so far, in a JSON file, so that an interrupted run resumes.
 
     {"key": digest of all that decides a tally, "done": {batch: {mixture: [loss, hits, count]}}}
 
-A file of another key is started anew: its tallies are of other models or other questions. Each batch is written whole,
-through a temporary file. Knows nothing of plans.
+A file with another key is discarded: its tallies are of other models or other questions. Each batch is written
+atomically, through a temporary file.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from zoo.errors import InputError
 
 
 class MeasurementLedger:
-    """The tallies of one key. A mixture that is asked for later is added to those that are there."""
+    """The tallies of one key. Mixtures requested later are added."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """Read what is there. Raises InputError when the folder cannot be written."""
+        """Read the file if it exists."""
         self._path = path
         self._key = key
         self._done: dict[str, dict[str, Any]] = _read(path, key)
@@ -34,11 +34,11 @@ class MeasurementLedger:
         return ScoreTally(float(loss), int(hits), int(count))
 
     def document(self, name: str, mixture: str) -> Any:
-        """What `put_document` kept."""
+        """Return a value stored by `put_document`."""
         return self._done[name][mixture]
 
     def put(self, batch: str, tallies: Mapping[str, ScoreTally]) -> None:
-        """Add a batch's tallies, by mixture, and write the file."""
+        """Add a batch's tallies, by mixture, and write the file. Raises InputError if it cannot be written."""
         self._done.setdefault(batch, {}).update(
             {code: [each.loss, each.hits, each.count] for code, each in tallies.items()}
         )

@@ -1,7 +1,7 @@
-"""Which layers come from which model, at every point of Figures 10 and 11 of BlockLLM. Plans as data; pure.
+"""The mixtures of two models at every point of Figures 10 and 11 of BlockLLM, as data. Pure functions.
 
-A mixture is one letter per layer: `a` the first model, `b` the second, `s` the second's pruned stand-in. Embedding and
-head are b's: the figures call a decoding layer a block, and exchange nothing else.
+A mixture has one letter per layer: `a` the first model, `b` the second, `s` the second's pruned stand-in. Embedding and
+head are b's: a block in the figures is a decoding layer, and only layers are exchanged.
 """
 
 from __future__ import annotations
@@ -12,28 +12,38 @@ from typing import Literal
 
 from zoo.errors import InputError
 
-#: `b` is the model that is served, `a` the one whose blocks it shares.
+#: `b` is the model that is served, `a` the one with the shared blocks.
 FIRST, SECOND, PRUNED = "a", "b", "s"
 Experiment = Literal["sharing", "switching"]
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """`layers`: one letter per layer; `ends`: whose embedding and head."""
+    """A mixture of layers.
+
+    Fields:
+        layers: One letter per layer.
+        ends: Letter of the model of embedding and head.
+    """
 
     layers: str
     ends: str = SECOND
 
     @property
     def code(self) -> str:
-        """Names the mixture in files."""
+        """The mixture's name in files."""
         return f"{self.ends}:{self.layers}"
 
 
 @dataclass(frozen=True, slots=True)
 class MixturePoint:
-    """One point of a line. `line`: shared or pruned, with `size`: layers that are shared (sharing), or the layer behind
-    which models are switched (switching). `at`: the first shared layer, or the layers between switches."""
+    """One point of a line.
+
+    Fields:
+        line: "shared", "switched" or "pruned".
+        size: Number of shared layers (sharing), or the layer after which models are switched (switching).
+        at: First shared layer (sharing), or the number of layers between switches (switching).
+    """
 
     line: str
     size: int
@@ -42,19 +52,21 @@ class MixturePoint:
 
 
 def whole(layers: int, letter: str) -> Mixture:
-    """One model alone."""
+    """Return the mixture of one model alone."""
     return Mixture(letter * layers, letter)
 
 
 def sharing_points(layers: int, counts: Sequence[int], replaceable: str = "") -> list[MixturePoint]:
-    """For each count k and each start: k layers in a row from the first model, all others from the second (BL-07).
+    """Return, for each count k and each start, k layers in a row from the first model, the rest from the second.
+
+    This is BL-07.
 
     Args:
-        replaceable: one letter per layer, `s` where a pruned stand-in exists: a second line for each k, of these in
-            place of the first's.
+        replaceable: One letter per layer, `s` where a pruned stand-in exists. It adds a second line for each k, with
+            stand-ins instead of the first model's layers.
 
     Raises:
-        InputError: a count that the models do not have.
+        InputError: A count that the models do not have.
     """
     for count in counts:
         if not 1 <= count <= layers:
@@ -73,13 +85,13 @@ def _shared(line: str, letter: str, layers: int, count: int, at: int) -> Mixture
 def switching_points(
     layers: int, starts: Sequence[int], intervals: Sequence[int], replaceable: str = ""
 ) -> list[MixturePoint]:
-    """The second model up to and behind layer `start`, then another every x layers: x of the second, x of the first,
-    and so on (BL-08).
+    """Return mixtures of the second model that switch models every x layers from layer `start` on (BL-08).
 
-    An interval that reaches the end is the second model alone.
+    After `start` come x layers of the second, x of the first, and so on. An interval that reaches the end gives the
+    second model alone.
 
     Raises:
-        InputError: a start that leaves no layer, or an interval below one.
+        InputError: A start that leaves no layer, or an interval below one.
     """
     for start in starts:
         if not 0 <= start < layers:
@@ -97,7 +109,7 @@ def switching_points(
 
 
 def _switched(letter: str, layers: int, start: int, x: int, available: str) -> Mixture:
-    """Layers without a stand-in stay the second model's."""
+    """Return the mixture; layers without a stand-in stay the second model's."""
     turn = [
         letter if layer >= start and (layer - start) // x % 2 and available[layer] == letter else SECOND
         for layer in range(layers)
@@ -106,11 +118,11 @@ def _switched(letter: str, layers: int, start: int, x: int, available: str) -> M
 
 
 def usual_counts(layers: int) -> list[int]:
-    """1, 2, 4, … up to half of the layers."""
+    """Return 1, 2, 4, … up to half of the layers."""
     return [k for k in (1, 2, 4, 8, 16, 32) if 2 * k <= layers] or [1]
 
 
 def usual_intervals(layers: int, start: int) -> list[int]:
-    """Every interval that switches at all, thinned where there are many, and the first that does not."""
+    """Return every interval that switches at all, thinned out if there are many, and the first that does not."""
     left = layers - start
     return [x for x in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if x < left] + [left]

@@ -1,7 +1,6 @@
-"""The fixed questions that every mixture of an experiment is asked: windows of text, and lines of which one follows, as
-token ids.
+"""The fixed questions of an experiment, as token ids: windows of text, and lines of which one follows.
 
-The same text, tokenizer and numbers give the same questions, and their digest says so. Knows nothing of models.
+The same text, tokenizer and numbers give the same questions, and the same digest.
 """
 
 from __future__ import annotations
@@ -18,14 +17,18 @@ from surgery.text.library import EVERYTHING, read_library
 from surgery.text.text import Text
 from zoo.errors import InputError
 
-#: Files that a text needs so that wrong choices come from its own; below, they come from all of the library.
+#: With fewer files than this, a text takes wrong choices from all of the library.
 _ENOUGH_FILES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """How much is asked: `windows` of `length` tokens, and `lines` of which one follows. `batch`: rows at once; a line
-    takes four.
+    """Amount of questions.
+
+    Fields:
+        windows: Windows of `length` tokens.
+        lines: Questions of which line follows.
+        batch: Rows per batch; a line question takes four.
     """
 
     windows: int = 64
@@ -37,10 +40,13 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class QuestionBatch:
-    """Questions that run together. `key` names the batch in files.
+    """Questions that run together.
 
-    `ids`: int64 [B, T]. `scored`: bool [B, T], the tokens that count, each predicted from those before it. `answers`:
-    int64 [B / 4], the right one of each four rows; None for plain text, where every row is a window.
+    Fields:
+        key: The batch's name in files.
+        ids: int64 [B, T].
+        scored: bool [B, T]: the tokens that count, each predicted from those before it.
+        answers: int64 [B / 4], the right one of each four rows; None for plain text, where every row is a window.
     """
 
     key: str
@@ -51,7 +57,7 @@ class QuestionBatch:
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """All batches, and what they were made of."""
+    """All batches, with the number of text tokens and of line questions."""
 
     batches: tuple[QuestionBatch, ...]
     tokens: int
@@ -59,7 +65,7 @@ class Questions:
 
     @property
     def digest(self) -> str:
-        """BLAKE3 over all ids, what of them counts and the answers."""
+        """BLAKE3 over all ids, scored masks and answers."""
         whole = blake3()
         for batch in self.batches:
             for tensor in (batch.ids, batch.scored, batch.answers):
@@ -74,11 +80,11 @@ def questions(text: Text, tokenizer: Any, ask: Question, context: int) -> Questi
     """Make the questions from the text's held-out part.
 
     Args:
-        tokenizer: of transformers; None where the text is token ids, and then there are no lines.
-        context: tokens that the models read at most.
+        tokenizer: A transformers tokenizer; None if the text is token ids, which gives no line questions.
+        context: Maximum number of tokens of the models.
 
     Raises:
-        InputError: the text holds nothing to ask.
+        InputError: The text gives no questions.
     """
     length = min(ask.length, context)
     if length < 2 or ask.windows < 1 or ask.batch < 1 or ask.lines < 0:
@@ -109,7 +115,7 @@ def _window_batch(key: str, windows: Tensor) -> QuestionBatch:
 def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> QuestionBatch:
     rows = [_line_ids(item.context, choice, tokenizer, context) for item in items for choice in item.choices]
     longest = max(len(ids) for ids, _ in rows)
-    # Padding stands behind everything that counts, where causal attention never looks: any id will do.
+    # Padding comes after everything that counts, out of reach of causal attention, so any id will do.
     ids = torch.tensor([row + [row[-1]] * (longest - len(row)) for row, _ in rows], dtype=torch.int64)
     scored = torch.zeros_like(ids, dtype=torch.bool)
     for at, (row, new) in enumerate(rows):
@@ -118,8 +124,9 @@ def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> Q
 
 
 def _line_ids(before: str, choice: str, tokenizer: Any, context: int) -> tuple[list[int], int]:
-    """Ids of both, cut on the left to the context, and how many of them are the choice's. As lm-eval splits: white
-    space goes with it.
+    """Return the ids of both texts, cut on the left to the context, and the number of ids of the choice.
+
+    Splits as lm-eval does: white space goes with the choice.
     """
     stem = tokenizer.encode(before.rstrip())
     ids = tokenizer.encode(before + choice)

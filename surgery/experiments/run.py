@@ -1,8 +1,4 @@
-"""An experiment from its models to its document: what is not in the ledger is measured, and everything is put together
-and kept.
-
-Knows nothing of plots, nor of the command line.
-"""
+"""Run an experiment: measure what the ledger lacks, and assemble and store the document."""
 
 from __future__ import annotations
 
@@ -38,9 +34,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Request:
-    """Which models, on what. `plan` gives the points for the models' number of layers and their replaceable ones.
+    """What to measure.
 
-    `tasks`: of lm-eval, for every point as well; `allow_code`: their files may run Python that they name.
+    Fields:
+        plan: Gives the points for the models' number of layers and their replaceable ones.
+        tasks: lm-eval tasks to run for every point as well.
+        allow_code: Their files may run Python that they name.
     """
 
     experiment: Experiment
@@ -60,16 +59,15 @@ class Request:
 def run_experiment(
     zoo: Zoo, request: Request, state: Path, keep: bool = True, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Measure what is missing and give the document, kept in the catalogue under b unless `keep` is off.
+    """Measure what is missing and return the document, stored in the catalogue under b unless `keep` is off.
 
     Args:
-        state: the file that holds what has been measured; another run of the same models and questions goes on from it.
+        state: File of the measurements so far; a later run of the same models and questions resumes from it.
 
     Raises:
-        InputError: models of other shapes, points that cannot be, a text without enough text, a task that does not
-            exist.
-        Incomparable: other tokenizers. NotFound, AmbiguousName, DamagedObject, NotServable: as naming and opening
-            models do.
+        InputError: Models of different shapes, impossible points, too little text, or a task that does not exist.
+        Incomparable: The tokenizers differ.
+        NotFound, AmbiguousName, DamagedObject, NotServable: As for naming and opening models.
     """
     a, b = zoo.model(request.a), zoo.model(request.b)
     surrogates = [zoo.model(name) for name in request.surrogates]
@@ -106,7 +104,7 @@ def measure(
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> None:
-    """Put the tallies that are missing into the ledger, batch by batch."""
+    """Add the missing tallies to the ledger, batch by batch."""
     import torch
 
     done, total = 0, len(asked.batches) * len(mixtures)
@@ -126,7 +124,7 @@ def measure(
 
 
 def _wanted(tasks: Sequence[str], allow_code: bool) -> WantedTask | None:
-    """Looked up before anything is measured. Raises InputError."""
+    """Resolve the tasks before anything is measured. Raises InputError."""
     if not tasks:
         return None
     check_installed()
@@ -141,7 +139,7 @@ def measure_tasks(
     request: Request,
     ledger: MeasurementLedger,
 ) -> None:
-    """The same through lm-eval: one run per mixture, those that the ledger has left out."""
+    """Run lm-eval's tasks, once per mixture that the ledger lacks."""
     name = _tasks_key(request)
     for mixture in mixtures:
         if not ledger.has(name, mixture.code):
@@ -159,7 +157,7 @@ def _context(model: ModelHandle) -> int:
 
 
 def _key(request: Request, models: Sequence[ModelHandle], asked: Questions) -> str:
-    """Of all that decides a tally, and of nothing else: more points may be asked of the same ledger."""
+    """Return the digest of everything that decides a tally and nothing else, so that points can be added later."""
     prints = [model.manifest.fingerprint for model in models]
     packages = {name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")}
     return digest_of([_VERSION, prints, asked.digest, request.dtype, request.device.split(":")[0], packages])
@@ -212,7 +210,7 @@ def _entry(point: MixturePoint, score: _Scores) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Tallies of a mixture as the numbers of the document."""
+    """Converts tallies of a mixture to the numbers of the document."""
 
     bench: MixtureBench
     asked: Questions
@@ -220,7 +218,7 @@ class _Scores:
     tasks: str | None
 
     def score_mixture(self, mixture: Mixture) -> dict[str, Any]:
-        """Accuracy of the next token, loss in nats, accuracy of lines; each with its difference to b."""
+        """Return accuracy of the next token, loss in nats, and accuracy of lines, each with its difference to b."""
         base = whole(self.bench.layers, SECOND)
         found = {
             "accuracy": self._measured(mixture, base, "text", "hits"),

@@ -1,8 +1,7 @@
-"""From hidden states to what is counted, and from counts to accuracy with its error.
+"""Count scores from hidden states, and compute accuracy with its error from the counts.
 
-A *tally* is what one mixture scored on one batch. Errors are standard errors over batches; of a difference between two
-mixtures they are those of the batch-by-batch difference, since both were asked the same. Knows nothing of where
-mixtures come from.
+A *tally* is the score of one mixture on one batch. Errors are standard errors over batches. For a difference between
+two mixtures they are those of the batch-by-batch difference, since both have the same questions.
 """
 
 from __future__ import annotations
@@ -17,14 +16,18 @@ from torch import Tensor
 from surgery.experiments.questions import QuestionBatch
 from zoo.errors import InputError
 
-#: Tokens whose logits are held at once: vocabularies are large.
+#: Tokens with logits in memory at once: vocabularies are large.
 _TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTally:
-    """Of text: `loss`, the sum over tokens in nats, `hits`, tokens that were the likeliest, `count` tokens. Of lines:
-    hits of questions.
+    """Score of one mixture on one batch.
+
+    Fields:
+        loss: For text, the sum over tokens in nats.
+        hits: Tokens that were the likeliest, or line questions answered right.
+        count: Tokens or questions.
     """
 
     loss: float
@@ -42,8 +45,11 @@ class Estimate:
 
 @torch.inference_mode()
 def tally(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> ScoreTally:
-    """Score one batch. `hidden` [B, T, width]; `head` gives logits [.., vocabulary]. Raises InputError for logits that
-    are no numbers.
+    """Score one batch. Raises InputError for logits that are not finite.
+
+    Args:
+        hidden: [B, T, width].
+        head: Gives logits [.., vocabulary].
     """
     scores, hits = _scores(batch, hidden, head)
     if not bool(scores.isfinite().all()):
@@ -55,9 +61,7 @@ def tally(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]
 
 
 def _scores(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-    """Per row the log-probability of its scored tokens, float64 [B]; and over all rows how many of them were the
-    likeliest.
-    """
+    """Return each row's log-probability of its scored tokens, float64 [B], and the number of likeliest tokens."""
     sums = torch.zeros(len(batch.ids), dtype=torch.float64)
     hits = 0
     for row, (ids, scored) in enumerate(zip(batch.ids, batch.scored, strict=True)):
@@ -72,14 +76,14 @@ def _scores(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tenso
 
 
 def mean(tallies: Sequence[ScoreTally], what: str) -> Estimate:
-    """`what`: loss or hits, per token or question."""
+    """Return the mean of `what` (loss or hits) per token or question."""
     total = sum(each.count for each in tallies)
     value = sum(float(getattr(each, what)) for each in tallies) / total
     return Estimate(value, _error([float(getattr(each, what)) - value * each.count for each in tallies], total))
 
 
 def difference(tallies: Sequence[ScoreTally], baseline: Sequence[ScoreTally], what: str) -> Estimate:
-    """`what` of the first less that of the baseline, on the same batches."""
+    """Return the mean of `what` minus that of the baseline, on the same batches."""
     total = sum(each.count for each in tallies)
     apart = [float(getattr(one, what)) - float(getattr(two, what)) for one, two in zip(tallies, baseline, strict=True)]
     value = sum(apart) / total
@@ -87,7 +91,11 @@ def difference(tallies: Sequence[ScoreTally], baseline: Sequence[ScoreTally], wh
 
 
 def _error(residues: Sequence[float], total: int) -> float | None:
-    """Standard error of a ratio of sums over batches: residues are each batch's sum less its share of the whole."""
+    """Return the standard error of a ratio of sums over batches.
+
+    Args:
+        residues: Each batch's sum minus its share of the whole.
+    """
     n = len(residues)
     if n < 2:
         return None

@@ -1,11 +1,10 @@
-"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, which takes longer to
-import than a model to load.
+"""Read configs of the plain gated shape (llama, mistral, qwen2, qwen3) without transformers, which is slow to import.
 
-    plain_settings({…config.json…}) -> what its modules depend on, or None: something is missing, of another type, or
-    not of this shape
+    plain_settings({…config.json…}) -> the settings that its modules depend on, or None: something is missing, of
+    another type, or not of this shape
 
-Nothing is guessed: a config that leaves to a default what the family's versions disagree about, or that transformers
-would refuse, is not plain, and whoever asks goes on with transformers. Pure: no torch.
+Nothing is guessed: a config that relies on a default that differs between versions of the family, or that transformers
+would refuse, is not plain, and the caller uses transformers. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings",
 )  # fmt: skip
-#: What changes modules in ways that are not the plain shape's.
+#: Settings that change modules beyond the plain shape.
 _FOREIGN = (
     "quantization_config",
     "rope_scaling",
@@ -33,8 +32,12 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class PlainSettings:
-    """`qkv_bias`, `o_bias`, `ffn_bias`: which products have one. `head_norms`: norms of each head of q and k
-    (qwen3).
+    """The settings that a plain model's modules depend on.
+
+    Fields:
+        eps: Epsilon of the norms.
+        theta: Base of the rotary angles.
+        qkv_bias: The q, k and v projections have a bias; `o_bias` and `ffn_bias` likewise.
     """
 
     family: str
@@ -54,11 +57,12 @@ class PlainSettings:
 
     @property
     def head_norms(self) -> bool:
+        """Whether each head of q and k has a norm (qwen3)."""
         return self.family == "qwen3"
 
 
 def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
-    """See the top of the file."""
+    """Return the settings of a config, or None if it is not plain."""
     family, eps = config.get("model_type"), config.get("rms_norm_eps")
     if (
         family not in PLAIN_FAMILIES
@@ -98,9 +102,7 @@ def _is_size(value: object) -> bool:
 
 
 def _theta(config: Mapping[str, Any]) -> float | None:
-    """The base of rotary angles that are not scaled, in either spelling; None where it is not said so, or said
-    twice.
-    """
+    """Return the base of unscaled rotary angles, in either spelling; None if absent, ambiguous or scaled."""
     given, plain = config.get("rope_parameters"), config.get("rope_theta")
     if given is None:
         return float(plain) if isinstance(plain, int | float) and not isinstance(plain, bool) and plain > 0 else None
@@ -122,7 +124,7 @@ def _head_dim(config: Mapping[str, Any], family: object, width: int, heads: int)
 
 
 def _windows(config: Mapping[str, Any], family: object) -> bool:
-    """Whether all layers see all tokens, or (mistral) as many as the config says itself."""
+    """Return whether all layers attend to all tokens or (mistral) the config itself gives the window."""
     if family == "mistral":
         return "sliding_window" in config and (config["sliding_window"] is None or _is_size(config["sliding_window"]))
     kinds = config.get("layer_types")

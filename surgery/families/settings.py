@@ -1,6 +1,6 @@
-"""What serving reads from a model's side files: its config, how long its context is, and when it stops.
+"""Settings that serving reads from a model's side files: config, context length, end-of-sequence ids.
 
-Knows the manifest and the blobs; nothing of torch. Values are read as transformers reads them.
+Uses the manifest and the blobs, not torch. Values are read as transformers reads them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Rotary types whose tables depend on the longest sequence of a batch: beyond the original length no mixed batch can be
+#: Rotary types with tables that depend on the longest sequence of a batch: beyond the original length no mixed batch is
 #: exact.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope", "su", "yarn_dynamic"})
 
 
 def side_json(store: Store, manifest: ModelManifest, path: str) -> dict[str, Any] | None:
-    """A JSON side file of a model (inherited ones too), or None. Raises MalformedCheckpoint when it is no object."""
+    """Return a JSON side file of a model (inherited ones too), or None. Raises MalformedCheckpoint if no object."""
     for side in manifest.side_files:
         if side.path == path:
             value = json.loads(store.blobs.get(side.blob))
@@ -32,7 +32,7 @@ def side_json(store: Store, manifest: ModelManifest, path: str) -> dict[str, Any
 
 
 def config_of(store: Store, manifest: ModelManifest) -> dict[str, Any]:
-    """The model's `config.json`. Raises MalformedCheckpoint when it has none."""
+    """Return the model's `config.json`. Raises MalformedCheckpoint if it has none."""
     config = side_json(store, manifest, "config.json")
     if config is None:
         raise MalformedCheckpoint(f"{manifest.name} has no config.json")
@@ -40,10 +40,10 @@ def config_of(store: Store, manifest: ModelManifest) -> dict[str, Any]:
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Tokens a sequence may have. Batch-dependent rotary types are served up to their original length, where they are
-    exact.
+    """Return the maximum number of tokens of a sequence.
 
-    A chain of its own kind has as many as it says, and no more than any of its sources.
+    Batch-dependent rotary types are served up to their original length, where they are exact. A composed chain has the
+    length in its config, but at most the least of its sources.
     """
     if is_chain(config):
         least = min(context_length(source) for source in parse_chain(config).sources)
@@ -66,7 +66,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def hidden_width(config: Mapping[str, Any]) -> int:
-    """Values a token has between the layers of a config's model, by default too."""
+    """Return the width of a config's hidden states, given or by default."""
     for key in ("hidden_size", "n_embd", "n_embed"):
         if isinstance(config.get(key), int):
             return int(config[key])
@@ -76,7 +76,7 @@ def hidden_width(config: Mapping[str, Any]) -> int:
 
 
 def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Ids that end an answer: the generation config's where it names any, else the config's, as `generate` does."""
+    """Return the ids that end an answer: the generation config's if it has any, else the config's, as in `generate`."""
     for source in (generation or {}, config):
         value = source.get("eos_token_id")
         if isinstance(value, int):

@@ -1,7 +1,7 @@
-"""Do a checkpoint's shapes agree with its config? Arithmetic on both, before a single byte is read.
+"""Check a checkpoint's shapes against its config, before any tensor is read.
 
-The table says which matrices a layer must have and how large the config makes them; beyond the table, all layers must
-look alike, as they do in every family here. What a config leaves open is not checked. It never sees digests or bytes.
+The table gives the matrices that a layer must have and their shapes by the config. Beyond the table, all layers must be
+alike, as they are in every family here. What a config leaves open is not checked. Uses no digests or bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,15 @@ Wanted = dict[str, Shape]
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """Sizes that a config gives: hidden, heads, key-value heads, width of a head, inner width of the ffn, rows of the
-    table.
+    """Sizes from a config.
+
+    Fields:
+        hidden: Width of the hidden states.
+        heads: Attention heads.
+        kv_heads: Key-value heads.
+        head: Width of a head.
+        inner: Inner width of the ffn.
+        vocab: Rows of the token table.
     """
 
     hidden: int
@@ -45,13 +52,13 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
     """Compare every tensor that a family's modules read with its config.
 
     Args:
-        config: its `config.json`.
+        config: The `config.json`.
         shapes: disk key -> shape, over all weight files.
 
     Raises:
-        UnknownFamily: no row for the architecture.
-        MalformedCheckpoint: the first tensor that is missing or has another shape than the config, or than the other
-            layers.
+        UnknownFamily: No row for the architecture.
+        MalformedCheckpoint: The first tensor that is missing, or has another shape than the config or the other layers
+            give.
     """
     family = family_of(config)
     layers: dict[int, Wanted] = defaultdict(dict)
@@ -72,9 +79,7 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
 
 
 def check_component(config: Mapping[str, Any], kind: str, found: Mapping[str, Shape], where: str) -> None:
-    """Compare one component's tensors, by their names within it, with the config that it is cut by. Raises as
-    `check_shapes`.
-    """
+    """Compare one component's tensors, by their names within it, with its config. Raises as `check_shapes`."""
     family = family_of(config)
     dims = dims_of(config, family)
     table = f"{family.embedding[0]}.weight"
@@ -98,7 +103,7 @@ def _check(found: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str) 
 
 
 def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
-    """Every layer has the tensors of the first, in the same shapes."""
+    """Check that every layer has the tensors of the first, in the same shapes."""
     if not layers:
         return
     first = min(layers)
@@ -115,7 +120,7 @@ def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
 
 
 def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
-    """The sizes, or None when the config leaves some of them to a default that is not known here."""
+    """Return the sizes, or None if the config leaves some of them to a default that is not known here."""
     hidden = _size(config, "n_embd", "n_embed", "d_model", "hidden_size")
     heads = _size(config, "n_head", "n_heads", "num_attention_heads")
     vocab = _size(config, "vocab_size")
@@ -144,12 +149,12 @@ def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
     )
 
 
-#: Families whose ffn is four times as wide as the model unless the config says otherwise.
+#: Families with an ffn four times as wide as the model, unless the config says otherwise.
 _FOURFOLD = frozenset({"gpt2", "falcon", "gptj"})
 
 
 def _size(config: Mapping[str, Any], *names: str, default: int | None = None) -> int | None:
-    """The first of these settings that is there. Raises MalformedCheckpoint when it is no size."""
+    """Return the first of these settings that is present. Raises MalformedCheckpoint if it is not a size."""
     for name in names:
         value = config.get(name)
         if value is not None:
@@ -160,7 +165,7 @@ def _size(config: Mapping[str, Any], *names: str, default: int | None = None) ->
 
 
 def _outer(dims: Dims, config: Mapping[str, Any], family: Family) -> Wanted:
-    """Embedding and head."""
+    """Return the shapes of embedding and head."""
     width = dims.hidden
     if family.name == "opt":
         width = _size(config, "word_embed_proj_dim", default=dims.hidden) or dims.hidden
@@ -235,8 +240,10 @@ def _olmo2(dims: Dims, config: Mapping[str, Any]) -> Wanted:
 
 
 def _mixtral(dims: Dims, config: Mapping[str, Any]) -> Wanted:
-    """Experts only as far as the router counts them: their names differ between versions, their shapes are alike in all
-    layers.
+    """Return the shapes of a Mixtral layer.
+
+    Experts are checked as far as the router counts them: their names differ between versions, their shapes are the same
+    in all layers.
     """
     experts = _size(config, "num_local_experts", "num_experts", default=8) or 8
     wide, narrow = (dims.inner, dims.hidden), (dims.hidden, dims.inner)
@@ -248,7 +255,7 @@ def _mixtral(dims: Dims, config: Mapping[str, Any]) -> Wanted:
 
 
 def _gpt2(dims: Dims, config: Mapping[str, Any]) -> Wanted:
-    """Conv1D keeps its matrices transposed: [in, out]."""
+    """Return the shapes of a GPT-2 layer; Conv1D stores its matrices transposed: [in, out]."""
     return {
         "attn.c_attn.weight": (dims.hidden, 3 * dims.hidden),
         "attn.c_proj.weight": (dims.hidden, dims.hidden),

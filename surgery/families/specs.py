@@ -1,8 +1,7 @@
-"""What a component computes, as far as the config decides it: one spec for all spellings of the same settings.
+"""Specs of components: the config's settings that decide what a component computes, in one normal form.
 
 Pure functions of a `config.json` and a row of the table of families. Two components with equal tensors are the same
-exactly when their specs are equal, so a field that is not known here counts as one that matters: it costs sharing,
-never exactness.
+exactly when their specs are equal. An unknown field therefore counts as relevant: that costs sharing, never exactness.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 
 from surgery.families.table import Family, rope_of
 
-#: Configuration values that never change what a component computes in inference, or that its tensors' shapes show.
-#: A value that is not listed here counts as one that does: an unknown field costs sharing, never exactness.
+#: Configuration values that never change what a component computes in inference, or that its tensors' shapes show. An
+#: unlisted value counts as one that does: an unknown field costs sharing, never exactness.
 IRRELEVANT = frozenset(
     """
     _name_or_path _attn_implementation _commit_hash _flash_attn_2_enabled architectures attn_implementation auto_map
@@ -43,7 +42,7 @@ _ROPE_KEYS = frozenset(
 
 
 def _layer_type(config: Mapping[str, Any], family: Family, layer: int) -> str | None:
-    """`sliding_attention` or `full_attention` where a family mixes both, as transformers derives it."""
+    """Return `sliding_attention` or `full_attention` if a family mixes both, as transformers derives it."""
     types = config.get("layer_types")
     if isinstance(types, list) and layer < len(types):
         return str(types[layer])
@@ -56,11 +55,11 @@ def _layer_type(config: Mapping[str, Any], family: Family, layer: int) -> str | 
 
 
 def spec_of(config: Mapping[str, Any], family: Family, kind: str, layer: int | None) -> dict[str, Any]:
-    """The settings that fix what a component computes, defaults left out.
+    """Return the settings that fix what a component computes, without defaults.
 
     Args:
-        kind: the component's kind; only `attention` and `layer` depend on positions and windows.
-        layer: index of its layer; None for embedding and lm_head.
+        kind: The component's kind; only `attention` and `layer` depend on positions and windows.
+        layer: Index of its layer; None for embedding and lm_head.
     """
     named = _named(config, family)
     spec = {key: value for key, value in named.items() if not _is_default(key, value, named, family)}
@@ -82,10 +81,10 @@ def spec_of(config: Mapping[str, Any], family: Family, kind: str, layer: int | N
 
 
 def _named(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The settings that can matter, in one spelling. Where two spellings are given, transformers lets the alias win."""
+    """Return the relevant settings in one spelling. If two spellings are given, the alias wins, as in transformers."""
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT and key not in _ROPE_KEYS}
     inner = relevant.pop("attn_config", None) if family.name == "mpt" else None
-    if isinstance(inner, Mapping):  # of its own table MPT reads no more than these
+    if isinstance(inner, Mapping):  # MPT reads only these of its own table
         relevant |= {key: inner[key] for key in ("clip_qkv", "softmax_scale") if inner.get(key) is not None}
     plain = {key: value for key, value in relevant.items() if key not in family.aliases}
     return {
@@ -97,7 +96,7 @@ def _named(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _is_default(key: str, value: Any, named: Mapping[str, Any], family: Family) -> bool:
-    """Whether a setting says what its absence would say. None is a value of its own where the default is not None."""
+    """Return whether a setting equals its default. None is a value of its own if the default is not None."""
     if value == family.defaults.get(key):
         return True
     hidden = named.get("hidden_size") or named.get("n_embd")
@@ -113,7 +112,7 @@ def _is_default(key: str, value: Any, named: Mapping[str, Any], family: Family) 
 
 
 def _window_of(config: Mapping[str, Any], family: Family, layer: int) -> dict[str, Any]:
-    """The kind of a layer's attention and, where that needs working out, its window."""
+    """Return the kind of a layer's attention and, where it must be derived, its window."""
     layer_type = _layer_type(config, family, layer)
     if layer_type is None:
         return {}

@@ -1,11 +1,11 @@
-"""The one table of architectures: where a checkpoint's keys belong, and which defaults its settings have.
+"""The table of architectures: the component that each key of a checkpoint belongs to, and the defaults of its settings.
 
-A row says how a family's files are cut into components (BL-01). It is data: no torch, no transformers.
-The modules that run the components are in `surgery.modules.components`, found by the same family name.
+A row says how a family's files are cut into components (BL-01). It is data: no torch, no transformers. The modules that
+run the components are in `surgery.modules.components`, by the same family name.
 
-Norms belong to the component that follows them in pre-norm models, and to their own component where they
-follow its linear layers (sandwich and post-norm). Families whose attention and ffn read the same input
-(parallel residual) have no seam between them: their finest cut is the `layer`.
+Norms belong to the component that follows them in pre-norm models, and to their own component if they follow its linear
+layers (sandwich and post-norm). In families where attention and ffn read the same input (parallel residual), the two
+cannot be separated: their finest cut is the `layer`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ class Family:
     """One row. Key parts are the first dotted segments below the base prefix or below a layer."""
 
     name: str
-    #: What stands before the base model's keys on disk. A base-model checkpoint lacks it.
+    #: Prefix of the base model's keys on disk. A base-model checkpoint lacks it.
     prefix: str
     #: The stack of layers, below the prefix.
     stack: str
     embedding: tuple[str, ...]
-    #: Below the prefix; the head itself (`lm_head.`) stands beside it.
+    #: Below the prefix; the head itself (`lm_head.`) is beside it.
     final: tuple[str, ...]
     attention: tuple[str, ...] = ()
     ffn: tuple[str, ...] = ()
-    #: Parts of a layer without a seam, where that is the finest cut.
+    #: Parts of a layer that cannot be separated, if that is the finest cut.
     whole: tuple[str, ...] = ()
     head: str = "lm_head"
-    #: A second way of spelling the prefix in older checkpoints (OPT's base model says `decoder.`).
+    #: Other spellings of the prefix in older checkpoints (OPT's base model has `decoder.`).
     other_prefixes: tuple[str, ...] = ()
-    #: Keys that old checkpoints carry and no module reads (causal masks, inverse frequencies): kept for export only.
+    #: Keys that old checkpoints contain and no module reads (causal masks, inverse frequencies): kept for export only.
     unread: str = r"(^|\.)(rotary_emb\.inv_freq|masked_bias)$"
-    #: Defaults of the values below, so that a missing field equals one written out.
+    #: Defaults of settings, so that a missing field equals one written out.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    #: Other spellings of a setting -> the spelling that is compared (transformers' `attribute_map` and its like).
+    #: Other spellings of a setting -> the spelling that is compared (transformers' `attribute_map` and similar).
     aliases: Mapping[str, str] = field(default_factory=dict)
     rope_theta: float | None = 10000.0
     partial_rotary: float = 1.0
     tied_by_default: bool = False
-    #: Its layers attend by themselves, with an explicit mask, instead of through transformers' attention interface:
-    #: pages cannot be reached, only the dense executor runs it.
+    #: Its layers compute attention with an explicit mask instead of transformers' attention interface: they cannot read
+    #: pages, so only the dense executor runs it.
     masked: bool = False
 
     @property
@@ -64,7 +64,7 @@ _LLAMA = {
     "attention": ("input_layernorm", "self_attn"),
     "ffn": ("post_attention_layernorm", "mlp"),
 }
-#: What a masked family's models are told where something needs the attention interface.
+#: Message for a masked family's models if something needs the attention interface.
 DENSE_ONLY = (
     "transformers runs its attention outside the attention interface, so pages cannot be reached: only the "
     "dense executor runs it"
@@ -289,11 +289,11 @@ FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The row for a `config.json`.
+    """Return the row for a `config.json`.
 
     Raises:
-        UnknownFamily: no such row; the message lists the known ones.
-        MalformedCheckpoint: there is no `model_type` at all.
+        UnknownFamily: No such row; the message lists the known ones.
+        MalformedCheckpoint: There is no `model_type`.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or not name:
@@ -304,7 +304,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
-    """Number of layers a config promises. Raises MalformedCheckpoint when it promises none."""
+    """Return the number of layers in a config. Raises MalformedCheckpoint if it has none."""
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 100_000:
@@ -313,13 +313,13 @@ def layer_count(config: Mapping[str, Any]) -> int:
 
 
 def is_tied(config: Mapping[str, Any], family: Family) -> bool:
-    """Whether the head uses the embedding's matrix."""
+    """Return whether the head uses the embedding's matrix."""
     value = config.get("tie_word_embeddings")
     return family.tied_by_default if value is None else bool(value)
 
 
 def rope_of(config: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
-    """Rotary settings in one spelling, whichever of transformers' three a config uses."""
+    """Return the rotary settings in one spelling, whichever of transformers' three a config uses."""
     if family.rope_theta is None:
         return None
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -340,12 +340,12 @@ def rope_of(config: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
 
 
 def _as_float(value: Any) -> Any:
-    """Whole numbers as floats, also inside lists: 1 and 1.0 are one setting."""
+    """Return whole numbers as floats, also inside lists: 1 and 1.0 are one setting."""
     if isinstance(value, list):
         return [_as_float(each) for each in value]
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def is_unread(family: Family, key: str) -> bool:
-    """Whether a disk key is a leftover that no module reads."""
+    """Return whether no module reads a disk key."""
     return re.search(family.unread, key) is not None

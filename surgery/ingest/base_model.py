@@ -1,6 +1,6 @@
-"""Which model another one was made from: as its maker says, or as shared weights show.
+"""Find the model that another one was made from: by its config, or by shared weights.
 
-It reads the catalogue and manifests; it knows nothing of files and bytes on disk.
+Reads the catalogue and manifests, not files on disk.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from zoo.catalog import ModelSummary, Reader
 from zoo.errors import AmbiguousName, NotFound, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, TensorMeta
 
-#: Kinds that have all their weights themselves, so that others can be made from them.
+#: Kinds that have all their weights themselves, so that other models can be based on them.
 _WHOLE: frozenset[ModelKind] = frozenset({"foundation", "full", "bitfit"})
 
 
 def adapter_base(reader: Reader, config: Mapping[str, Any], given: str | None) -> ModelManifest:
-    """The base of an adapter: the one that is asked for, else the one that its config names.
+    """Return the base of an adapter: the requested one, else the one that its config names.
 
-    A name in the config is looked for as a model's exact name, as the place that a model was ingested from (folder or
+    A name in the config is looked up as a model's exact name, as the place that a model was ingested from (folder or
     hub id), and as the unique ending of a name, in this order.
 
     Raises:
-        WrongBase: the config names none that the zoo has, or the base is itself an adapter.
+        WrongBase: The config names none that the zoo has, or the base is itself an adapter.
         NotFound, AmbiguousName: `given` is no model, or several.
     """
     base = reader.model(reader.resolve(given) if given is not None else _named_base(reader, config))
@@ -58,7 +58,7 @@ def _named_base(reader: Reader, config: Mapping[str, Any]) -> str:
 
 
 def _places(text: str) -> set[str]:
-    """The text itself and, read as a folder's path, the form in which sources are kept."""
+    """Return the text itself and, read as a folder's path, the form in which sources are recorded."""
     try:
         return {text, str(Path(text).expanduser().resolve())}
     except (OSError, ValueError, RuntimeError):
@@ -67,24 +67,24 @@ def _places(text: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """What a full checkpoint is, and from which model it was made."""
+    """A full checkpoint's kind, and the model that it was made from."""
 
     kind: ModelKind
     base: str | None
 
 
 def descent(reader: Reader, manifest: ModelManifest, given: str | None) -> Descent:
-    """Tell foundations, full fine-tunes and BitFit checkpoints apart.
+    """Distinguish foundations, full fine-tunes and BitFit checkpoints.
 
-    The base is the one that is asked for, else the model of the same family that shares the most bytes; of equals, a
-    foundation and then the oldest. Only matrices count: norms and biases that training left at ones and zeros are equal
-    between models that have nothing to do with each other.
+    The base is the requested one, else the model of the same family that shares the most bytes; among equals, a
+    foundation and then the oldest. Only matrices count: norms and biases left at ones and zeros are equal between
+    unrelated models.
 
     Args:
-        given: the base's exact name, or None.
+        given: The base's exact name, or None.
 
     Raises:
-        WrongBase: the base asked for is of another family, or an adapter.
+        WrongBase: The requested base is of another family, or an adapter.
     """
     base = given if given is not None else _most_shared(reader, manifest)
     if base is None:
@@ -124,10 +124,10 @@ def _matrices(manifest: ModelManifest) -> dict[str, TensorMeta]:
 
 
 def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> bool:
-    """Whether two models have the same components with the same weights but for biases, and at least one bias differs.
+    """Return whether two models have the same components and weights except for biases, and at least one bias differs.
 
-    A model without any biases may be the other's base (Llama's BitFit comes with `attention_bias` and `mlp_bias`
-    switched on).
+    A model without any biases may be the base of the other (Llama's BitFit has `attention_bias` and `mlp_bias` switched
+    on).
     """
     if [(p.component.kind, p.layer) for p in mine] != [(p.component.kind, p.layer) for p in others]:
         return False
@@ -138,13 +138,11 @@ def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> 
 
 
 def _settings(placed: Placed) -> dict[str, Any]:
-    """What fixes a component's computation, but for the switches that say whether there are biases: the tensors show
-    that.
-    """
+    """Return the settings that fix a component's computation, without the bias switches, which the tensors show."""
     spec: dict[str, Any] = json.loads(placed.component.spec)
     return {key: value for key, value in spec.items() if not key.endswith("_bias")}
 
 
 def _differing(a: Placed, b: Placed) -> set[str]:
-    """Names of the tensors that one has and the other has not, or has otherwise."""
+    """Return the names of the tensors that only one of the two has, or that differ."""
     return {name for name, _ in set(a.component.tensors) ^ set(b.component.tensors)}

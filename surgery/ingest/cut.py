@@ -1,8 +1,7 @@
-"""From a checkpoint's keys to components in order (BL-01, BL-02): a pure function of names and shapes.
+"""Cut a checkpoint's keys into components in order (BL-01, BL-02): a pure function of names and digests.
 
-`cut` sees keys, digests and the config; it never sees a tensor's bytes. Names on disk are made canonical here (a
-base-model checkpoint without its prefix, NeoX's `embed_out`), so that the same weights give the same component however
-they were saved.
+Names on disk are made canonical here (a base-model checkpoint without its prefix, NeoX's `embed_out`), so that the same
+weights give the same component however they were saved. Tensors' bytes are never read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from zoo.manifest import Component, ComponentKind, Placed, canonical_json
 
 @dataclass(frozen=True, slots=True)
 class ComponentSpot:
-    """Where one key belongs: the component's kind, its layer, and the tensor's name within the component."""
+    """The place of one key: the component's kind, its layer, and the tensor's name within the component."""
 
     kind: ComponentKind
     layer: int | None
@@ -28,7 +27,7 @@ class ComponentSpot:
 
 
 def canonical_key(family: Family, key: str) -> str:
-    """A disk key with the base prefix taken off; the head is always `lm_head.…`."""
+    """Return a disk key without the base prefix; the head is always `lm_head.…`."""
     if key.startswith(family.head + "."):
         return "lm_head." + key[len(family.head) + 1 :]
     for prefix in (family.prefix, *family.other_prefixes):
@@ -38,7 +37,7 @@ def canonical_key(family: Family, key: str) -> str:
 
 
 def spot_of(family: Family, key: str) -> ComponentSpot | None:
-    """Where a disk key belongs, or None when the family has no such place."""
+    """Return the place of a disk key, or None if the family has none for it."""
     name = canonical_key(family, key)
     first = name.split(".", 1)[0]
     if first == "lm_head" or first in family.final:
@@ -62,12 +61,12 @@ def spot_of(family: Family, key: str) -> ComponentSpot | None:
 
 
 def layer_kinds(family: Family) -> tuple[ComponentKind, ...]:
-    """The components of one layer, in order."""
+    """Return the components of one layer, in order."""
     return ("layer",) if family.parallel else ("attention", "ffn")
 
 
 def places(family: Family, layers: int) -> list[tuple[ComponentKind, int | None]]:
-    """All components of a model with `layers` layers, in order."""
+    """Return all components of a model with `layers` layers, in order."""
     inner = [(kind, layer) for layer in range(layers) for kind in layer_kinds(family)]
     return [("embedding", None), *inner, ("lm_head", None)]
 
@@ -76,15 +75,15 @@ def cut(config: Mapping[str, Any], digests: Mapping[str, str]) -> tuple[Placed, 
     """Cut a full checkpoint.
 
     Args:
-        config: its `config.json`.
+        config: The `config.json`.
         digests: disk key -> tensor digest, over all weight files.
 
     Returns:
-        Every component once, in chain order. Keys that no module reads are left out (they are exported all the same).
+        Every component once, in chain order. Keys that no module reads are left out (they are still exported).
 
     Raises:
-        UnknownFamily: no row for the architecture.
-        MalformedCheckpoint: a key without a place, a component without tensors, or a layer beyond the config's count.
+        UnknownFamily: No row for the architecture.
+        MalformedCheckpoint: A key without a place, a component without tensors, or a layer beyond the config's count.
     """
     family = family_of(config)
     layers = layer_count(config)
@@ -106,7 +105,7 @@ def cut(config: Mapping[str, Any], digests: Mapping[str, str]) -> tuple[Placed, 
 
 
 def _tie(config: Mapping[str, Any], family: Family, found: dict[Any, dict[str, str]]) -> None:
-    """A tied head names the embedding's tensor; what the file says for it, if anything, is not read."""
+    """Give a tied head the embedding's tensor; a head in the file, if any, is ignored."""
     table = found["embedding", None].get(f"{family.embedding[0]}.weight")
     if is_tied(config, family) and table is not None:
         found["lm_head", None]["lm_head.weight"] = table

@@ -1,6 +1,6 @@
-"""From a source to what an ingest will write: everything that can be checked before a tensor is read is checked here.
+"""Check a source, before a tensor is read, and prepare what an ingest will write.
 
-A draft knows how its components follow from digests, once there are any. It writes nothing.
+A draft computes its components once the digests are known. It writes nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, Uns
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
-#: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being
-#: equal.
+#: Placeholder for every digest until they are known: the checks before bytes are read do not depend on which are equal.
 _UNKNOWN = "0" * 64
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checked source. `place` gives its components from the digests of its keys; `base` is set for adapters only.
+    """A checked source.
 
-    `kind`: what it is as far as it tells itself; a full checkpoint (`foundation`) may still turn out to be a fine-tune.
+    Fields:
+        kind: The kind as far as the source shows; a full checkpoint (`foundation`) may still prove to be a fine-tune.
+        place: Returns the components from the digests of the source's keys.
+        base: Set for adapters only.
     """
 
     kind: ModelKind
@@ -50,11 +52,11 @@ def draft(store: Store, source: Source, base: str | None) -> Draft:
     """Check a source against its own config, and an adapter against its base.
 
     Args:
-        base: name (or unique ending) of the base that was asked for; of no weight here for full checkpoints.
+        base: Name (or unique ending) of the requested base; ignored here for full checkpoints.
 
     Raises:
-        zoo.errors.InputError: whatever is wrong with it; see the error tree.
-        NotFound, AmbiguousName: the adapter's base is not in the zoo, or could be several.
+        zoo.errors.InputError: Any fault of the source; see the error tree.
+        NotFound, AmbiguousName: The adapter's base is not in the zoo, or could be several.
     """
     _check_generation_config(source)
     try:
@@ -82,8 +84,9 @@ def _full(source: Source) -> Draft:
 
 
 def _chain(source: Source, config: Mapping[str, Any]) -> Draft:
-    """A chain of its own kind, as an export writes it: its components are those that it was made of, so that a zoo with
-    them has it all.
+    """Return the draft of a chain as an export writes it.
+
+    Its components are those that it was made of, so a zoo that has them stores no new bytes.
     """
     families = [_known_family(each) for each in parse_chain(config).sources]
     check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
@@ -138,7 +141,7 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
 
 def _adapter(store: Store, source: Source, given: str | None) -> Draft:
     config = source.adapter or {}
-    plan = plan_adapter(config)  # what is refused in any case is refused before a base is looked for
+    plan = plan_adapter(config)  # variants refused in any case are refused before a base is looked up
     if source.side("adapter_interface.json") is not None:
         raise UnsupportedAdapter(
             "the adapter was made through an adapter_interface.json: where its parts stand in the layer is not known "
@@ -177,7 +180,7 @@ class _LaidOver:
 
 
 def _check_own_config(config: Mapping[str, Any], base: ModelManifest) -> None:
-    """An adapter may bring a config.json, but only one that means the same model as its base."""
+    """Check that an adapter's own config.json, if any, describes the same model as its base."""
     family = family_of(config)
     same = family.name == base.family and all(
         canonical_json(spec_of(config, family, placed.component.kind, placed.layer)) == placed.component.spec

@@ -1,7 +1,7 @@
-"""Ingest: check all, write the bytes, then name them in one transaction (BL-12).
+"""Ingest a checkpoint: check everything, write the bytes, then reference them in one transaction (BL-12).
 
-Until the catalogue commits, nothing of a model exists but objects that nobody names; the store withdraws them when an
-ingest fails. Peak memory does not grow with the model. It knows nothing of torch, nor of where a source came from.
+Until the catalogue commits, only unreferenced objects of a model exist; the store removes them if an ingest fails. Peak
+memory does not grow with the model. This module does not depend on torch or on where a source came from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class IngestCounts:
-    """How much the weight files hold, equal tensors counted once, and how much of it the store did not have."""
+    """Amount in the weight files, with equal tensors counted once, and the part that the store did not have."""
 
     total: int
     new: int
@@ -42,7 +42,11 @@ class IngestCounts:
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What an ingest did; the fields of `zoo ingest --json`. `bytes` are of tensors, without headers and side files."""
+    """Result of an ingest; the fields of `zoo ingest --json`.
+
+    Fields:
+        bytes: Bytes of tensors, without headers and side files.
+    """
 
     model: str
     kind: ModelKind
@@ -59,7 +63,7 @@ class IngestReport:
 
 @dataclass(frozen=True)
 class _Written:
-    """The bytes of a source, in the store."""
+    """A source's content in the store."""
 
     weight_files: tuple[WeightFile, ...]
     side_files: tuple[SideFile, ...]
@@ -79,20 +83,20 @@ def ingest(
     progress: Progress | None = None,
     kind: ModelKind | None = None,
 ) -> IngestReport:
-    """Put a checkpoint into the zoo. Doing it again changes nothing and succeeds.
+    """Add a checkpoint to the zoo. Repeating it changes nothing and succeeds.
 
     Args:
-        source: an opened source; its tensors are read here, as a stream.
-        name: what to call the model; by default the hub id or the folder's name.
-        base: the model it was made from (name or unique ending). Found by itself when None: an adapter's by its config,
-            a full checkpoint's by the weights it shares; a chain of its own kind has none.
-        kind: what to call an adapter that was made here; None: what it is.
+        source: An opened source; its tensors are read here, as a stream.
+        name: Name of the model; by default the hub id or the folder's name.
+        base: The model it was made from (name or unique ending). When None, an adapter's base is found by its config, a
+            full checkpoint's by shared weights; a composed chain has none.
+        kind: Kind to record for an adapter that was made here; None for the kind found.
 
     Raises:
-        zoo.errors.InputError: the source cannot be used. Nothing was written.
-        NotFound, AmbiguousName: the base is not in the zoo, or could be several.
-        NameTaken: the name holds another model.
-        StoreError: the store is full, busy or damaged.
+        zoo.errors.InputError: The source cannot be used. Nothing was written.
+        NotFound, AmbiguousName: The base is not in the zoo, or could be several.
+        NameTaken: Another model has the name.
+        StoreError: The store is full, busy or damaged.
     """
     started = time.monotonic()
     called = check_name(name if name is not None else default_name(source.origin))
@@ -123,9 +127,7 @@ def ingest(
 
 
 def default_name(origin: str) -> str:
-    """The hub id, without a revision, or the folder's name; for a folder of the hub cache, the id that it is the cache
-    of.
-    """
+    """Return the hub id without a revision, or the folder's name; for a folder of the hub cache, its hub id."""
     path = Path(origin)
     if not path.is_absolute():
         return origin.split("@")[0]
@@ -143,7 +145,7 @@ def _resolved(store: Store, base: str | None) -> str | None:
 
 
 def _check_name_is_free(store: Store, name: str, source: Source) -> None:
-    """Refuse early, before gigabytes are read, what the commit would refuse late: other headers are another model."""
+    """Raise NameTaken early, before gigabytes are read, if a model with other weight files has the name."""
     with store.catalog.reading() as reader:
         if name not in reader.names():
             return
@@ -194,7 +196,7 @@ def _manifest(name: str, source: Source, plan: Draft, written: _Written) -> Mode
 
 
 def _tensors(components: Iterable[Placed], written: _Written, base: ModelManifest | None) -> tuple[TensorMeta, ...]:
-    """Every tensor that the model names once: its files', and what its components take from the base."""
+    """Return every tensor that the model references, once: its files' and those of its components from the base."""
     own = {digest: put.tensor for digest, put in written.puts.items()}
     known = {**({tensor.digest: tensor for tensor in base.tensors} if base else {}), **own}
     used = {digest: None for placed in components for _, digest in placed.component.tensors}
@@ -202,7 +204,7 @@ def _tensors(components: Iterable[Placed], written: _Written, base: ModelManifes
 
 
 def _commit(writer: Writer, manifest: ModelManifest, plan: Draft, base: str | None) -> ModelManifest:
-    """Name the model and cut all chains anew that it touches; the model as it is in the catalogue."""
+    """Add the model and recut all chains that share with it; return the model as it is in the catalogue."""
     if manifest.name in writer.names():
         return _same_again(writer, manifest, base)
     if plan.base is not None:
@@ -217,8 +219,9 @@ def _commit(writer: Writer, manifest: ModelManifest, plan: Draft, base: str | No
 
 
 def _same_again(reader: Reader, manifest: ModelManifest, base: str | None) -> ModelManifest:
-    """The model that is there, when it is the same. What kind it is was decided when it came or was made, among the
-    models of that time.
+    """Return the existing model if it is the same.
+
+    Its kind was decided when it was first added, against the models of that time, and is kept.
     """
     known = reader.model(manifest.name)
     same = dataclasses.replace(
@@ -236,7 +239,7 @@ def _descended(manifest: ModelManifest, found: Descent) -> ModelManifest:
 
 
 def _chain_base(reader: Reader, base: str) -> str:
-    """What a chain was trained from, as it is told: another chain. Raises WrongBase."""
+    """Return the given base of a chain, which must be another chain. Raises WrongBase."""
     if reader.model(base).family != CHAIN:
         raise WrongBase(
             f"{base} is no chain of several models: a chain names the blocks that it is made of itself, and needs no "
@@ -255,8 +258,9 @@ def _nbytes(puts: Iterable[Put]) -> int:
 
 
 def _peak_rss() -> int:
-    """This process's largest resident size so far, in bytes. `ru_maxrss` would also count what ran before an exec: the
-    parent's size.
+    """Return this process's largest resident size so far, in bytes.
+
+    `ru_maxrss` would also count the time before an exec: the parent's size.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()

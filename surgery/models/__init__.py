@@ -1,1 +1,1 @@
-"""Stored models loaded, exported, removed, and made anew."""
+"""Operations on stored models: load, export, remove, create."""

@@ -1,8 +1,7 @@
-"""Export: a model's own files, byte for byte as they came. An adapter comes back as its PEFT folder.
+"""Export a model's own files, byte for byte as ingested. An adapter is exported as its PEFT folder.
 
-Weight files are their stored header followed by the tensors in file order, so that they are the files that were
-ingested (pickled and Meta checkpoints: the safetensors files that stand for them). It knows nothing of torch or of
-families.
+A weight file is its stored header followed by the tensors in file order, so it equals the ingested file (for pickled
+and Meta checkpoints: the safetensors files that represent them). This module does not depend on torch or families.
 """
 
 from __future__ import annotations
@@ -26,8 +25,11 @@ from zoo.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written; the fields of `zoo export --json`. `files` are sorted paths below the folder, `bytes` their
-    sizes together.
+    """Result of an export; the fields of `zoo export --json`.
+
+    Fields:
+        files: Sorted paths below the folder.
+        bytes: Their sizes together.
     """
 
     model: str
@@ -47,18 +49,18 @@ class WrittenFile:
 def export(
     store: Store, name: str, folder: Path, card: Callable[[Sequence[WrittenFile]], str] | None = None
 ) -> ExportReport:
-    """Write a model's files into a folder that is new or empty. The folder appears whole or not at all.
+    """Write a model's files into a new or empty folder. The folder appears whole or not at all.
 
     Args:
-        name: the model's name or a unique ending of it.
-        card: makes a text about the model from the files written, to lie beside them: as README.md, or, where the model
-            brought one, as ZOO_CARD.md. What came with a model is never replaced.
+        name: The model's name or a unique ending of it.
+        card: Makes a model card from the files written. It is written as README.md, or as ZOO_CARD.md if the model has
+            a README.md: the model's own files are never replaced.
 
     Raises:
-        NotFound, AmbiguousName: no such model, or several.
-        InputError: the folder is not empty, or cannot be made; the model is a chain that no files can hold.
-        DamagedObject: stored bytes do not match their digest; the message names the models they hurt.
-        StoreFull: no space left where the folder lies.
+        NotFound, AmbiguousName: No such model, or several.
+        InputError: The folder is not empty or cannot be made, or the model is a chain that no files can hold.
+        DamagedObject: Stored bytes do not match their digest; the message names the affected models.
+        StoreFull: No space is left where the folder is.
     """
     target = folder.expanduser().absolute()
     with store.keeping():
@@ -77,14 +79,14 @@ def export(
 
 
 def _card_path(taken: Iterable[str]) -> str:
-    """Where the card goes. File systems may not tell upper from lower case."""
+    """Return the card's path. Names are compared without case, since file systems may not distinguish it."""
     folded = {path.casefold() for path in taken}
     names = chain(["README.md", "ZOO_CARD.md"], (f"ZOO_CARD_{number}.md" for number in count(2)))
     return next(name for name in names if name.casefold() not in folded)
 
 
 def _files(store: Store, manifest: ModelManifest) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """Path and content of each file, without what is inherited."""
+    """Yield path and content of each file, without inherited ones."""
     for side in manifest.side_files:
         if not side.inherited:
             yield _checked(side.path), [store.read_blob(side.blob)]
@@ -102,7 +104,7 @@ def _weight_chunks(store: Store, weights: WeightFile) -> Iterator[bytes]:
 
 
 def _checked(path: str) -> str:
-    """A path from the catalogue, which may not be trusted to stay inside. Raises MalformedCheckpoint."""
+    """Return a path from the catalogue if it stays inside the folder. Raises MalformedCheckpoint otherwise."""
     parts = PurePosixPath(path).parts
     if (
         not parts
@@ -117,7 +119,7 @@ def _checked(path: str) -> str:
 
 @contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, which takes its place when all went well and is removed when not."""
+    """Create a folder beside the target that replaces it on success and is removed on failure."""
     _check_empty(target)
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
     try:
@@ -147,7 +149,7 @@ def _explained(error: OSError, target: Path) -> InputError | StoreFull:
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write one file durably; its size."""
+    """Write one file durably and return its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with path.open("xb") as file:
@@ -159,5 +161,5 @@ def _write(path: Path, chunks: Iterable[bytes]) -> int:
 
 
 def _written(folder: Path, path: str) -> WrittenFile:
-    """What a file on disk is, read again."""
+    """Return the description of a file on disk, read again."""
     return WrittenFile(path, (folder / path).stat().st_size, blake3().update_mmap(folder / path).hexdigest())

@@ -1,8 +1,7 @@
-"""A stored model as a working `PreTrainedModel`: Trainer, peft, generate and lm-eval run on it.
+"""Load a stored model as a working `PreTrainedModel`, for Trainer, peft, generate and lm-eval.
 
-The weights go through transformers' own loading, under the names they had on disk; on a CPU they are mapped, not
-copied. An adapter's model is its base with the adapter injected by peft (virtual tokens: peft's model around it). Knows
-nothing of serving.
+The weights go through transformers' own loading, under their names on disk; on a CPU they are mapped, not copied. An
+adapter's model is its base with the adapter injected by peft; with virtual tokens, peft's model around the base.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from zoo.errors import InputError, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
 
-#: Kinds whose files hold an adapter alone: their weights are their base's, and peft puts the adapter in.
+#: Kinds with files that hold only an adapter: the weights are the base's, and peft adds the adapter.
 ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix", "adapter", "delta"})
-#: Those that are not part of any module: the model is peft's own, with the base inside.
+#: Kinds that are not part of any module: the model is peft's own, with the base inside.
 _VIRTUAL: frozenset[ModelKind] = frozenset({"prompt", "prefix"})
-#: Fields of peft's configs that leave out some of the modules that `target_modules` names.
+#: Fields of peft's configs that exclude some of the modules that `target_modules` names.
 _SELECTING = frozenset({"exclude_modules", "layers_to_transform", "layers_pattern"})
-#: A key of what peft puts around a module.
+#: A key of a tensor that peft adds to a module.
 _PART = re.compile(r"(?P<module>.+)\.(lora_A|lora_embedding_A|ia3_l|ln_tuning_layers)(\..+)?")
 
 
 def load_model(
     store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None
 ) -> Any:
-    """The model, in eval mode.
+    """Return the model, in eval mode.
 
     Args:
-        dtype: cast to this ("bfloat16" or a torch dtype); None keeps what is stored.
+        dtype: Cast to this dtype ("bfloat16" or a torch dtype); None keeps the stored one.
 
     Raises:
-        DamagedObject: a stored tensor does not match its digest.
-        InputError: an unknown dtype, or a stitch, which is no model by itself.
+        DamagedObject: A stored tensor does not match its digest.
+        InputError: An unknown dtype, or a stitch, which is not a model by itself.
     """
     kind = None if dtype is None else dtype_of(dtype)
     if manifest.kind == "stitch":
@@ -62,8 +61,9 @@ def load_model(
 
 
 def load_chain(store: Store, manifest: ModelManifest) -> Any:
-    """A model of a checkpoint's family out of the weights that its components name, without their adapters. Raises as
-    `load_model`.
+    """Return a model of a checkpoint's family from the weights of its components, without their adapters.
+
+    Raises as `load_model`.
     """
     return _full_model(store, dataclasses.replace(manifest, kind="delta"), None).eval()
 
@@ -89,7 +89,7 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
         _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
     )
     wanted = dtype or max(state.values(), key=torch.numel).dtype
-    # The class for this config, not the automatic front: only the class takes a state dict without a folder.
+    # Use the class for this config: unlike the Auto class, it accepts a state dict without a folder.
     architecture = AutoModelForCausalLM._model_mapping[type(config)]
     model = architecture.from_pretrained(None, config=config, state_dict=state, dtype=wanted)
     generation = side_json(store, manifest, "generation_config.json")
@@ -99,12 +99,12 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 
 def _files_state(store: Store, manifest: ModelManifest) -> dict[str, torch.Tensor]:
-    """Every tensor under its key on disk."""
+    """Return every tensor under its key on disk."""
     return _state(store, [entry for file in manifest.weight_files for entry in file.entries])
 
 
 def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> dict[str, torch.Tensor]:
-    """The base weights of an adapter's chain, under the names that a checkpoint of the family has on disk."""
+    """Return the base weights of an adapter's chain, under the names of a checkpoint of the family."""
     parts = [(placed.layer, *entry) for placed in components for entry in placed.component.tensors]
     return _state(store, [(disk_key(family, layer, name), digest) for layer, name, digest in parts])
 
@@ -115,14 +115,14 @@ def _state(store: Store, entries: Sequence[tuple[str, str]]) -> dict[str, torch.
 
 
 def disk_key(family: Family, layer: int | None, name: str) -> str:
-    """The canonical key on disk of a tensor of a component: the inverse of `surgery.ingest.cut.spot_of`."""
+    """Return the canonical key on disk of a component's tensor: the inverse of `surgery.ingest.cut.spot_of`."""
     if name.startswith("lm_head."):
         return family.head + name.removeprefix("lm_head")
     return f"{family.prefix}{name}" if layer is None else f"{family.prefix}{family.stack}.{layer}.{name}"
 
 
 def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
-    """The base with the adapter in it, by peft. Raises WrongBase when a tensor finds no place."""
+    """Return the base with the adapter added by peft. Raises WrongBase if a tensor finds no place."""
     from peft import PeftConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
 
     settings = side_json(store, manifest, "adapter_config.json")
@@ -137,26 +137,27 @@ def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
     outcome = set_peft_model_state_dict(model, state, adapter_name="default")
     if (
         outcome.unexpected_keys and manifest.kind not in _VIRTUAL
-    ):  # peft counts the virtual tokens, which it has taken, among them
+    ):  # peft also reports the virtual tokens, which it has loaded, as unexpected
         raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
     return model
 
 
 def _named(settings: Mapping[str, Any], state: Iterable[str]) -> dict[str, Any]:
-    """An adapter's config with the modules that its keys name in place of what it says of them: that may be a
-    stranger's expression.
+    """Return an adapter's config with its targets replaced by the modules that its keys name.
+
+    The targets in the config may be an untrusted regular expression.
     """
     found = sorted({match["module"] for match in map(_PART.fullmatch, state) if match})
     changes: dict[str, Any] = dict.fromkeys(_SELECTING & settings.keys())
     inputs = settings.get("feedforward_modules")
-    if isinstance(inputs, list):  # peft wants them among the others, under the same names
+    if isinstance(inputs, list):  # peft requires them to be among the targets, under the same names
         changes["feedforward_modules"] = [module for module in found if module.endswith(tuple(inputs))]
-    if found or isinstance(settings.get("target_modules"), str):  # else all that it holds is whole tensors
+    if found or isinstance(settings.get("target_modules"), str):  # otherwise the adapter holds whole tensors only
         changes["target_modules"] = found
     return {**settings, **changes}
 
 
 def _bottlenecked(store: Store, manifest: ModelManifest, model: Any) -> Any:
-    """The base with hooks, for the library that would do this needs another transformers."""
+    """Return the base with hooks: the `adapters` library itself needs another version of transformers."""
     hook_bottlenecks(model, manifest.family, manifest.components, lambda digest: stored_tensor(store, digest))
     return model

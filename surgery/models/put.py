@@ -1,10 +1,9 @@
-"""Putting a model into the zoo that was made here: a chain of stored components and new tensors, as a model like any
-other.
+"""Add a model that was made here to the zoo: a chain of stored components and new tensors, stored like any other model.
 
-What can be written as a checkpoint of its family is one, with that family's `config.json` and key names; anything else
-gets a chain's own config (`surgery.chains.plan`) and keys `parts.<i>.<name>`. Either way its weight files are headers
-over tensors that are stored already, so that it costs its new tensors only, and is listed, verified, exported and
-collected as all models are. Call it within `store.ingesting()`. Knows nothing of how components are chosen or trained.
+If it can be written as a checkpoint of its family, it gets that family's `config.json` and key names; otherwise a
+chain's config (`surgery.chains.plan`) and keys `parts.<i>.<name>`. Either way its weight files are headers over tensors
+that are stored already, so it costs only its new tensors, and is listed, verified, exported and collected like all
+models. Call it within `store.ingesting()`.
 """
 
 from __future__ import annotations
@@ -29,19 +28,24 @@ from zoo.objects.headers import make_header
 from zoo.records import Equivalence
 from zoo.store import Store
 
-#: Bytes of tensors per weight file, as the hub's tools cut them.
+#: Maximum bytes of tensors per weight file, as the hub's tools cut them.
 SHARD_BYTES = 5_000_000_000
 _PLAIN_PREFIX = "model"
 
 
 @dataclass(frozen=True)
 class MadeModel:
-    """A model to be. `components`: layers numbered along the chain; `plan`: where each one's modules come from.
+    """A model to add.
 
-    `tensors`: every tensor that the components name. `sides`: files of a parent to carry along (tokenizer, generation
-    config).
-    `extra`: further files by path. `extra_config`: settings for `config.json` beside the computed ones. `source` says
-    how it was made.
+    Fields:
+        source: Description of how it was made.
+        plan: The origin of each component's modules.
+        components: Layers are numbered along the chain.
+        tensors: digest -> every tensor that the components reference.
+        sides: A parent's files to include (tokenizer, generation config).
+        extra: Further files by path.
+        extra_config: Settings for `config.json` beside the computed ones.
+        pairs: Scored pairs to store with it.
     """
 
     name: str
@@ -59,7 +63,13 @@ class MadeModel:
 
 @dataclass(frozen=True, slots=True)
 class MadeReport:
-    """What was put. `reason`: why no stock checkpoint exists for it, None where one does. Bytes are of tensors."""
+    """Result of `put_made`.
+
+    Fields:
+        exportable: It has weight files.
+        reason: Why no stock checkpoint exists for it; None if one does.
+        bytes_new: Bytes of tensors that the store's models did not have.
+    """
 
     model: str
     family: str
@@ -70,14 +80,13 @@ class MadeReport:
 
 
 def put_made(store: Store, made: MadeModel) -> MadeReport:
-    """Write what is new of a model and name it, in one transaction with the chains it touches.
+    """Write the new parts of a model and add it, in one transaction with the chains that share with it.
 
     Raises:
-        NameTaken: the name holds another model.
-        NotFound: the base is not there.
-        InputError: a chain that is no checkpoint, and that no config of its own kind can hold; a name that no model
-            may have.
-        ValueError: the components name tensors that `tensors` lacks.
+        NameTaken: Another model has the name.
+        NotFound: The base does not exist.
+        InputError: The name is invalid, or the chain is neither a checkpoint nor fits a chain's config.
+        ValueError: The components reference tensors that `tensors` lacks.
     """
     check_name(made.name)
     plain = plain_config(made.plan, made.components)
@@ -109,7 +118,7 @@ def put_made(store: Store, made: MadeModel) -> MadeReport:
 
 
 def _named(components: Iterable[Placed]) -> list[str]:
-    """Tensor digests that components name, each once, adapters' included."""
+    """Return the tensor digests that components reference, each once, adapters' included."""
     found: dict[str, None] = {}
     for placed in components:
         adapter = placed.component.adapter
@@ -126,9 +135,9 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def plain_config(plan: ChainPlan, components: Sequence[Placed]) -> dict[str, Any] | None:
-    """The `config.json` of a checkpoint that computes exactly this chain, or None where the family has none.
+    """Return the `config.json` of a checkpoint that computes exactly this chain, or None if the family has none.
 
-    A config is taken only if it gives every component, at its place, the settings that the component was stored with.
+    A config is used only if it gives every component, at its place, the settings that the component was stored with.
     """
     if not _has_plain_form(components):
         return None
@@ -141,14 +150,14 @@ def plain_config(plan: ChainPlan, components: Sequence[Placed]) -> dict[str, Any
     typed = {**base, "layer_types": _layer_types(components)}
     for candidate in (
         (typed,) if first.get("layer_types") else (base, typed)
-    ):  # a list of another model's is of another length
+    ):  # layer_types of the source may have another length
         if _describes(candidate, family, components):
             return candidate
     return None
 
 
 def _least_contexts(plan: ChainPlan) -> dict[str, int]:
-    """The first source's spellings of the context length, each with the least value among the sources."""
+    """Return the first source's settings of the context length, each with the least value among the sources."""
     first = plan.sources[0]
     spelled = [
         key
@@ -159,7 +168,7 @@ def _least_contexts(plan: ChainPlan) -> dict[str, int]:
 
 
 def _has_plain_form(components: Sequence[Placed]) -> bool:
-    """Embedding, whole layers of one family, head; no stitches, no adapters."""
+    """Return whether the chain is embedding, whole layers of one family, head; no stitches, no adapters."""
     families = {placed.component.family for placed in components}
     kinds = [placed.component.kind for placed in components]
     if len(families) != 1 or "stitch" in kinds or any(placed.component.adapter is not None for placed in components):
@@ -177,7 +186,7 @@ def _describes(config: Mapping[str, Any], family: Family, components: Sequence[P
 
 
 def _layer_types(components: Sequence[Placed]) -> list[str]:
-    """One per layer, as the attention components were stored with."""
+    """Return one type per layer, as stored with the attention components."""
     attention = [placed.component for placed in components if placed.component.kind in ("attention", "layer")]
     return [json.loads(component.spec).get("layer_type", "full_attention") for component in attention]
 
@@ -188,7 +197,7 @@ def _shares_table(family: Family, components: Sequence[Placed]) -> bool:
 
 
 def why_not_plain(plan: ChainPlan, components: Sequence[Placed]) -> str:
-    """Why no architecture of transformers holds this chain, in words for its maker."""
+    """Return the reason why no architecture of transformers can represent this chain, for the user."""
     families = sorted({placed.component.family for placed in components} - {"stitch"})
     kinds = {placed.component.kind for placed in components}
     if any(placed.component.adapter is not None for placed in components):
@@ -203,10 +212,10 @@ def why_not_plain(plan: ChainPlan, components: Sequence[Placed]) -> str:
 
 
 def _own_config(made: MadeModel, reason: str) -> dict[str, Any]:
-    """Vocabulary and special tokens of the model whose embedding comes first; the context that every source allows.
+    """Return a chain's config: tokens of the embedding's model, and the least context of all sources.
 
-    Raises InputError for a family whose blocks run in models of their own architecture only, and for more than a chain
-    can hold.
+    Raises InputError for a family with blocks that run in models of their own architecture only, and for more than a
+    chain can hold.
     """
     used = {link.source for link in made.plan.links if link.source is not None}
     for family in (family_of(made.plan.sources[source]) for source in sorted(used)):
@@ -231,8 +240,9 @@ class _Entry:
 
 
 def _weight_files(store: Store, made: MadeModel, plain: bool) -> tuple[tuple[WeightFile, ...], dict[str, bytes]]:
-    """The files that an export writes, and their index where there are several. None for chains with adapters, which
-    have no such files.
+    """Return the files that an export writes, and their index if there are several.
+
+    Empty for chains with adapters, which have no such files.
     """
     if any(placed.component.adapter is not None for placed in made.components):
         return (), {}
@@ -248,7 +258,7 @@ def _weight_files(store: Store, made: MadeModel, plain: bool) -> tuple[tuple[Wei
 
 
 def _entries(made: MadeModel, plain: bool) -> Iterator[_Entry]:
-    """Key and tensor of all weights, in chain order; a tied head is not written twice."""
+    """Yield key and tensor of all weights, in chain order; a tied head is not written twice."""
     family = FAMILIES[made.components[0].component.family] if plain else None
     tied = family is not None and _shares_table(family, made.components) and is_tied(made.plan.sources[0], family)
     for at, placed in enumerate(made.components):
@@ -281,7 +291,7 @@ def _weight_file(store: Store, name: str, entries: Sequence[_Entry]) -> WeightFi
 
 
 def check_adapters(components: Iterable[Placed]) -> None:
-    """Raises InputError for a component whose adapter cannot be part of a chain of several models."""
+    """Raise InputError for a component with an adapter that cannot be part of a chain of several models."""
     for placed in components:
         adapter = placed.component.adapter
         if adapter is not None and not is_low_rank(adapter):

@@ -1,6 +1,4 @@
-"""Removing a model: the catalogue forgets it, and blocks that were cut for its sake are joined again. Bytes wait for
-`zoo gc`.
-"""
+"""Remove a model from the catalogue, and rejoin blocks that were cut because of it. Bytes are freed by `zoo gc`."""
 
 from __future__ import annotations
 
@@ -9,18 +7,16 @@ from zoo.store import Store
 
 
 def remove(store: Store, name: str) -> str:
-    """Remove one model, in one transaction with the new chains of those that shared with it or had blocks equivalent to
-    its.
+    """Remove one model and return its full name.
+
+    The same transaction recuts the chains of models that shared with it or had equivalent blocks.
 
     Args:
-        name: its name or a unique ending of it.
-
-    Returns:
-        Its full name.
+        name: Its name or a unique ending of it.
 
     Raises:
-        NotFound, AmbiguousName: no such model, or several.
-        InUse: other models name it as their base.
+        NotFound, AmbiguousName: No such model, or several.
+        InUse: Other models have it as their base.
     """
     with store.catalog.writing() as writer:
         full = writer.resolve(name)

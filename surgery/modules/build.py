@@ -1,6 +1,6 @@
-"""One component as a runnable module: its modules out of a skeleton, its tensors in their places.
+"""Build one component as a runnable module: take its modules out of a skeleton and set its tensors.
 
-Knows names and shapes; nothing of the store, and nothing of how components run.
+Uses names and shapes; it does not depend on the store or on how components run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zoo.manifest import Component
 
 
 def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """One component as a runnable module.
+    """Return one component as a runnable module.
 
     Args:
-        skeleton: of a model with this component at `layer`; the modules are taken out of it for good.
+        skeleton: Of a model with this component at `layer`; the modules are taken out of it permanently.
         tensors: name within the component -> tensor, all that the component lists.
 
     Raises:
-        MalformedCheckpoint: a tensor without a parameter, of another shape, or a parameter left without a tensor.
+        MalformedCheckpoint: A tensor without a parameter or of another shape, or a parameter without a tensor.
     """
     module = skeleton.part(component.kind, layer)
     owner = skeleton.owner(component.kind, layer)
@@ -39,8 +39,13 @@ def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: 
 
 
 def build_stitch(component: Component, tensors: Mapping[str, Tensor]) -> Stitch:
-    """A stitching block. `tensors`: weight and bias. Raises MalformedCheckpoint for tensors that are not of the
-    stitch's widths.
+    """Return a stitching block.
+
+    Args:
+        tensors: Weight and bias.
+
+    Raises:
+        MalformedCheckpoint: The tensors do not have the stitch's widths.
     """
     spec = stitch_spec(component)
     weight, bias = tensors.get("weight"), tensors.get("bias")
@@ -70,8 +75,9 @@ def _assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def parameters_of(skeleton: Skeleton, component: Component, layer: int | None) -> dict[str, Tensor]:
-    """Name within the component -> the parameter or buffer that holds it, after `build`. What is held in another form
-    is left out.
+    """Return name within the component -> the parameter or buffer that holds it, after `build`.
+
+    Tensors held in another form are left out.
     """
     found: dict[str, Tensor] = {}
     for name, _ in component.tensors:
@@ -87,8 +93,9 @@ def parameters_of(skeleton: Skeleton, component: Component, layer: int | None) -
 
 
 def module_tensors(family: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Disk names to module names. Only Mixtral's differ: its experts are single matrices on disk and stacked in
-    memory.
+    """Convert disk names to module names.
+
+    Only Mixtral's differ: its experts are single matrices on disk and stacked in memory.
     """
     if family != "mixtral" or not any(".experts." in name for name in tensors):
         return dict(tensors)

@@ -1,5 +1,4 @@
-"""Components as torch modules, made of transformers' own sub-modules: the same operations in the same order as the
-whole model.
+"""Components as torch modules, made of transformers' own sub-modules, with the same operations in the same order.
 
 Running all components of a model in order gives the model's logits bit for bit (BL-01).
 
@@ -8,8 +7,8 @@ Running all components of a model in order gives the model's logits bit for bit 
     stitch(hidden, where)                      [B, T, width] -> [B, T, other width]
     lm_head(hidden) -> logits                  [.., width] -> [.., vocabulary]
 
-Knows nothing of where modules and weights come from (`surgery.modules.skeleton`, `surgery.modules.build`), of batches
-or adapters.
+Modules and weights come from `surgery.modules.skeleton` and `surgery.modules.build`; batches and adapters play no part
+here.
 """
 
 from __future__ import annotations
@@ -22,12 +21,16 @@ from torch import Tensor, nn
 
 
 class Where(NamedTuple):
-    """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary
-    width].
+    """Positions of a run's tokens, and what attention needs with them.
 
-    `mask` and `cache` (a `transformers.Cache`, or what has its `update`) are for runs outside the engine, whose
-    attention function takes neither, and for layers that attend by themselves (`surgery.modules.masked`); these may
-    also need `keys`, the positions [B, cached tokens] of what the cache holds after the run, -1 for placeholders.
+    The paged executor sets `positions` and `rotary` only. Stacks also set `mask` and `cache`. The dense executor sets
+    all fields, for layers that compute attention themselves (`surgery.modules.masked`).
+
+    Fields:
+        positions: Position ids [B, T].
+        rotary: For rotary families, (cos, sin), each [B, T, rotary width].
+        cache: A `transformers.Cache`, or an object with its `update`.
+        keys: Positions [B, cached tokens] of the cache's content after the run, -1 for placeholders.
     """
 
     positions: Tensor
@@ -38,7 +41,7 @@ class Where(NamedTuple):
 
 
 class Embedding(nn.Module):
-    """Token ids to hidden states, learned positions and Bloom's norm included."""
+    """Converts token ids to hidden states, including learned positions and Bloom's norm."""
 
     def __init__(
         self, table: nn.Module, positions: nn.Module | None, project: nn.Module | None, norm: nn.Module | None = None
@@ -59,7 +62,7 @@ class Embedding(nn.Module):
 
 
 class OptPositions(nn.Module):
-    """OPT's table hides an offset of two and a mask-driven call: facts, "Cutting transformers models"."""
+    """OPT's position table, called with explicit positions; the table itself applies OPT's offset of two."""
 
     def __init__(self, table: nn.Module) -> None:
         super().__init__()
@@ -70,9 +73,7 @@ class OptPositions(nn.Module):
 
 
 class ResidualHalf(nn.Module):
-    """`hidden + post(body(pre(hidden)))`, then `after`: the one shape of all sequential families; absent norms are
-    None.
-    """
+    """`hidden + post(body(pre(hidden)))`, then `after`: the form of all sequential families; absent norms are None."""
 
     def __init__(self, body: nn.Module, pre: nn.Module | None, post: nn.Module | None, after: nn.Module | None) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class ResidualHalf(nn.Module):
         self.pre = pre
         self.post = post
         self.after = after
-        #: What bottleneck adapters make of (output, residual), where there are any.
+        #: Function of bottleneck adapters: (output, residual) -> new output; None without any.
         self.side: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
@@ -97,7 +98,7 @@ class ResidualHalf(nn.Module):
 
 
 class AttentionHalf(ResidualHalf):
-    """A half whose body is an attention module: it returns (output, weights) and takes rotary embeddings."""
+    """A half with an attention module as its body, which returns (output, weights) and takes rotary embeddings."""
 
     def run(self, hidden: Tensor, where: Where) -> Tensor:
         kept = {} if where.cache is None else {"past_key_values": where.cache}
@@ -105,7 +106,11 @@ class AttentionHalf(ResidualHalf):
 
 
 class WholeLayer(nn.Module):
-    """A layer without a seam (parallel residual). `cache_name`: what the family calls its layers' cache."""
+    """A layer of a family with parallel residual, run whole.
+
+    Args:
+        cache_name: The family's name for the cache argument of its layers.
+    """
 
     def __init__(self, layer: nn.Module, cache_name: str = "past_key_values") -> None:
         super().__init__()
@@ -144,8 +149,9 @@ class LmHead(nn.Module):
 
 
 class Stitch(nn.Module):
-    """A stitching block (BL-09): `W [hidden; position] + b`, from one width to another; the position is folded into the
-    bias.
+    """A stitching block (BL-09) from one width to another: `W [hidden; position] + b`.
+
+    The position's part is added to the bias.
 
     Args:
         weight: [width_out, width_in + 1]; its last column belongs to the position.
@@ -164,7 +170,7 @@ class Stitch(nn.Module):
 
 
 class OptFfn(nn.Module):
-    """OPT keeps its two linear layers on the layer itself."""
+    """OPT's ffn; its two linear layers are attributes of the layer itself."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

@@ -1,11 +1,8 @@
-"""Components of families whose layers attend by themselves: bloom, falcon, gptj, mpt. transformers' own layers, told
-where everything is.
+"""Components of families that compute attention themselves (bloom, falcon, gptj, mpt), around transformers' own layers.
 
-Such a layer takes an additive mask and a cache (`Where.mask`, `Where.cache`), and those with linear biases (ALiBi) read
-the positions of the cached tokens (`Where.keys`), never their columns: columns of a batch whose rows came at different
-times mean nothing.
-
-Knows nothing of where modules and weights come from, of slots or of batches.
+Such a layer takes an additive mask and a cache (`Where.mask`, `Where.cache`). Layers with linear biases (ALiBi) use the
+positions of the cached tokens (`Where.keys`), never their columns: in a batch with rows of different start times,
+columns do not correspond to positions.
 """
 
 from __future__ import annotations
@@ -24,11 +21,11 @@ T = TypeVar("T")
 
 
 class Alibi:
-    """Linear biases of all layers of a model, by the positions of the keys; made once per batch and step.
+    """Linear biases of all layers of a model, by the positions of the keys; computed once per batch and step.
 
     Args:
         slopes: [heads].
-        rounded: whether slopes and biases pass through bfloat16, as Falcon's do.
+        rounded: Whether slopes and biases pass through bfloat16, as Falcon's do.
     """
 
     def __init__(self, slopes: Tensor, rounded: bool = False) -> None:
@@ -36,7 +33,7 @@ class Alibi:
         self._last: tuple[Tensor, Tensor] | None = None
 
     def make_bias(self, where: Where) -> Tensor:
-        """[rows, heads, 1, keys]; what stands at placeholders is hidden by the mask."""
+        """Return the biases [rows, heads, 1, keys]; those of placeholders are hidden by the mask."""
         keys = _given(where.keys)
         if self._last is None or self._last[0] is not keys:
             slopes = self._slopes.to(keys.device)
@@ -45,7 +42,7 @@ class Alibi:
 
 
 class BloomAttention(nn.Module):
-    """Bloom adds the residual inside its attention; which residual is the config's affair."""
+    """Bloom's attention, which adds the residual itself; the config decides which residual."""
 
     def __init__(self, layer: Any, alibi: Alibi) -> None:
         super().__init__()
@@ -73,8 +70,9 @@ class BloomFfn(nn.Module):
 
 
 class FalconLayer(nn.Module):
-    """With linear biases Falcon's model adds them to the mask, as it does for its fused attention; else its layers
-    rotate.
+    """Falcon's layer. Linear biases, if any, are added to the mask, as Falcon does for its fused attention.
+
+    Without linear biases the layer uses rotary embeddings.
     """
 
     def __init__(self, layer: Any, alibi: Alibi | None) -> None:
@@ -99,10 +97,10 @@ class FalconLayer(nn.Module):
 
 
 class GptjLayer(nn.Module):
-    """GPT-J rotates by a table in every layer, read at each row's own positions.
+    """GPT-J's layer, which rotates by a table of its own, read at each row's positions.
 
-    The stock layer copies its whole table once for every row. Where less of it is read than there is, it is given that
-    part instead.
+    The stock layer copies its whole table once per row. If fewer entries are read than the table has, the layer gets
+    only these entries instead.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -114,7 +112,7 @@ class GptjLayer(nn.Module):
         self.table = nn.Buffer(
             create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim), persistent=False
         )
-        attention.embed_positions = self.table  # what was computed on the meta device holds nothing
+        attention.embed_positions = self.table  # the stock table was computed on the meta device and holds no data
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         positions = where.positions.clamp_min(0)
@@ -128,8 +126,9 @@ class GptjLayer(nn.Module):
 
 
 class MptAttention(nn.Module):
-    """MPT's attention takes one bias for all rows, by column: its own operations are repeated here with a bias by each
-    row's positions.
+    """MPT's attention with biases by each row's positions.
+
+    The stock attention takes one bias for all rows, by column, so its operations are repeated here.
     """
 
     def __init__(self, layer: Any, alibi: Alibi) -> None:
@@ -168,7 +167,7 @@ class MptFfn(nn.Module):
 
 
 def alibi_of(family: str, config: Any) -> Alibi | None:
-    """The linear biases of a model, with transformers' own slopes; None where it has none."""
+    """Return the linear biases of a model, with transformers' own slopes; None if it has none."""
     one = torch.ones((1, 2), dtype=torch.int64)
     if family == "bloom":
         from transformers.models.bloom.modeling_bloom import build_alibi_tensor
@@ -186,7 +185,7 @@ def alibi_of(family: str, config: Any) -> Alibi | None:
 
 
 def masked_part(family: str, kind: ComponentKind, layer: Any, alibi: Alibi | None) -> nn.Module:
-    """One layer's component."""
+    """Return one layer's component."""
     makers: dict[tuple[str, str], Callable[[], nn.Module]] = {
         ("bloom", "attention"): lambda: BloomAttention(layer, _given(alibi)),
         ("bloom", "ffn"): lambda: BloomFfn(layer),

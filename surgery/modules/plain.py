@@ -1,10 +1,9 @@
-"""The modules of a model of the plain gated shape, named as transformers names them, for whoever runs their parts by
-itself.
+"""The modules of a model of the plain gated shape, with transformers' names, for callers that run the parts themselves.
 
     lm_head, model.{embed_tokens, norm}, model.layers.N.{input_layernorm, self_attn, post_attention_layernorm, mlp}
 
-Attention and FFN hold their parts and have no `forward`: the engine's fused halves are that. Norms and rotary tables
-give bit for bit what transformers' do.
+Attention and FFN hold their parts and have no `forward`; the engine's fused halves compute them. Norms and rotary
+tables give the same bits as transformers'.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from surgery.families.plain import PlainSettings
 
 
 class Linear(nn.Linear):
-    """Without first values, whose making would have torch fetch its compiler."""
+    """A linear layer without initialisation, which would make torch import its compiler."""
 
     def reset_parameters(self) -> None:
-        """Nothing: weights are given."""
+        """Do nothing: the weights are assigned later."""
 
 
 class EmbeddingTable(nn.Embedding):
-    """Likewise."""
+    """An embedding without initialisation, as `Linear`."""
 
     def reset_parameters(self) -> None:
-        """Nothing: weights are given."""
+        """Do nothing: the weights are assigned later."""
 
 
 class PlainNorm(nn.Module):
-    """RMSNorm, squares in float32."""
+    """RMSNorm with squares in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -44,8 +43,9 @@ class PlainNorm(nn.Module):
 
 
 class PlainRotary(nn.Module):
-    """Not part of the model: (like, positions [B, T]) -> (cos, sin) [B, T, head_dim] in the dtype of `like`; angles are
-    not scaled.
+    """Computes unscaled rotary tables; not part of the model.
+
+    (like, positions [B, T]) -> (cos, sin), each [B, T, head_dim], in the dtype of `like`.
     """
 
     rope_type = "default"
@@ -105,7 +105,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainStem(nn.Module):
-    """All but the head."""
+    """All modules but the head."""
 
     def __init__(self, config: PlainSettings) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class PlainStem(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """See the top of the file."""
+    """A model of the plain gated shape; see the module's docstring."""
 
     def __init__(self, config: PlainSettings) -> None:
         super().__init__()

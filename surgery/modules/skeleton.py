@@ -1,8 +1,7 @@
-"""A transformers model, without weights or around one that has them: where a component's modules come from, and how
-each family names them.
+"""A transformers model as the source of components' modules, without weights or around a loaded one.
 
-The attention function that a model without weights calls is chosen by name here. Knows nothing of the store or of
-tensors' bytes.
+Holds each family's module names, and chooses the attention function that a model without weights calls. It does not
+depend on the store or on tensors' bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class _Half:
 
 _PRE_NORM = (_Half("self_attn", "input_layernorm"), _Half("mlp", "post_attention_layernorm"))
 
-#: (attention, ffn) by family; families cut at whole layers and OPT, whose norms move by config, are handled apart.
+#: (attention, ffn) by family. Families cut at whole layers, and OPT, where the config places the norms, are handled
+#: separately.
 _HALVES: Mapping[str, tuple[_Half, _Half]] = {
     "llama": _PRE_NORM,
     "mistral": _PRE_NORM,
@@ -64,8 +64,9 @@ _HALVES: Mapping[str, tuple[_Half, _Half]] = {
 
 
 def halves_of(family: str, kind: ComponentKind) -> tuple[str, str]:
-    """Names of a half's sub-layer and of the norm before it, within a layer. Raises NotServable where a family has none
-    such.
+    """Return the names of a half's sub-layer and of the norm before it, within a layer.
+
+    Raises NotServable if the family has no such norm.
     """
     half = _HALVES[family][0 if kind == "attention" else 1] if family in _HALVES else None
     if half is None or half.pre is None:
@@ -74,16 +75,16 @@ def halves_of(family: str, kind: ComponentKind) -> tuple[str, str]:
 
 
 class Skeleton:
-    """A transformers model on the meta device: modules without weights, and the real rotary tables.
+    """A transformers model on the meta device: modules without weights, and rotary tables with their values.
 
     Args:
-        config: the model's `config.json`.
-        attention: name of the attention function (registered with transformers) that its layers call.
-        masked: whether whoever runs it can give layers an explicit mask and a cache, for families that attend by
+        config: The model's `config.json`.
+        attention: Name of the attention function (registered with transformers) that its layers call.
+        masked: Whether the caller can give layers an explicit mask and a cache, for families that compute attention
             themselves.
 
     Raises:
-        NotServable: the family's layers do not go through the attention interface, and `masked` is false.
+        NotServable: The family's layers do not use the attention interface, and `masked` is false.
     """
 
     def __init__(self, config: Mapping[str, Any], attention: str = "sdpa", masked: bool = False) -> None:
@@ -94,7 +95,7 @@ class Skeleton:
         if self.family.masked:
             attention = (
                 "sdpa" if self.family.name == "falcon" else "eager"
-            )  # falcon has both in one; the others know no other
+            )  # falcon has one class for both; the rest support eager only
         cleaned = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
         self.config = CONFIG_MAPPING[self.family.name].from_dict(cleaned)
         with torch.device("meta"):
@@ -105,8 +106,9 @@ class Skeleton:
 
     @classmethod
     def of_parts(cls, plain: PlainSettings) -> Skeleton:
-        """For whoever takes only the parts of plain halves (`surgery.modules.plain`): transformers is not needed for
-        those.
+        """Return a skeleton for callers that use only the parts of plain halves (`surgery.modules.plain`).
+
+        It does not need transformers.
         """
         made = cls.__new__(cls)
         made.family, made.config, made.alibi = FAMILIES[plain.family], plain, None
@@ -117,10 +119,10 @@ class Skeleton:
 
     @classmethod
     def around(cls, model: Any) -> Skeleton:
-        """The parts of a loaded model, with its weights (and whatever peft has injected).
+        """Return the parts of a loaded model, with its weights (and adapters injected by peft).
 
         Raises:
-            NotServable: as the constructor, and for virtual tokens around the model, which are part of no component.
+            NotServable: As the constructor, and for virtual tokens around the model, which belong to no component.
         """
         if hasattr(model, "prompt_encoder"):
             raise NotServable(
@@ -141,7 +143,7 @@ class Skeleton:
         return layer
 
     def part(self, kind: ComponentKind, layer: int | None) -> nn.Module:
-        """The runnable module of one component, its parameters still on meta."""
+        """Return the runnable module of one component, with its parameters still on meta."""
         if kind == "embedding":
             return self._embedding()
         if kind == "lm_head":
@@ -155,7 +157,7 @@ class Skeleton:
         return self._half(kind, layer)
 
     def owner(self, kind: ComponentKind, layer: int | None) -> nn.Module:
-        """The module that a component's tensor names are relative to."""
+        """Return the module that a component's tensor names are relative to."""
         return self.stem if layer is None else self.layer(layer)
 
     def _embedding(self) -> nn.Module:
@@ -202,6 +204,6 @@ def _opt_half(layer: Any, kind: ComponentKind) -> nn.Module:
 
 
 def _real_rotary(stem: Any, config: Any) -> nn.Module | None:
-    """A rotary module with computed tables: those made on the meta device hold nothing."""
+    """Return a rotary module with computed tables: those made on the meta device hold no data."""
     rotary = getattr(stem, "rotary_emb", None)
     return None if rotary is None else type(rotary)(config=config)

@@ -1,8 +1,4 @@
-"""Skeletons of a chain's sources: each made when it is first asked for, and a further one for a place that is used
-again.
-
-Knows which places were taken; nothing of weights.
-"""
+"""Skeletons of a chain's sources, created on demand, with a further one for each place that is used again."""
 
 from __future__ import annotations
 
@@ -16,13 +12,13 @@ from surgery.modules.skeleton import Skeleton
 
 
 class Skeletons:
-    """See the top of the file.
+    """The skeletons of a chain's sources.
 
     Args:
-        sources: the configs of a plan.
-        attention: name of the attention function for a config's layers.
-        masked: as a skeleton's.
-        parts: whether the parts of plain halves will do, where a config has no other.
+        sources: The configs of a plan.
+        attention: Returns the name of the attention function for a config's layers.
+        masked: As for a skeleton.
+        parts: Use the parts of plain halves for configs of the plain shape.
     """
 
     def __init__(
@@ -40,12 +36,13 @@ class Skeletons:
         self._taken: Counter[ChainLink] = Counter()
 
     def first(self, source: int) -> Skeleton:
-        """A source's first skeleton, for its config and its rotary tables. Raises NotServable, as all skeletons do."""
+        """Return a source's first skeleton, for its config and its rotary tables. Raises NotServable."""
         return self._number(source, 0)
 
     def fresh(self, link: ChainLink) -> Skeleton:
-        """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a
-        stitch.
+        """Return a skeleton from which this place has not been taken yet, and mark it as taken.
+
+        Raises ValueError for a stitch.
         """
         if link.source is None:
             raise ValueError("a stitch is cut from no model")

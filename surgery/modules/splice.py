@@ -1,4 +1,4 @@
-"""One stack out of components of several, their modules shared and not copied. Knows nothing of why."""
+"""Build one stack from components of several stacks; their modules are shared, not copied."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from surgery.modules.stack import Stack
 
 
 def splice(components: Sequence[tuple[Stack, int]]) -> Stack:
-    """A stack of components (stack, index) in this order, the embedding first and the head last.
+    """Return a stack of components (stack, index) in this order, the embedding first and the head last.
 
-    Each attention keeps the place in caches that it had: two of one place must not stand in one stack that is to be
-    cached.
+    Each attention keeps its index in caches, so a stack that is to be cached must not contain two with the same index.
     """
     stacks = list(dict.fromkeys(stack for stack, _ in components))
     first: dict[Stack, int] = {}

@@ -1,5 +1,4 @@
-"""A stored model as components that run one by one, over any batch, with any part of the chain: what measuring and
-training on blocks need.
+"""A stored model as components that run one by one, over any batch and any part of the chain.
 
     stack = open_stack(store, manifest)
     course = stack.course(ids)                      # positions, masks and rotary tables of this batch
@@ -8,9 +7,9 @@ training on blocks need.
     logits = stack.head(hidden)                     # the model's own final norm and head, on any of its hidden states
                                                     (BL-05)
 
-A checkpoint's stack is cut out of the transformers model that `surgery.models.load` gives, adapters injected by
-peft included; a chain of its own kind is built from its sources. Running all components gives the model's logits.
-Gradients flow; what learns is the caller's affair. Knows nothing of how tokens are chosen, nor of serving.
+Scoring and training of blocks use it. A checkpoint's stack is cut out of the transformers model that
+`surgery.models.load` returns, including adapters injected by peft; a composed chain is built from its sources. Running
+all components gives the model's logits. Gradients flow; the caller chooses the trained parameters.
 """
 
 from __future__ import annotations
@@ -35,14 +34,17 @@ from zoo.errors import NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
 
-#: Families whose every layer slides when the config names a window.
+#: Families in which every layer has a sliding window if the config gives a window.
 _ALL_SLIDE = frozenset({"mistral", "mixtral", "phi3"})
 
 
 @dataclass(frozen=True, slots=True)
 class StackOrigin:
-    """What a component's pass needs beside its weights. `source`: index of its config; `slides`: its attention has a
-    window.
+    """What a component's pass needs beside its weights.
+
+    Fields:
+        source: Index of its config.
+        slides: Its attention has a window.
     """
 
     source: int | None
@@ -50,7 +52,7 @@ class StackOrigin:
 
 
 class Stack(nn.Module):
-    """See the top of the file. `placed` are the model's components; `parts` their modules, in the same order."""
+    """A stored model's components (`placed`) with their modules (`parts`), in the same order."""
 
     def __init__(
         self,
@@ -61,9 +63,12 @@ class Stack(nn.Module):
         rotaries: Sequence[Any],
         named: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
-        """Use `open_stack`, `stack_of` or `build_stack`. `configs`, `rotaries`: one per source; a rotary may be None.
+        """Use `open_stack`, `stack_of` or `build_stack`.
 
-        `named`: each part's weights under their names within the component, where the stack was assembled.
+        Args:
+            configs: One per source.
+            rotaries: One per source; may be None.
+            named: Each part's weights under their names within the component, if the stack was assembled.
         """
         super().__init__()
         self.placed = tuple(placed)
@@ -89,46 +94,47 @@ class Stack(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the embedding's table."""
+        """Dtype of the embedding's table."""
         return next(self.parts[0].parameters()).dtype
 
     def course(
         self, ids: Tensor, mask: Tensor | None = None, cache: Any = None, positions: Tensor | None = None
     ) -> Course:
-        """What a pass over a batch needs. Make it before the pass: masks are of the cache as it is now.
+        """Return what a pass over a batch needs. Create it before the pass: its masks fit the cache's current length.
 
         Args:
-            ids: [B, T]; only the shape counts.
+            ids: [B, T]; only the shape is used.
             mask: [B, past + T], 1 for tokens and 0 for padding; None: no padding.
-            cache: a `transformers.Cache`, which the pass will extend.
-            positions: [B, T]; counted from the mask when None (padding is no position).
+            cache: A `transformers.Cache`, which the pass will extend.
+            positions: [B, T]; None to count them from the mask (padding has no position).
         """
         if positions is None:
             positions = _positions(ids, mask, 0 if cache is None else int(cache.get_seq_length()))
         return Course(self, positions, _masks(self, ids, mask, cache, positions), cache)
 
     def run(self, x: Tensor, course: Course, lo: int, hi: int) -> Tensor:
-        """Components [lo, hi) on `x`: ids [B, T] where lo is 0, else hidden states [B, T, width]."""
+        """Run components [lo, hi) on `x`: ids [B, T] if lo is 0, else hidden states [B, T, width]."""
         for index in range(lo, hi):
             x = self.parts[index](x) if index == self.end else self.parts[index](x, course.where(index, x))
         return x
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Final norm and head on hidden states [.., width] -> logits [.., vocabulary], soft cap and scale included."""
+        """Apply final norm and head, with soft cap and scale: hidden states [.., width] -> logits [.., vocabulary]."""
         logits: Tensor = self.parts[self.end](hidden)
         return logits
 
     def weights(self, index: int) -> Mapping[str, Tensor]:
-        """One component's weights under their names within it, where the stack was assembled; what is held in another
-        form is left out.
+        """Return one component's weights under their names within it, if the stack was assembled.
+
+        Weights held in another form are left out.
         """
         return self._named[index] if self._named else {}
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Key -> weight, as the files of a chain have them (`surgery.chains.files`).
+        """Return key -> weight, as in the files of a chain (`surgery.chains.files`).
 
         Raises:
-            NotServable: a checkpoint's own stack, or a component that keeps its weights in another form than its file
+            NotServable: A checkpoint's own stack, or a component that keeps its weights in another form than its file
                 (stacked experts).
         """
         found: dict[str, Tensor] = {}
@@ -143,12 +149,12 @@ class Stack(nn.Module):
         return found
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """ids [B, T] -> logits [B, T, vocabulary]."""
+        """Compute ids [B, T] -> logits [B, T, vocabulary]."""
         return self.run(ids, self.course(ids, mask), 0, len(self.parts))
 
 
 class Course:
-    """One pass over one batch: positions, masks, cache, and rotary tables once they are asked for."""
+    """One pass over one batch: positions, masks, cache, and rotary tables computed on demand."""
 
     def __init__(self, stack: Stack, positions: Tensor, masks: Mapping[StackOrigin, Tensor | None], cache: Any) -> None:
         self.positions = positions
@@ -158,7 +164,11 @@ class Course:
         self._tables: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def where(self, index: int, like: Tensor) -> Where:
-        """For component `index`. `like`: a tensor of the hidden states' dtype and device."""
+        """Return the positions and masks for component `index`.
+
+        Args:
+            like: A tensor with the hidden states' dtype and device.
+        """
         origin = self._stack._origins[index]
         if origin.source is None:
             return Where(self.positions)
@@ -183,7 +193,7 @@ def _positions(ids: Tensor, mask: Tensor | None, past: int) -> Tensor:
 def _masks(
     stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions: Tensor
 ) -> dict[StackOrigin, Tensor | None]:
-    """One mask per way of attending in the chain, as transformers makes it for the source's config."""
+    """Return one mask per kind of attention in the chain, as transformers makes it for the source's config."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     like = torch.empty((*ids.shape, 1), dtype=stack.dtype, device=ids.device)
@@ -199,11 +209,11 @@ def _masks(
 def open_stack(
     store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None
 ) -> Stack:
-    """The stack of a stored model, in eval mode, its weights mapped where that is possible.
+    """Return the stack of a stored model, in eval mode, with weights mapped where possible.
 
     Raises:
-        DamagedObject: a stored tensor does not match its digest.
-        NotServable: no module holds one of its components.
+        DamagedObject: A stored tensor does not match its digest.
+        NotServable: One of its components cannot be represented as a module.
     """
     from surgery.models.load import load_model
 
@@ -212,8 +222,9 @@ def open_stack(
 
 
 def stack_of(model: Any, components: Sequence[Placed]) -> Stack:
-    """The stack of a loaded transformers model; the two share their modules. Raises NotServable for a family without
-    seams to cut at.
+    """Return the stack of a loaded transformers model; the two share their modules.
+
+    Raises NotServable for a family that cannot be cut.
     """
     skeleton = Skeleton.around(model)
     parts = [skeleton.part(placed.component.kind, placed.layer) for placed in components]
@@ -222,7 +233,7 @@ def stack_of(model: Any, components: Sequence[Placed]) -> Stack:
 
 
 def build_stack(store: Store, manifest: ModelManifest, dtype: torch.dtype | None = None) -> Stack:
-    """The stack of a chain of its own kind, built from its sources, on the CPU. Raises as `open_stack`."""
+    """Return the stack of a composed chain, built from its sources, on the CPU. Raises as `open_stack`."""
     config = config_of(store, manifest)
     if not is_chain(config):
         raise NotServable(f"{manifest.name} is no chain of its own kind: it loads as {manifest.family}")
@@ -230,8 +241,9 @@ def build_stack(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 
 def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str, Tensor]) -> Stack:
-    """A stack out of a plan and its tensors (by digest), each looked up once per place. A layer that stands in it twice
-    has two caches.
+    """Build a stack from a plan and its tensors (by digest), each looked up once per place.
+
+    A layer that occurs twice gets two caches.
     """
     sources = _Sources(plan)
     built: list[Built] = []
@@ -261,7 +273,7 @@ class Built:
 
 
 class _Sources:
-    """Parts of a plan's sources."""
+    """The configs, rotary modules and skeletons of a plan's sources."""
 
     def __init__(self, plan: ChainPlan) -> None:
         self._skeletons = Skeletons(plan.sources, _attention)
@@ -270,7 +282,7 @@ class _Sources:
         self.rotaries = [first.rotary for first in firsts]
 
     def part(self, link: ChainLink, component: Component, tensors: Mapping[str, Tensor]) -> Built:
-        """A component's module with its weights and its adapter."""
+        """Return a component's module with its weights and its adapter."""
         skeleton = self._skeletons.fresh(link)
         owner, head = skeleton.owner(component.kind, link.layer), skeleton.model.lm_head
         module = build(skeleton, component, link.layer, {name: tensors[digest] for name, digest in component.tensors})
@@ -281,13 +293,16 @@ class _Sources:
 
 
 def _attention(config: Mapping[str, Any]) -> str:
-    """Fused kernels know no soft cap on the logits."""
+    """Return the attention function; fused kernels do not support a soft cap on the logits."""
     softcap = config.get("attn_logit_softcapping", 50.0 if config.get("model_type") == "gemma2" else None)
     return "sdpa" if softcap is None else "eager"
 
 
 def _number_(part: nn.Module, index: int) -> None:
-    """Give the attention inside a place of its own in caches (facts: reused layers are silently wrong otherwise)."""
+    """Give the attention inside its own index in caches.
+
+    Reused layers would otherwise share a cache and compute wrong results without an error.
+    """
     for module in part.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             module.layer_idx = index  # type: ignore[assignment]

@@ -1,7 +1,6 @@
-"""Lazy partitioning (BL-02, BL-03): the coarsest cut of chains in which whatever is shared is a block.
+"""Lazy partitioning (BL-02, BL-03): the coarsest cut of chains in which everything that is shared is a block.
 
-A pure function of component digests. It knows nothing of tensors, scores, families or the catalogue; equivalences come
-in as places where a cut is asked for.
+A pure function of component digests. Equivalences enter as requested cuts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import pairwise
 
 from zoo.manifest import ChainBlock, block_digest
 
-#: Before a chain's first component and behind its last stands nothing.
+#: Component -> its neighbours on one side; None stands for the end of a chain.
 _Neighbours = dict[str, set[str | None]]
 
 
@@ -21,15 +20,14 @@ def partition(
 ) -> dict[str, tuple[ChainBlock, ...]]:
     """Cut every chain into blocks.
 
-    Two neighbours x, y stay joined exactly when, over all chains, x is always directly followed by y, y is always
-    directly preceded by x, and no cut between them is asked for. Then whichever chain uses one uses the other beside
-    it, and a boundary between them would serve nobody; any other boundary is there because a chain enters or leaves at
-    it.
+    Two neighbours x, y stay joined exactly if, over all chains, x is always directly followed by y, y is always
+    directly preceded by x, and no cut between them is requested. Then every chain that uses one uses the other beside
+    it, and a boundary would be useless. Any other boundary exists because a chain enters or leaves there.
 
     Args:
-        chains: model name -> its component digests, in order. All models that share components with each other must be
-            there; models that share nothing do not influence each other.
-        cuts: pairs (x, y) of component digests that must not share a block, wherever they stand side by side.
+        chains: Model name -> its component digests, in order. All models that share components with each other must be
+            included; models that share nothing do not influence each other.
+        cuts: Pairs (x, y) of component digests that must not share a block, wherever they are adjacent.
 
     Returns:
         The same names -> blocks that cover the components once and in order. Independent of the order of `chains`.
@@ -50,7 +48,7 @@ def partition(
 
 
 def _followers(chains: Collection[Sequence[str]]) -> _Neighbours:
-    """Component -> everything that directly follows it somewhere."""
+    """Return component -> all components that directly follow it in any chain."""
     found: _Neighbours = defaultdict(set)
     for chain in chains:
         for here, following in zip(chain, [*chain[1:], None], strict=False):

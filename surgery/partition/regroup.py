@@ -1,8 +1,7 @@
-"""Rewriting chains when a model or an equivalence comes or goes (BL-03, BL-04): inside the caller's transaction, so
-that no reader sees it half done.
+"""Recut chains when a model or an equivalence is added or removed (BL-03, BL-04), within the caller's transaction.
 
-Runs that were found equivalent at a threshold (`surgery.scoring.equate`) are kept whole beside each other: both chains
-are cut at their ends. It knows nothing of tensors and files.
+Readers therefore never see a partial change. Runs found equivalent at a threshold (`surgery.scoring.equate`) are kept
+whole: both chains are cut at their ends.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from surgery.partition.partition import partition
 from zoo.catalog import Reader, Writer
 from zoo.records import Equivalence
 
-#: The metric that marks a pair as two blocks, not only a score: the threshold that it exceeded.
+#: The metric that marks a pair as two equivalent blocks, not only a score; its value is the threshold that was
+#: exceeded.
 THRESHOLD = "threshold"
 
 
 def regroup(writer: Writer, group: Mapping[str, Sequence[str]]) -> None:
-    """Partition the models of a sharing group anew, and write the chains that changed.
+    """Partition the models of a sharing group again, and write the chains that changed.
 
     Args:
-        group: model name -> its component digests, in order; whole sharing groups, as `Reader.sharing_group` gives
+        group: Model name -> its component digests, in order; whole sharing groups, as `Reader.sharing_group` returns
             them.
     """
     before = writer.chains(group)
@@ -31,7 +31,7 @@ def regroup(writer: Writer, group: Mapping[str, Sequence[str]]) -> None:
 
 
 def cuts_of(pairs: Iterable[Equivalence], group: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
-    """Pairs of components that an end of an equivalent run lies between, in the chains of a group."""
+    """Return the pairs of components on either side of an equivalent run's end, in the chains of a group."""
     cuts: set[tuple[str, str]] = set()
     for pair in pairs:
         for run in (pair.a, pair.b) if is_block_pair(pair) else ():
@@ -41,13 +41,14 @@ def cuts_of(pairs: Iterable[Equivalence], group: Mapping[str, Sequence[str]]) ->
 
 
 def is_block_pair(pair: Equivalence) -> bool:
-    """Whether a scored pair stands for two equivalent blocks."""
+    """Return whether a scored pair represents two equivalent blocks."""
     return pair.relation == "equivalent" and THRESHOLD in pair.metrics
 
 
 def group_around(reader: Reader, names: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """The sharing groups of these models and of the models that have blocks equivalent to theirs: what a change to them
-    may rewrite.
+    """Return the sharing groups of these models and of models with blocks equivalent to theirs.
+
+    These are the chains that a change to the models may recut.
     """
     block_pairs = [pair for pair in reader.equivalences(names) if is_block_pair(pair)]
     touched = {*names, *(run.model for pair in block_pairs for run in (pair.a, pair.b))}

@@ -1,5 +1,4 @@
-"""What scoring two models is made of: what is held against what, distributions streamed by vocabulary, sums that can be
-resumed.
+"""Scoring two models: pairs of parts, distributions computed by slices of the vocabulary, resumable sums.
 
-`surgery.scoring.compare` puts it together.
+`surgery.scoring.compare` combines these.
 """

@@ -1,10 +1,11 @@
-"""How alike two models of a zoo are, part by part: the same text through both, each read by its own final norm and head
-(BL-05).
+"""Score how similar two models are, part by part (BL-05).
 
-A score of early layers is weak evidence, because their states decode poorly: beside each stands its control, the same
-score against a random-init twin of b. Scores are kept with the digest of the very ids they were taken on; they are
-symmetric and never chained through a third model (BL-06). Knows nothing of how chains are cut
-(`surgery.scoring.equate`).
+The same text runs through both, and each model's own final norm and head read its states. A score of early layers is
+weak evidence, since their states decode poorly: each score has a control, the same score against a randomly initialised
+twin of b.
+
+Scores are stored with the digest of the ids they were measured on. They are symmetric and never chained through a third
+model (BL-06). `surgery.scoring.equate` cuts chains by them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from zoo.store import Store
 #: Called with (batches done, batches in all).
 Progress = Callable[[int, int], None]
 
-#: Tokens of a probe when nothing is said, and of one of its windows.
+#: Default tokens of a probe, and of one of its windows.
 TOKENS = 4096
 LENGTH = 128
 _SHORTEST = 2
@@ -42,8 +43,12 @@ _SHORTEST = 2
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """How to compare. `source`: text, as `surgery.text.text.read_text` takes it. `tokens`: of the probe, at most; in
-    windows of `length`.
+    """How to compare.
+
+    Fields:
+        source: Text, as in `surgery.text.text.read_text`.
+        tokens: Maximum tokens of the probe.
+        length: Tokens per window.
     """
 
     source: str | None = None
@@ -61,12 +66,12 @@ class CompareSettings:
 def compare(
     store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Score two models and keep the scores. Interrupted and called again, it goes on where it was.
+    """Score two models and store the scores. After an interruption, a new call resumes.
 
     Raises:
-        Incomparable: their tokenizers differ, or a model's states cannot be read by its head.
-        InputError: the probe cannot be used, the parts do not meet, or a model gives numbers that are not finite.
-        NotServable: a family that cannot be cut.
+        Incomparable: Their tokenizers differ, or a model's states cannot be read by its head.
+        InputError: The probe cannot be used, the parts cannot be paired, or a model gives numbers that are not finite.
+        NotServable: A family that cannot be cut.
     """
     found = score(store, a, b, settings or CompareSettings(), progress)
     if a.name != b.name:
@@ -83,7 +88,7 @@ def keep(store: Store, found: Comparison) -> None:
 
 
 def records_of(found: Comparison) -> list[Equivalence]:
-    """The pairs as the catalogue keeps them."""
+    """Return the pairs in the catalogue's form."""
     return [_record(found, pair) for pair in found.pairs]
 
 
@@ -96,7 +101,7 @@ def _record(found: Comparison, pair: Score) -> Equivalence:
 def score(
     store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, progress: Progress | None = None
 ) -> Comparison:
-    """As `compare`, but nothing is kept."""
+    """Score two models as `compare` does, without storing anything."""
     started = time.monotonic()
     plan = check(a, b, settings)
     probe = probe_of(store, a, b, settings)
@@ -114,7 +119,7 @@ def score(
 
 
 def check(a: Tokenized, b: Tokenized, settings: CompareSettings) -> Pairing:
-    """What can be refused before anything is loaded. Raises as `compare`."""
+    """Check what can be checked before anything is loaded. Raises as `compare`."""
     for model in (a, b):
         if model.manifest.kind in ("prefix", "prompt", "stitch"):
             raise Incomparable(
@@ -133,8 +138,9 @@ def _check_device(name: str) -> None:
 
 
 def probe_of(store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings) -> Probe:
-    """The windows of ids that both models are given: a file's whole text, or the held-out part of the built-in text.
-    Raises InputError.
+    """Return the windows of ids that both models are given. Raises InputError.
+
+    They come from a file's whole text, or the held-out part of the built-in text.
     """
     text = read_text(settings.source)
     length = min(settings.length, *(context_length(config_of(store, model.manifest)) for model in (a, b)))
@@ -168,7 +174,7 @@ class _Session:
         self._vocabulary = min(vocabulary_size(model.manifest) for model in (a, b))
 
     def run(self) -> tuple[Sums, Sums | None]:
-        """(sums of the pairs, of the control). The twin takes b's place in memory."""
+        """Return (sums of the pairs, sums of the control). The twin replaces b in memory."""
         with self._store.keeping():
             stack_a = open_stack(self._store, self._a.manifest, self._settings.device, self._settings.dtype)
             stack_b = open_stack(self._store, self._b.manifest, self._settings.device, self._settings.dtype)
@@ -204,7 +210,7 @@ class _Session:
             self._progress(done, total)
 
     def _key(self) -> str:
-        """Of everything that the sums depend on."""
+        """Return the digest of everything that the sums depend on."""
         models = [self._a.manifest.fingerprint, self._b.manifest.fingerprint]
         pairs = [[unit.components.lo, unit.components.hi] for units in (self._plan.a, self._plan.b) for unit in units]
         return digest_of([models, self._probe.digest, pairs, canonical_json(asdict(self._settings))])

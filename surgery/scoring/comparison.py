@@ -1,6 +1,4 @@
-"""The outcome of a comparison, as data and as the JSON of `zoo compare`. Pure: knows nothing of how scores come
-about.
-"""
+"""The result of a comparison, as data and as the JSON of `zoo compare`."""
 
 from __future__ import annotations
 
@@ -13,8 +11,14 @@ from surgery.scoring.runs import Granularity, ScoredUnit
 
 @dataclass(frozen=True, slots=True)
 class ProbeInfo:
-    """What was measured on: digests of the ids and of the text, where the text came from, tokens in all and per
-    window.
+    """The probe that was used.
+
+    Fields:
+        digest: Digest of the ids.
+        text: Digest of the text.
+        source: Origin of the text.
+        tokens: Tokens in all.
+        window: Tokens per window.
     """
 
     digest: str
@@ -26,10 +30,13 @@ class ProbeInfo:
 
 @dataclass(frozen=True)
 class Score:
-    """One pair of parts. `similarity`, `control`: mean over tokens of the cosine of distributions, in [0, 1].
+    """The score of one pair of parts; all values are means over tokens.
 
-    `metrics`: `kl_ab`, `kl_ba` (nats per token), `agreement` (share of tokens where both would say the same next),
-    `hidden` (cosine of the hidden states, where widths agree), means over tokens.
+    Fields:
+        similarity: Cosine of the distributions, in [0, 1].
+        control: The same against the twin of b.
+        metrics: `kl_ab`, `kl_ba` (nats), `agreement` (share of tokens with the same likeliest prediction), `hidden`
+            (cosine of the hidden states, if widths agree).
     """
 
     a: ScoredUnit
@@ -41,8 +48,11 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreMatrix:
-    """Every part of a against every part of b: `values` [parts of a][parts of b]; `control`: the same against the twin
-    of b.
+    """Scores of every part of a against every part of b.
+
+    Fields:
+        values: [parts of a][parts of b].
+        control: The same against the twin of b.
     """
 
     a: tuple[ScoredUnit, ...]
@@ -53,7 +63,7 @@ class ScoreMatrix:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found out about two models."""
+    """The result of comparing two models."""
 
     a: str
     b: str
@@ -74,7 +84,7 @@ class Comparison:
         return sum(known) / len(known) if known else None
 
     def document(self) -> dict[str, Any]:
-        """The JSON of `zoo compare`."""
+        """Return the JSON of `zoo compare`."""
         document = {
             "a": self.a,
             "b": self.b,
@@ -113,6 +123,6 @@ def _pair_document(pair: Score, granularity: Granularity) -> dict[str, Any]:
 
 
 def _bounds(unit: ScoredUnit, granularity: Granularity) -> list[int]:
-    """Layers [lo, hi), or components where those were compared."""
+    """Return layers [lo, hi), or components if those were compared."""
     span = unit.components if granularity == "component" else unit.layers
     return [span.lo, span.hi]

@@ -1,8 +1,8 @@
-"""Lazy partitioning of full fine-tunes (BL-03, BL-04; the paper's Figure 12): connected components of two models that
-are alike enough become a block each, one equivalent to the other.
+"""Lazy partitioning of full fine-tunes (BL-03, BL-04; the paper's Figure 12).
 
-The scores are taken component by component; maximal runs above the threshold become blocks. Both chains, and those that
-share with them, are rewritten in the transaction that keeps the scores.
+Connected components of two models that are similar enough become a block in each, and the two blocks are equivalent.
+Scores are taken component by component; maximal runs above the threshold become blocks. Both chains, and those that
+share with them, are recut in the transaction that stores the scores.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ DEFAULT_THRESHOLD = 0.98
 
 
 def check_threshold(threshold: float, source: str | None) -> None:
-    """What can be refused before a model is read. Raises InputError for a threshold that is none, or text that cannot
-    be used.
+    """Check what can be checked before a model is read.
+
+    Raises InputError for an invalid threshold, or text that cannot be used.
     """
     if not 0.0 <= threshold <= 1.0:
         raise InputError(f"a threshold of similarity lies between 0 and 1, and {threshold} does not")
@@ -36,7 +37,7 @@ def check_threshold(threshold: float, source: str | None) -> None:
 
 
 def parent_of(manifest: ModelManifest) -> str:
-    """What a model is scored against. Raises Incomparable for a model that no base could stand in for."""
+    """Return the base that a model is scored against. Raises Incomparable for a model that is not a full fine-tune."""
     if manifest.kind not in ("full", "bitfit") or manifest.base is None:
         what = (
             f"it is of kind {manifest.kind}"
@@ -57,20 +58,19 @@ def equate(
     settings: CompareSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[Equivalence, ...]:
-    """Cut two models where they stop being alike. Done again with another threshold, it moves the cuts.
+    """Cut two models where they stop being similar. Another call with a different threshold moves the cuts.
 
     Args:
-        threshold: what a component's similarity must exceed. At 1 nothing is equivalent that is not identical.
-        settings: the probe and the device; what is held against what is components here.
+        threshold: A component's similarity must exceed it. At 1 only identical components are shared.
+        settings: The probe and the device; the granularity is always components.
 
     Returns:
-        The pairs of blocks, in order. `similarity`: behind the run's last component, which is what the next one gets to
-        see; the metric
-        `lowest`: the least of its components'.
+        The pairs of blocks, in order. `similarity` is measured after the run's last component, since the next component
+        reads its output; the metric `lowest` is the least of its components' similarities.
 
     Raises:
-        Incomparable, InputError, NotServable: as `surgery.scoring.compare.compare`. The chains are as before then.
-        NotFound: a model was removed or replaced in the meantime.
+        Incomparable, InputError, NotServable: As `surgery.scoring.compare.compare`. The chains are unchanged then.
+        NotFound: A model was removed or replaced in the meantime.
     """
     check_threshold(threshold, None)
     chosen = dataclasses.replace(
@@ -105,8 +105,8 @@ def _check_unchanged(writer: Writer, model: Tokenized) -> None:
 
 
 def _write(writer: Writer, found: Comparison, pairs: tuple[Equivalence, ...]) -> None:
-    """The scores, the blocks in place of those that these two models had, and the chains."""
-    group = group_around(writer, [found.a, found.b])  # with the models that the old blocks were cut for
+    """Write the scores, the blocks that replace those between these two models, and the chains."""
+    group = group_around(writer, [found.a, found.b])  # includes the models that the old blocks were cut for
     both = {found.a, found.b}
     old = [
         pair for pair in writer.equivalences([found.a]) if is_block_pair(pair) and {pair.a.model, pair.b.model} == both

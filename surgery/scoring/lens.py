@@ -1,15 +1,14 @@
-"""Vocabulary distributions of hidden states, two models side by side, without ever holding a whole one (BL-05).
+"""Compare vocabulary distributions of two models' hidden states without holding a whole distribution (BL-05).
 
-A model's own final norm and head turn the hidden states behind any of its components into logits; of those only
-slices of the vocabulary are held at a time. What is kept per token are sums that grow slice by slice, each relative
-to the largest logit so far:
+A model's own final norm and head turn the hidden states after any of its components into logits; only slices of the
+vocabulary are in memory at a time. Per token, sums are accumulated slice by slice, each relative to the largest logit
+so far:
 
     m  = max l          Z = sum e^(l - m)         Q = sum e^(2 (l - m))         cosine = D / sqrt(Q_a Q_b)
     D  = sum e^(l_a - m_a + l_b - m_b)            KL(a, b) = sum e^(l_a - m_a) (l_a - l_b) / Z_a - m_a - ln Z_a + m_b +
                                                   ln Z_b
 
-The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whatever the vocabulary. Knows nothing of
-text or stores.
+The normaliser of the cosine cancels. Memory is bounded by `BUDGET` for any vocabulary.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from torch import Tensor, nn
 
 from surgery.modules.components import LmHead
 
-#: Bytes of logits and what is made of them, at a time.
+#: Bytes of logits and temporaries at a time.
 BUDGET = 96 << 20
-#: Tensors of the size of a slice of logits that exist at once: logits in the model's dtype and in float32,
-#: exponentials, products.
+#: Tensors of a slice's size that exist at once: logits in the model's dtype and in float32, exponentials, products.
 _COPIES = 6
 _SLICE = 4096
 
 
 class Lens:
-    """A stack's final norm and head, read by slices of the vocabulary."""
+    """A stack's final norm and head, evaluated by slices of the vocabulary."""
 
     def __init__(self, head: nn.Module) -> None:
         self._head = head
@@ -40,22 +38,26 @@ class Lens:
 
     @property
     def sliceable(self) -> bool:
-        """Whether slices cost no more than themselves; a head with an adapter is computed whole, for fewer tokens at a
-        time.
+        """Whether slices can be computed separately.
+
+        A head with an adapter is computed whole, for fewer tokens at a time.
         """
         return self._linear is not None
 
     def vocabulary(self, hidden: Tensor) -> int:
-        """How many tokens it tells apart. `hidden`: any states [.., width], of which one is read where the head cannot
-        be sliced.
+        """Return the size of the vocabulary.
+
+        Args:
+            hidden: Any states [.., width]; one is evaluated if the head cannot be sliced.
         """
         return (
             int(self._head(hidden.flatten(0, -2)[:1]).shape[-1]) if self._linear is None else self._linear.out_features
         )
 
     def ready(self, hidden: Tensor) -> Tensor:
-        """What slices are read from: [.., width] -> [.., width of the head], or all logits where the head cannot be
-        sliced.
+        """Compute the input of `logits`: [.., width] -> [.., width of the head].
+
+        If the head cannot be sliced, these are all logits.
         """
         if self._linear is None or not isinstance(self._head, LmHead):
             whole: Tensor = self._head(hidden)
@@ -65,7 +67,7 @@ class Lens:
         return hidden if self._head.project is None else self._head.project(hidden)
 
     def logits(self, ready: Tensor, lo: int, hi: int) -> Tensor:
-        """Logits of tokens [lo, hi): float32 [.., hi - lo], as the whole head gives them."""
+        """Return the logits of tokens [lo, hi): float32 [.., hi - lo], equal to the whole head's."""
         if self._linear is None or not isinstance(self._head, LmHead):
             return ready[..., lo:hi].float()
         bias = None if self._linear.bias is None else self._linear.bias[lo:hi]
@@ -77,12 +79,16 @@ class Lens:
 
 @dataclass(frozen=True)
 class Alike:
-    """How alike two models' distributions are, per token.
+    """Similarity of two models' distributions, per token.
 
-    `cosine`, `kl_ab`, `kl_ba` (nats), `agreement` (1 where both would take the same token): [pairs, tokens]. `matrix`:
-    cosines of every position of a with every position of b, [positions a, positions b, tokens], where it was asked for.
-    `right` (1 where b's likeliest token is the target) and `told` (log-probability that b gives the target, nats):
-    [pairs, tokens], where targets were given.
+    Fields:
+        cosine: [pairs, tokens].
+        kl_ab: Nats, [pairs, tokens]; `kl_ba` likewise.
+        agreement: 1 if both have the same likeliest token, [pairs, tokens].
+        matrix: Cosines of every position of a with every position of b, [positions a, positions b, tokens], if
+            requested.
+        right: 1 if b's likeliest token is the target, [pairs, tokens]; None without targets.
+        told: b's log-probability of the target, nats, [pairs, tokens]; None without targets.
     """
 
     cosine: Tensor
@@ -104,13 +110,14 @@ def alike(
     matrix: bool = False,
     targets: Tensor | None = None,
 ) -> Alike:
-    """Compare the distributions of hidden states, in as many steps as memory asks for.
+    """Compare the distributions of hidden states, in as many steps as the memory budget requires.
 
     Args:
-        hidden_a: [positions, tokens, width] of one model; `hidden_b`: of the other, of any width, over the same tokens.
+        hidden_a: [positions, tokens, width] of one model.
+        hidden_b: Of the other model, of any width, over the same tokens.
         pairs: (position of a, position of b).
-        vocabulary: tokens [0, vocabulary) are compared: where heads are padded, what both have.
-        targets: ids [tokens] that come next.
+        vocabulary: Tokens [0, vocabulary) are compared: the common part if heads are padded.
+        targets: Ids [tokens] of the next tokens.
     """
     sliced = a.sliceable and b.sliceable
     width = min(_SLICE, vocabulary) if sliced else vocabulary
@@ -137,7 +144,7 @@ def _joined(parts: Sequence[Alike]) -> Alike:
 
 
 class _Side:
-    """One model's running maximum, sums and likeliest token, [positions, tokens] each."""
+    """One model's running maximum, sums and likeliest token, each [positions, tokens]."""
 
     def __init__(self, lens: Lens, hidden: Tensor, targets: Tensor | None = None) -> None:
         self._lens = lens
@@ -151,8 +158,9 @@ class _Side:
         self.best = torch.zeros(shape, dtype=torch.int64, device=device)
 
     def add_(self, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Take in a slice: its logits, their exponentials over the new maximum, and the factor that old sums shrink
-        by.
+        """Add a slice.
+
+        Returns its logits, their exponentials relative to the new maximum, and the factor that scales the old sums.
         """
         logits = self._lens.logits(self._ready, lo, hi)
         highest, where = logits.max(dim=-1)
@@ -176,17 +184,17 @@ class _Side:
 
     @property
     def right(self) -> Tensor | None:
-        """1 where the likeliest token is the target."""
+        """1 if the likeliest token is the target."""
         return None if self._targets is None else (self.best == self._targets).float()
 
     @property
     def target_logprobs(self) -> Tensor | None:
-        """Log-probability of the targets; nan where there is none."""
+        """Log-probability of the targets; nan without one."""
         return None if self._targets is None else self._aimed - self.normaliser
 
 
 class _Sums:
-    """What grows slice by slice for both models, over a few tokens."""
+    """Sums over slices for both models, over a few tokens."""
 
     def __init__(
         self,
@@ -239,5 +247,5 @@ class _Sums:
 
 
 def _capped(cosine: Tensor) -> Tensor:
-    """Rounding may leave a cosine of equals a hair above one."""
+    """Limit a cosine to 1: rounding may exceed it slightly."""
     return cosine.clamp_max(1.0)

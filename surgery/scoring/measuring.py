@@ -1,8 +1,7 @@
-"""The same tokens through two stacks, and how alike what comes out behind each of their parts is, summed batch by batch
-(BL-05).
+"""Run the same tokens through two stacks and sum, batch by batch, how similar their states are after each part (BL-05).
 
 Memory beside the two models is bounded: the hidden states of one batch, and slices of its logits
-(`surgery.scoring.lens`). Knows stacks and windows of ids; nothing of stores, names or text.
+(`surgery.scoring.lens`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,18 @@ from surgery.scoring.partials import Sums
 from surgery.scoring.runs import Pairing, ScoredUnit
 from zoo.errors import Incomparable, InputError
 
-#: Bytes of hidden states that are held at a time, of all positions of both models.
+#: Bytes of hidden states in memory at a time, over all positions of both models.
 _HIDDEN_BUDGET = 128 << 20
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Where hidden states are taken: behind how many components of each model; and which of them make pairs, by
-    index.
+    """Where hidden states are taken.
+
+    Fields:
+        a: Numbers of components of a, after which states are taken.
+        b: The same of b.
+        pairs: (index into `a`, index into `b`) of the states to compare.
     """
 
     a: tuple[int, ...]
@@ -35,8 +38,9 @@ class Positions:
 
 
 def positions_of(plan: Pairing, a: Stack, b: Stack, matrix: bool) -> Positions:
-    """The boundaries that a pairing asks for; all of its units' for a matrix. Behind the head is before it: its states
-    are its input.
+    """Return the positions that a pairing needs; those of all units for a matrix.
+
+    The position of the head is before it, at its input.
     """
     ends_a = _ends(plan.a if matrix else [unit for unit, _ in plan.pairs], a)
     ends_b = _ends(plan.b if matrix else [unit for _, unit in plan.pairs], b)
@@ -53,9 +57,7 @@ def _end(unit: ScoredUnit, stack: Stack) -> int:
 
 
 def check_readable(name: str, stack: Stack, ends: Sequence[int]) -> None:
-    """Raises Incomparable when hidden states are asked for that the head cannot read: those before a stitch have
-    another width.
-    """
+    """Raise Incomparable if states are needed that the head cannot read: those before a stitch have another width."""
     stitches = [at for at, placed in enumerate(stack.placed) if placed.component.kind == "stitch"]
     if stitches and min(ends) <= stitches[-1]:
         raise Incomparable(
@@ -65,18 +67,18 @@ def check_readable(name: str, stack: Stack, ends: Sequence[int]) -> None:
 
 
 def batches_in(windows: Tensor, a: Stack, b: Stack, at: Positions) -> int:
-    """How many batches a measurement has: the same for the same models and windows."""
+    """Return the number of batches of a measurement, always the same for the same models and windows."""
     return -(-windows.shape[0] // _rows(windows, a, b, at))
 
 
 def _rows(windows: Tensor, a: Stack, b: Stack, at: Positions) -> int:
-    """Windows per batch."""
+    """Return the windows per batch."""
     per_token = sum(len(ends) * _width(stack) * stack.dtype.itemsize for stack, ends in ((a, at.a), (b, at.b)))
     return int(max(1, _HIDDEN_BUDGET // (per_token * windows.shape[1])))
 
 
 def _width(stack: Stack) -> int:
-    """The widest hidden state, or more."""
+    """Return the width of the widest hidden state, or more."""
     return max((int(getattr(config, "hidden_size", 0)) for config in stack.configs), default=0) or 1
 
 
@@ -95,15 +97,15 @@ def measure(
 
     Args:
         windows: int64 [n, length].
-        vocabulary: tokens [0, vocabulary) are compared.
-        keep: called behind each batch with the sums so far.
+        vocabulary: Tokens [0, vocabulary) are compared.
+        keep: Called after each batch with the sums so far.
 
     Returns:
-        Sums over tokens of `cosine`, `kl_ab`, `kl_ba`, `agreement` and, where widths agree, `hidden` ([pairs] each), of
-        `matrix` [positions a, positions b] where asked for, and `tokens`, how many there were.
+        Sums over tokens of `cosine`, `kl_ab`, `kl_ba`, `agreement` and, if widths agree, `hidden` ([pairs] each), of
+        `matrix` [positions a, positions b] if requested, and `tokens`, the number of tokens.
 
     Raises:
-        InputError: a model gives numbers that are not finite.
+        InputError: A model gives numbers that are not finite.
     """
     lens_a, lens_b = Lens(a.parts[a.end]), Lens(b.parts[b.end])
     for ids in _batches(windows, _rows(windows, a, b, at), sums.done):
@@ -126,7 +128,7 @@ def _batches(windows: Tensor, rows: int, done: int) -> Iterator[Tensor]:
 
 
 def _hidden(stack: Stack, ids: Tensor, ends: Sequence[int]) -> Tensor:
-    """Hidden states behind each of the first so many components: [positions, tokens, width]."""
+    """Return the hidden states after each of these numbers of components: [positions, tokens, width]."""
     ids = ids.to(stack.device)
     course = stack.course(ids)
     kept: dict[int, Tensor] = {}

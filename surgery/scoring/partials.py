@@ -1,10 +1,9 @@
-"""What a long measurement has so far, in a small file of the store: interrupted and started again, it goes on where it
-was.
+"""Partial results of a long measurement, in a small file of the store, so that an interrupted measurement resumes.
 
     root/work/<what>-<key>.json      {phase: {"done": batches, "sums": {name: numbers}}}
 
-`key` is a digest of everything that the result depends on, so a file is only ever read by the same measurement. A file
-that cannot be read counts as none. Knows nothing of what is measured.
+`key` is a digest of everything that the result depends on, so a file is read only by the same measurement. An
+unreadable file is ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Sums:
     values: Mapping[str, Tensor]
 
     def with_batch(self, batch: Mapping[str, Tensor]) -> Sums:
-        """These and another batch's."""
+        """Return the sums with another batch added."""
         added = {name: value.double().cpu() + self.values.get(name, 0.0) for name, value in batch.items()}
         return Sums(self.done + 1, added)
 
@@ -40,12 +39,16 @@ class Partials:
     """The file of one measurement."""
 
     def __init__(self, root: Path, what: str, key: str) -> None:
-        """Args: root: the store's folder."""
+        """Read the file if it exists.
+
+        Args:
+            root: The store's folder.
+        """
         self._path = root / "work" / f"{what}-{key}.json"
         self._phases = self._read()
 
     def sums(self, phase: str) -> Sums:
-        """What a phase has so far."""
+        """Return the sums of a phase so far."""
         try:
             kept = self._phases[phase]
             values = {str(name): torch.tensor(value, dtype=torch.float64) for name, value in kept["sums"].items()}
@@ -54,7 +57,7 @@ class Partials:
             return Sums(0, {})
 
     def save_sums(self, phase: str, sums: Sums) -> None:
-        """Write a phase's sums, whole or not at all. Raises StoreError when the store cannot be written."""
+        """Write a phase's sums atomically. Raises StoreError if the store cannot be written."""
         self._phases[phase] = {"done": sums.done, "sums": {name: value.tolist() for name, value in sums.values.items()}}
         staged = self._path.with_name(f"{uuid.uuid4().hex}.new")
         try:
@@ -67,7 +70,7 @@ class Partials:
             discard(staged)
 
     def remove(self) -> None:
-        """The measurement is done."""
+        """Remove the file of a finished measurement."""
         discard(self._path)
 
     def _read(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Which parts of two models are held against each other: components, layers, or proportional groups of layers (BL-04,
-BL-05).
+"""Pair the parts of two models for scoring: components, layers, or proportional groups of layers (BL-04, BL-05).
 
-A run's score is that of the hidden states behind its last component. Pure: knows no tensors, no stores, no scores.
+A run's score is that of the hidden states after its last component. Pure functions.
 """
 
 from __future__ import annotations
@@ -34,14 +33,17 @@ class ScoredUnit:
     layers: Span
 
     def through(self, last: ScoredUnit) -> ScoredUnit:
-        """From this one to a later one."""
+        """Return the unit from this one to a later one."""
         return ScoredUnit(Span(self.components.lo, last.components.hi), Span(self.layers.lo, last.layers.hi))
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Units of two models. `a`, `b`: all of them, in order: the axes of a matrix. `pairs`: those that are held against
-    each other.
+    """Units of two models.
+
+    Fields:
+        a: All units of a, in order: an axis of the matrix; `b` likewise.
+        pairs: The units to score against each other.
     """
 
     granularity: Granularity
@@ -51,7 +53,7 @@ class Pairing:
 
 
 def components_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
-    """Every component by itself."""
+    """Return every component as a unit."""
     units = []
     reached = 0
     for at, placed in enumerate(chain):
@@ -62,7 +64,7 @@ def components_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
 
 
 def layers_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
-    """The layers, each with its components; embedding, stitches and head belong to none."""
+    """Return the layers, each with its components; embedding, stitches and head belong to none."""
     units: list[ScoredUnit] = []
     for unit, placed in zip(components_of(chain), chain, strict=True):
         if placed.layer is None:
@@ -77,15 +79,15 @@ def layers_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
 def pairing(
     a: Sequence[Placed], b: Sequence[Placed], granularity: Granularity | None = None, groups: int | None = None
 ) -> Pairing:
-    """What to score between two chains.
+    """Return the units to score between two chains.
 
     Args:
-        granularity: None: layers where the models have equally many, else groups.
-        groups: how many groups; as many as divide both depths evenly when None, as 3 layers of 6 go with 4 of 8.
+        granularity: None for layers if the models have equally many, else groups.
+        groups: Number of groups; None for as many as divide both depths evenly: 3 layers of 6 go with 4 of 8.
 
     Raises:
-        InputError: components or layers of models that do not have the same, or a number of groups that cannot be.
-        Incomparable: a model without layers.
+        InputError: The models have different components or numbers of layers, or the number of groups is impossible.
+        Incomparable: A model without layers.
     """
     layers_a, layers_b = layers_of(a), layers_of(b)
     if not layers_a or not layers_b:
@@ -123,7 +125,7 @@ def _grouped(
 
 
 def _even(a: int, b: int) -> int:
-    """Groups that divide both depths; where none but the whole does, as many as the shallower model has layers."""
+    """Return a number of groups that divides both depths, or the shallower model's depth if only 1 does."""
     common = gcd(a, b)
     return common if common > 1 else min(a, b)
 
@@ -134,15 +136,15 @@ def _cut(units: Sequence[ScoredUnit], count: int) -> list[ScoredUnit]:
 
 
 def equivalent_runs(a: Sequence[str], b: Sequence[str], scores: Sequence[float], threshold: float) -> list[Span]:
-    """The maximal runs of components that are alike enough to be one block each (BL-04), in order.
+    """Return the maximal runs of components that are similar enough to form one block each (BL-04), in order.
 
-    A component that is the very same in both is shared already and belongs to no run: what is equal needs no score. So
-    at T = 1 nothing but identical weights is shared.
+    A component that is identical in both is shared already and belongs to no run. So at T = 1 only identical weights
+    are shared.
 
     Args:
-        a, b: component digests of two chains of equal length.
-        scores: the similarity behind each component.
-        threshold: what a score must exceed.
+        a, b: Component digests of two chains of equal length.
+        scores: The similarity after each component.
+        threshold: A score must exceed it.
     """
     alike = [x != y and score > threshold for x, y, score in zip(a, b, scores, strict=True)]
     starts = [at for at, each in enumerate(alike) if each and not (at and alike[at - 1])]

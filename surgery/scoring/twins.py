@@ -1,6 +1,4 @@
-"""A random-init twin of a model: the same shapes, nothing learned. The control of a score: what an unrelated model
-would get (BL-05).
-"""
+"""A randomly initialised twin of a model: the control of a score, namely the score of an unrelated model (BL-05)."""
 
 from __future__ import annotations
 
@@ -13,16 +11,17 @@ from surgery.modules.stack import Stack, open_stack, stack_of
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
-#: Standard deviation of weights where no config says it: transformers' own default.
+#: Standard deviation of weights if no config gives one: transformers' own default.
 _DEVIATION = 0.02
 
 
 def random_twin(
     store: Store, manifest: ModelManifest, seed: int = 0, device: str = "cpu", dtype: torch.dtype | None = None
 ) -> Stack:
-    """A stack of the model's architecture with weights as transformers initialises them, the same for the same seed.
+    """Return a stack of the model's architecture with weights as transformers initialises them.
 
-    An adapter's twin is a twin of its base. Raises as `surgery.modules.stack.open_stack`.
+    The same seed gives the same weights. An adapter's twin is a twin of its base. Raises as
+    `surgery.modules.stack.open_stack`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -46,8 +45,9 @@ def _fresh(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> 
 
 @torch.no_grad()
 def _forgotten(stack: Stack) -> Stack:
-    """A chain of its own kind belongs to no class that could initialise it: matrices as most families do, norms one,
-    biases zero.
+    """Reinitialise a composed chain, which has no class that could do it.
+
+    Matrices are set as in most families, norms to one, biases to zero.
     """
     for module in stack.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,7 +1,6 @@
-"""Where checkpoints come from: local folders, Meta's original layout, the hub. `open_source` decides which.
+"""Origins of checkpoints: local folders, Meta's original layout, the hub. `open_source` selects the reader.
 
-Each kind is a file of its own behind the vocabulary of `surgery.sources.base`; this one knows only how to tell them
-apart.
+Each kind has its own module behind the interface of `surgery.sources.base`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def open_source(text: str, revision: str | None = None, allow_pickle: bool = False) -> Source:
-    """Open what a user names: a folder that exists, else a repository on the hub.
+    """Open the source that a user names: an existing folder, else a repository on the hub.
 
     Args:
-        text: a folder's path or a hub id such as `meta-llama/Llama-2-7b`.
-        revision: branch, tag or commit; hub ids only.
-        allow_pickle: read pickled weights through torch's restricted loader.
+        text: A folder's path or a hub id such as `meta-llama/Llama-2-7b`.
+        revision: Branch, tag or commit; for hub ids only.
+        allow_pickle: Read pickled weights through torch's restricted loader.
 
     Raises:
-        NotFound: neither a folder nor a possible hub id.
-        zoo.errors.InputError: see `surgery.sources.local.open_local`.
+        NotFound: Neither a folder nor a possible hub id.
+        zoo.errors.InputError: See `surgery.sources.local.open_local`.
     """
     folder = Path(text).expanduser()
     if folder.is_dir():
@@ -54,7 +53,7 @@ def _open_folder(folder: Path, allow_pickle: bool) -> Source:
 
 
 def _is_meta_only(folder: Path) -> bool:
-    """Meta's files, and no safetensors or adapter that would be taken before them."""
+    """Return whether the folder has Meta's files, and no safetensors or adapter that would take precedence."""
     others = ("adapter_config.json", "model.safetensors", "model.safetensors.index.json")
     if not (folder / "params.json").exists() or any((folder / name).exists() for name in others):
         return False

@@ -1,7 +1,7 @@
-"""What an ingest reads, whatever it was on disk: the vocabulary shared by all kinds of source.
+"""The interface of all kinds of source that an ingest reads.
 
-A source is parsed and checked when it exists; the tensors' bytes are read later, as a stream. It knows nothing of
-the store, of families or of adapters: keys, dtypes and shapes are as the files say.
+A source is parsed and checked on construction; the tensors' bytes are read later, as a stream. Keys, dtypes and shapes
+are as in the files; the store, families and adapters play no part here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from zoo.errors import MalformedCheckpoint
 
 
 class SourceTensor(Protocol):
-    """A tensor on offer: a `zoo.objects.objects.ByteSource` with its key on disk. `dtype` is safetensors' name for
-    it.
-    """
+    """A tensor of a source: a `zoo.objects.sources.ByteSource` with its key on disk. `dtype` is safetensors' name."""
 
     @property
     def key(self) -> str: ...
@@ -32,13 +30,13 @@ class SourceTensor(Protocol):
     def nbytes(self) -> int: ...
 
     def chunks(self, size: int) -> Iterator[bytes | memoryview]:
-        """All bytes in order, at most `size` at a time; each call starts again and gives the same bytes."""
+        """Yield all bytes in order, at most `size` at a time; each call starts again and gives the same bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceWeights:
-    """One weight file. `header` is its first bytes verbatim, so that header + tensors in file order = the file."""
+    """One weight file. `header` is its first bytes verbatim: header + tensors in file order = the file."""
 
     path: str
     header: bytes
@@ -55,10 +53,13 @@ class SourceSide:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed checkpoint.
+    """A parsed checkpoint. At least one of `config` and `adapter` is present.
 
-    `origin` is where it came from: a hub id, `id@revision`, or an absolute path. `config` is `config.json`, `adapter`
-    is `adapter_config.json`; at least one is there. `notes` tell what was left out or changed on the way.
+    Fields:
+        origin: Where it came from: a hub id, `id@revision`, or an absolute path.
+        config: `config.json`.
+        adapter: `adapter_config.json`.
+        notes: What was left out or changed when reading.
     """
 
     origin: str
@@ -69,18 +70,18 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def tensors(self) -> Iterator[SourceTensor]:
-        """Every tensor of every weight file, in file order."""
+        """Yield every tensor of every weight file, in file order."""
         for weights in self.weights:
             yield from weights.tensors
 
     def side(self, path: str) -> bytes | None:
-        """The bytes of one side file."""
+        """Return the bytes of one side file; None if absent."""
         return next((side.data for side in self.sides if side.path == path), None)
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor that lies as it is in a file, from byte `begin` on."""
+    """A tensor stored verbatim in a file, from byte `begin` on."""
 
     key: str
     dtype: str
@@ -90,7 +91,7 @@ class FileTensor:
     begin: int
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Raises MalformedCheckpoint when the file cannot be read, or has become shorter since its header was read."""
+        """Yield the bytes. Raises MalformedCheckpoint if the file is unreadable, or shorter than when parsed."""
         left = self.nbytes
         try:
             with self.path.open("rb", buffering=0) as file:

@@ -1,8 +1,8 @@
-"""A checkpoint's folder, read without leaving it: which files are there, which belong, which may not be followed.
+"""Read a checkpoint's folder without leaving it: which files exist, belong to the checkpoint, and may be followed.
 
 Symbolic links may point anywhere inside the folder, and inside the hub cache's own layout
-(`models--x/snapshots/<revision>/file -> ../../blobs/<hash>`) to that repository's blobs; nowhere else.
-It knows nothing of what the files hold.
+(`models--x/snapshots/<revision>/file -> ../../blobs/<hash>`) to that repository's blobs; nowhere else. The files'
+content plays no part here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 from surgery.sources.base import SourceSide
 from zoo.errors import MalformedCheckpoint, UnsafeCheckpoint
 
-#: Bytes one side file may have, and all of them together: they are held in memory.
+#: Maximum bytes of one side file, and of all of them together: they are held in memory.
 SIDE_LIMIT = 256 << 20
 SIDES_LIMIT = 512 << 20
 FILES_LIMIT = 2000
 DEPTH_LIMIT = 3
 
-#: Weights in other formats, and what training leaves behind: not part of the checkpoint that is ingested.
+#: Weights in other formats, and files that training leaves: not part of an ingested checkpoint.
 _OTHER_SUFFIXES = frozenset(
     [
         *(
@@ -64,8 +64,11 @@ _OTHER_FOLDERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder whose files were looked at once. `files` and `left_out` are relative paths with forward slashes,
-    sorted.
+    """A folder with its files, listed once.
+
+    Fields:
+        files: Relative paths with forward slashes, sorted.
+        left_out: Files that do not belong to the checkpoint, likewise.
     """
 
     root: Path
@@ -73,20 +76,20 @@ class Folder:
     left_out: tuple[str, ...]
 
     def has(self, path: str) -> bool:
-        """Whether a regular file of this name was found, belonging to the checkpoint or not."""
+        """Return whether a regular file of this name was found, belonging to the checkpoint or not."""
         return path in self.files or path in self.left_out
 
     def locate(self, path: str) -> Path:
-        """The real path of a file in the folder.
+        """Return the real path of a file in the folder.
 
         Raises:
-            MalformedCheckpoint: there is no such regular file.
-            UnsafeCheckpoint: it lies outside.
+            MalformedCheckpoint: There is no such regular file.
+            UnsafeCheckpoint: It lies outside.
         """
         return real_file(self.root, path)
 
     def read(self, path: str, limit: int = SIDE_LIMIT) -> bytes:
-        """A whole file. Raises MalformedCheckpoint when it has more than `limit` bytes."""
+        """Return a whole file. Raises MalformedCheckpoint if it has more than `limit` bytes."""
         with self.locate(path).open("rb") as file:
             data = file.read(limit + 1)
         if len(data) > limit:
@@ -94,8 +97,9 @@ class Folder:
         return data
 
     def sides(self, skip: frozenset[str]) -> tuple[SourceSide, ...]:
-        """Every file that belongs to the checkpoint, without those in `skip`. Raises MalformedCheckpoint over the
-        limits.
+        """Return every file that belongs to the checkpoint, except those in `skip`.
+
+        Raises MalformedCheckpoint if they exceed the limits.
         """
         found: list[SourceSide] = []
         total = 0
@@ -114,8 +118,8 @@ def look(folder: Path) -> Folder:
     """List a folder.
 
     Raises:
-        MalformedCheckpoint: it cannot be read, or holds too many files.
-        UnsafeCheckpoint: a link leads out of it.
+        MalformedCheckpoint: It cannot be read, or holds too many files.
+        UnsafeCheckpoint: A link leads out of it.
     """
     root = folder.resolve()
     files: list[str] = []
@@ -133,7 +137,7 @@ def look(folder: Path) -> Folder:
 
 
 def plain_name(name: object) -> str:
-    """A file name without any folder, as an index may state it. Raises UnsafeCheckpoint for anything else."""
+    """Return a file name from an index if it has no folder part. Raises UnsafeCheckpoint for anything else."""
     if (
         not isinstance(name, str)
         or not name
@@ -148,7 +152,15 @@ def plain_name(name: object) -> str:
 
 
 def real_file(root: Path, path: str) -> Path:
-    """`root / path` with links followed, if that is a regular file which may be read. `root` is resolved already."""
+    """Return `root / path` with links followed, if it is a regular file that may be read.
+
+    Args:
+        root: Resolved already.
+
+    Raises:
+        MalformedCheckpoint: The file is missing.
+        UnsafeCheckpoint: It lies outside, or is not a regular file.
+    """
     try:
         real = (root / path).resolve(strict=True)
         regular = stat.S_ISREG(real.stat().st_mode)
@@ -162,7 +174,7 @@ def real_file(root: Path, path: str) -> Path:
 
 
 def _allowed_roots(root: Path) -> tuple[Path, ...]:
-    """The folder itself; below the hub cache's `snapshots/<revision>` also the repository's blobs."""
+    """Return the folder itself and, below the hub cache's `snapshots/<revision>`, the repository's blobs."""
     for parent in (root, *root.parents[:DEPTH_LIMIT]):
         repository = parent.parent.parent
         if parent.parent.name == "snapshots" and repository.name.startswith("models--"):
@@ -171,7 +183,7 @@ def _allowed_roots(root: Path) -> tuple[Path, ...]:
 
 
 def _walk(root: Path, below: PurePosixPath) -> Iterator[tuple[str, bool]]:
-    """Relative paths of regular files and whether they belong to the checkpoint. Hidden folders are not entered."""
+    """Yield relative paths of regular files and whether they belong to the checkpoint. Hidden folders are skipped."""
     with os.scandir(root / below) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
     for entry in listed:

@@ -1,9 +1,7 @@
-"""Checkpoints from the Hugging Face hub: which files of a repository are wanted, and their download into the hub's own
-cache.
+"""Download a checkpoint from the Hugging Face hub into the hub's own cache: select files, translate errors.
 
-The download is huggingface_hub's (resumed, verified, shared with transformers); this file chooses and translates
-errors. A token comes from the environment or the login that huggingface_hub knows; it is never read or shown here. It
-knows nothing of what the files hold.
+The download is huggingface_hub's (resumed, verified, shared with transformers). A token comes from the environment or
+huggingface_hub's login; it is never read or shown here.
 """
 
 from __future__ import annotations
@@ -22,27 +20,27 @@ _SIDE = re.compile(
     r".*\.(json|model|jinja|txt|md|tiktoken)|(LICENSE|LICENCE|NOTICE|README|USE_POLICY)[^/]*", re.IGNORECASE
 )
 _TEMPLATES = "additional_chat_templates/"
-#: Another vendor's layout under a safetensors name; transformers does not read it either.
+#: `consolidated*.safetensors` has another vendor's layout; transformers does not read it either.
 _SAFETENSORS = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _META = re.compile(r"consolidated\.\d{2}\.pth")
 _PICKLES = re.compile(r"(pytorch_model[^/]*|adapter_model|pytorch_adapter)\.bin")
 
 
 def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) -> Path:
-    """Download what an ingest needs of a repository.
+    """Download the files of a repository that an ingest needs.
 
     Args:
-        repo: the hub's id, `owner/name` or `name`.
-        revision: branch, tag or commit; the default branch when None.
-        allow_pickle: take `*.bin` weights where there are no others.
+        repo: The hub's id, `owner/name` or `name`.
+        revision: Branch, tag or commit; the default branch when None.
+        allow_pickle: Use `*.bin` weights if there is no other format.
 
     Returns:
-        The folder in the hub's cache. Without a network, what an earlier download left there.
+        The folder in the hub's cache. Without a network, the result of an earlier download.
 
     Raises:
-        InputError: no such repository or revision, no permission, a bad id, or the hub cannot be reached.
-        UnsafeCheckpoint: it has pickled weights only, and they are not allowed.
-        StoreFull: no space left for the cache.
+        InputError: No such repository or revision, no permission, a bad id, or the hub cannot be reached.
+        UnsafeCheckpoint: It has pickled weights only, and they are not allowed.
+        StoreFull: No space is left for the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -55,19 +53,19 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) ->
             )
     files = wanted([sibling.rfilename for sibling in info.siblings or []], repo, allow_pickle)
     with _clear_errors(repo, revision):
-        # The patterns are shell patterns; a name that looks like one must stand for itself.
+        # Escaped, since the patterns are shell patterns.
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[glob.escape(path) for path in files]))
 
 
 def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple[str, ...]:
-    """The files of a repository that make up its checkpoint: a pure function of their names.
+    """Return the files of a repository that make up its checkpoint: a pure function of their names.
 
-    Weights are safetensors where there are any; else Meta's shards; else pickles if allowed. Only the top folder
-    counts, so that `original/`, `onnx/` and training checkpoints are not downloaded.
+    Weights are safetensors if there are any; else Meta's shards; else pickles if allowed. Only the top folder counts,
+    so `original/`, `onnx/` and training checkpoints are not downloaded.
 
     Raises:
-        InputError: the repository holds no weights that can be read.
-        UnsafeCheckpoint: pickled weights only.
+        InputError: The repository holds no weights that can be read.
+        UnsafeCheckpoint: It has pickled weights only.
     """
     names = sorted(set(files))
     weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
@@ -89,7 +87,7 @@ def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when nobody answers: then its cache may still have the files."""
+    """Return huggingface_hub's exceptions for an unreachable hub; its cache may still have the files."""
     import httpx
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -98,7 +96,10 @@ def _unreachable() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _clear_errors(repo: str, revision: str | None) -> Iterator[None]:
-    """Each failure as one line. The library's own texts span lines, and name addresses and request ids."""
+    """Translate each failure into one line.
+
+    The library's own messages span lines and contain addresses and request ids.
+    """
     from huggingface_hub import errors
 
     try:

@@ -1,7 +1,6 @@
 """A local folder as a source: Hugging Face's layout (one or several safetensors files) and PEFT's.
 
-Everything is checked here that headers, the index and the configs can show; no tensor is read.
-It knows nothing of families, of what the keys mean, or of the store.
+Everything that headers, the index and the configs show is checked here; no tensor is read.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-#: The adapters library's: the adapter, and the head that it may have saved beside it.
+#: Files of the adapters library: the adapter, and a head that may be saved with it.
 BOTTLENECK, HEAD = "adapter.safetensors", "model_head.safetensors"
-#: Pickled adapter -> the safetensors file that stands for it.
+#: Pickled adapter -> the safetensors file that replaces it.
 HEAD_PICKLE = "pytorch_model_head.bin"
 ADAPTER_PICKLES = {"adapter_model.bin": ADAPTER, "pytorch_adapter.bin": BOTTLENECK, HEAD_PICKLE: HEAD}
 SHARDS_LIMIT = 10_000
@@ -32,14 +31,14 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     """Parse a folder in Hugging Face's or PEFT's layout.
 
     Args:
-        folder: the checkpoint's own folder; where several formats lie in it, safetensors is taken, a single file before
+        folder: The checkpoint's own folder. If it has several formats, safetensors is used, a single file before
             shards.
-        allow_pickle: read `*.bin` where there is nothing else, with torch's restricted loader, and keep it as
+        allow_pickle: Read `*.bin` if there is nothing else, with torch's restricted loader, and store it as
             safetensors.
 
     Raises:
-        UnsafeCheckpoint: only pickles are there, a link leaves the folder, or the index names something outside.
-        MalformedCheckpoint: anything broken, missing or contradictory.
+        UnsafeCheckpoint: There are only pickles, a link leaves the folder, or the index names something outside.
+        MalformedCheckpoint: Anything broken, missing or contradictory.
     """
     here = look(folder)
     origin = str(here.root)
@@ -62,7 +61,7 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     raise MalformedCheckpoint(f"{folder} holds a config.json but no {SINGLE} and no {INDEX}")
 
 
-#: Beside an adapter of the adapters library: says that a head was saved with it.
+#: Beside an adapter of the adapters library: shows that a head was saved with it.
 _HEAD_MARK = "head_config.json"
 
 
@@ -109,7 +108,7 @@ def _source(
 
 
 def left_out_note(here: Folder, taken: frozenset[str]) -> tuple[str, ...]:
-    """One line that names what lies in the folder and was not ingested; nothing when there is nothing."""
+    """Return one line that names the files in the folder that were not ingested; empty if there are none."""
     rest = [path for path in here.left_out if path not in taken]
     if not rest:
         return ()
@@ -134,7 +133,7 @@ def _weights(here: Folder, name: str) -> SourceWeights:
 
 
 def _shards(here: Folder) -> list[SourceWeights]:
-    """All shards of an index that agrees with their headers key by key."""
+    """Return all shards of an index that agrees with their headers key by key."""
     promised = read_index(here, INDEX)
     names = sorted(set(promised.values()))
     shards = [_weights(here, name) for name in names if _is_safetensors(name)]
@@ -146,11 +145,11 @@ def _shards(here: Folder) -> list[SourceWeights]:
 
 
 def read_index(here: Folder, name: str) -> dict[str, str]:
-    """The `weight_map` of an index: key -> plain file name.
+    """Return the `weight_map` of an index: key -> plain file name.
 
     Raises:
-        MalformedCheckpoint: no usable map, or too many files.
-        UnsafeCheckpoint: a name that is not a plain file name.
+        MalformedCheckpoint: No usable map, or too many files.
+        UnsafeCheckpoint: A name that is not a plain file name.
     """
     table = parse_object(here.read(name, INDEX_LIMIT), name, INDEX_LIMIT).get("weight_map")
     if not isinstance(table, dict) or not table:

@@ -1,10 +1,10 @@
-"""Meta's original checkpoints (`params.json`, `consolidated.NN.pth`, `tokenizer.model`) as a source in Hugging Face's
-layout.
+"""Meta's original checkpoints (`params.json`, `consolidated.NN.pth`, `tokenizer.model`) in Hugging Face's layout.
 
-Shards are joined, the rotary layout of q and k is permuted, names, config and tokenizer are those that transformers'
-own converter gives; tensors keep their dtype and are read lazily. The files are pickles and are read with torch's
-weights-only loader; nothing else of this kind is accepted without a switch, because no other layout is defined this
-way. It knows nothing of the store. torch and transformers are imported by what it calls.
+Shards are joined and the rotary layout of q and k is permuted; names, config and tokenizer are those of transformers'
+own converter. Tensors keep their dtype and are read lazily.
+
+The files are pickles, read with torch's weights-only loader. Other pickled layouts need `allow_pickle`; this one does
+not, since its content is fully defined. torch and transformers are imported by the modules called from here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def is_meta(folder: Path) -> bool:
-    """Whether a folder looks like one of Meta's: the settings and at least one shard. Says nothing of their being
-    sound.
-    """
+    """Return whether a folder looks like one of Meta's: it has the settings and at least one shard, sound or not."""
     return (folder / PARAMS).is_file() and any(
         _SHARD.fullmatch(path.name) for path in folder.glob("consolidated.*.pth")
     )
@@ -47,12 +45,12 @@ def open_meta(folder: Path, shard_bytes: int = SHARD_BYTES) -> Source:
     """Parse a folder in Meta's layout.
 
     Args:
-        shard_bytes: the largest weight file that an export will write.
+        shard_bytes: Maximum size of a weight file that an export will write.
 
     Raises:
-        MalformedCheckpoint: files are missing or broken, or the shards disagree with each other or with params.json.
-        UnsafeCheckpoint: a shard holds more than tensors, or a link leaves the folder.
-        InputError: settings that are not Meta's, or the tokenizer's library is not installed.
+        MalformedCheckpoint: Files are missing or broken, or the shards disagree with each other or with params.json.
+        UnsafeCheckpoint: A shard holds more than tensors, or a link leaves the folder.
+        InputError: Settings that are not Meta's, or the tokenizer's library is not installed.
     """
     here = look(folder)
     document = here.read(PARAMS, CONFIG_LIMIT)
@@ -78,8 +76,9 @@ def open_meta(folder: Path, shard_bytes: int = SHARD_BYTES) -> Source:
 
 
 def split(tensors: Sequence[JoinedTensor], limit: int) -> tuple[SourceWeights, ...]:
-    """Weight files of at most `limit` bytes of tensors each (a larger tensor gets its own), named as transformers names
-    them.
+    """Group tensors into weight files of at most `limit` bytes, named as transformers names them.
+
+    A larger tensor gets its own file.
     """
     groups: list[list[JoinedTensor]] = [[]]
     size = 0
@@ -101,7 +100,7 @@ def _header(group: Sequence[JoinedTensor]) -> bytes:
 
 
 def _shard_paths(here: Folder) -> list[Path]:
-    """The shards in order. Raises MalformedCheckpoint when there is none or a number is missing."""
+    """Return the shards in order. Raises MalformedCheckpoint if there is none or a number is missing."""
     names = sorted(path for path in here.left_out if _SHARD.fullmatch(path))
     wanted = [f"consolidated.{number:02d}.pth" for number in range(max(1, len(names)))]
     if names != wanted:
@@ -113,14 +112,17 @@ def _shard_paths(here: Folder) -> list[Path]:
 
 
 def _is_tied(params: MetaParams, tensors: Sequence[JoinedTensor]) -> bool:
-    """Llama 3.2's text models write the shared table twice; transformers keeps it once. Older models are never tied."""
+    """Return whether head and embedding are tied.
+
+    Llama 3.2's text models contain the shared table twice; transformers keeps it once. Older models are never tied.
+    """
     by_key = {tensor.key: tensor for tensor in tensors}
     head = by_key.get("lm_head.weight")
     return head is None or (params.scaled_rope and same_bytes(by_key["model.embed_tokens.weight"], head))
 
 
 def _tokenizer(here: Folder, params: MetaParams) -> ConvertedTokenizer:
-    """Meta's downloads keep `tokenizer.model` with the weights or, for several sizes together, one folder above."""
+    """Convert `tokenizer.model`, which is beside the weights or, for several sizes together, one folder above."""
     data = here.read(TOKENIZER) if here.has(TOKENIZER) else _tokenizer_above(here.root)
     context = context_length(params, tokenizer_kind(data))
     instruct = bool(re.search(r"chat|instruct", checkpoint_name(here.root), re.IGNORECASE))
@@ -136,9 +138,7 @@ def _tokenizer_above(root: Path) -> bytes:
 
 
 def checkpoint_name(root: Path) -> str:
-    """What the checkpoint is called: the repository's name in the hub cache, else the folder's. The files do not
-    say.
-    """
+    """Return the repository's name in the hub cache, else the folder's. The files do not contain the name."""
     if root.parent.name == "snapshots":
         return root.parent.parent.name.rsplit("--", 1)[-1]
     return root.parent.name if root.name == "original" else root.name
@@ -168,7 +168,7 @@ def _config_sides(config: dict[str, Any]) -> tuple[SourceSide, ...]:
 
 
 def _index(weights: Sequence[SourceWeights]) -> tuple[SourceSide, ...]:
-    """The shard index, where there is more than one file."""
+    """Return the shard index, if there is more than one file."""
     if len(weights) == 1:
         return ()
     table = {tensor.key: one.path for one in weights for tensor in one.tensors}

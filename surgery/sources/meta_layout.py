@@ -1,10 +1,11 @@
-"""Meta's tensor names and how each is cut into shards, as a plan: which joined tensor stands for which Hugging Face
-key.
+"""Plan the join of Meta's shards: Meta's tensor names, how each is cut, and the Hugging Face key of each joined tensor.
 
-A pure function of params.json and of what the shards hold (names, dtypes, shapes). The cut is the one of fairscale's
-layers, as transformers' `convert_llama_weights_to_hf.py` undoes it: wq, wk, wv, w1, w3 and output were split along
-rows, wo and w2 along columns; norms are in every shard (the first one's is taken, as there); the embedding was split
-along columns (Llama 1 and 2) or along rows (Llama 3): its shapes tell.
+A pure function of params.json and of the shards' names, dtypes and shapes. The cut is that of fairscale's layers, as
+transformers' `convert_llama_weights_to_hf.py` undoes it:
+
+- wq, wk, wv, w1, w3 and output are split along rows, wo and w2 along columns.
+- Norms are in every shard; the first one's is used, as there.
+- The embedding is split along columns (Llama 1 and 2) or rows (Llama 3), as its shapes show.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Cut = Literal["rows", "columns", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One `consolidated.NN.pth` and what it holds."""
+    """One `consolidated.NN.pth` and its tensors."""
 
     path: Path
     tensors: Mapping[str, Stored]
@@ -41,16 +42,17 @@ class _Place:
 
 
 def plan(params: MetaParams, shards: Sequence[Shard]) -> tuple[JoinedTensor, ...]:
-    """Every tensor of the Hugging Face checkpoint, in the order of its state dict. `lm_head` is absent when the shards
-    lack it.
+    """Return every tensor of the Hugging Face checkpoint, in the order of its state dict.
+
+    `lm_head` is absent if the shards lack it.
 
     Raises:
-        MalformedCheckpoint: the shards disagree with each other or with params.json.
+        MalformedCheckpoint: The shards disagree with each other or with params.json.
     """
     names = _agreed_names(shards)
     vocab = _vocab_rows(params, shards)
     places = [place for place in _places(params, vocab) if place.name != "output.weight" or place.name in names]
-    # Frequencies are recomputed from params.json; they are in the files of Llama 1 and 2 only.
+    # Frequencies (in the files of Llama 1 and 2 only) are recomputed from params.json.
     extra = sorted(names - {place.name for place in places} - {"rope.freqs"})
     if extra:
         raise MalformedCheckpoint(
@@ -71,7 +73,7 @@ def _agreed_names(shards: Sequence[Shard]) -> set[str]:
 
 
 def _vocab_rows(params: MetaParams, shards: Sequence[Shard]) -> int:
-    """Rows of the embedding: what the shards hold, checked against params.json where it says."""
+    """Return the rows of the embedding in the shards, checked against params.json if it gives them."""
     parts = [_held(shard, "tok_embeddings.weight").shape for shard in shards]
     if any(len(shape) != 2 for shape in parts):
         raise MalformedCheckpoint("tok_embeddings.weight is not a matrix")
@@ -86,7 +88,7 @@ def _embedding_cut(params: MetaParams, shards: Sequence[Shard]) -> Cut:
 
 
 def _places(params: MetaParams, vocab: int) -> Iterator[_Place]:
-    """The state dict in order. The embedding's cut is filled in by `_join`."""
+    """Yield the state dict in order. `_join` determines the embedding's cut."""
     dim, wide, keys = params.dim, params.intermediate, params.kv_heads * params.head_dim
     yield _Place("tok_embeddings.weight", "model.embed_tokens.weight", (vocab, dim), "rows")
     for layer in range(params.layers):
@@ -129,7 +131,7 @@ def _held(shard: Shard, name: str) -> Stored:
 
 
 def _check_parts(place: _Place, cut: Cut, held: Sequence[Stored], head_rows: int) -> None:
-    """Parts must have one dtype, fit together to the promised shape, and never cut through a head."""
+    """Check that parts have one dtype, join to the expected shape, and never cut through a head."""
     if len({part.dtype for part in held}) > 1:
         raise MalformedCheckpoint(f"the shards disagree on the dtype of {place.name!r}")
     if any(len(part.shape) != len(place.shape) for part in held):

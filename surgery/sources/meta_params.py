@@ -1,7 +1,7 @@
-"""Meta's `params.json` and what it means in Hugging Face's words: a pure function of the settings.
+"""Convert Meta's `params.json` to Hugging Face's settings: a pure function.
 
-It knows nothing of files, shards or tokenizers. The arithmetic (feed-forward width, context lengths, rotary scaling of
-Llama 3.1) is that of transformers' `convert_llama_weights_to_hf.py`.
+The arithmetic (feed-forward width, context lengths, rotary scaling of Llama 3.1) is that of transformers'
+`convert_llama_weights_to_hf.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from zoo.errors import InputError, MalformedCheckpoint
 
 TokenizerKind = Literal["sentencepiece", "tiktoken"]
 
-#: Every setting of Meta's language models. Others (vision, experts, quantisation, another vendor's windows) change the
-#: computation, so a file that has them is refused, never half understood.
+#: Every setting of Meta's language models. Further ones (vision, experts, quantisation, another vendor's windows)
+#: change the computation, so a file that has them is refused.
 _KNOWN = frozenset({
     *("dim", "n_layers", "n_heads", "n_kv_heads", "multiple_of", "ffn_dim_multiplier", "norm_eps", "vocab_size"),
     *("rope_theta", "use_scaled_rope", "rope_scaling_factor", "max_seq_len", "max_batch_size"),
@@ -25,7 +25,7 @@ _LARGEST = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class MetaParams:
-    """The settings of one checkpoint, checked. `vocab_size` is None where the file says -1 (the tokenizer's size)."""
+    """The checked settings of one checkpoint. `vocab_size` is None if the file says -1 (the tokenizer's size)."""
 
     dim: int
     layers: int
@@ -47,8 +47,8 @@ def parse_params(document: Mapping[str, Any]) -> MetaParams:
     """Check the settings of `params.json`.
 
     Raises:
-        MalformedCheckpoint: a setting is missing, of the wrong type or out of range.
-        InputError: settings that Meta's Llama language models do not have.
+        MalformedCheckpoint: A setting is missing, of the wrong type or out of range.
+        InputError: Settings that Meta's Llama language models do not have.
     """
     inner = document.get("model")
     document = inner if isinstance(inner, dict) else document
@@ -82,7 +82,7 @@ def _checked(document: Mapping[str, Any]) -> MetaParams:
 
 
 def _intermediate(document: Mapping[str, Any], dim: int) -> int:
-    """Width of the feed-forward layers: 8/3 of dim, times the multiplier, rounded up to a multiple."""
+    """Return the width of the feed-forward layers: 8/3 of dim, times the multiplier, rounded up to a multiple."""
     multiple = 256 if document.get("multiple_of") is None else _count(document, "multiple_of")
     multiplier = 1.0 if document.get("ffn_dim_multiplier") is None else _number(document, "ffn_dim_multiplier")
     return multiple * ((int(multiplier * int(8 * dim / 3)) + multiple - 1) // multiple)
@@ -111,10 +111,10 @@ def _shown(value: object) -> str:
 
 
 def context_length(params: MetaParams, tokenizer: TokenizerKind) -> int:
-    """Positions the model was trained for; the file itself does not say.
+    """Return the number of positions that the model was trained for, which the file does not contain.
 
-    Llama 3.1 and later scale the rotary angles, Llama 3 brought tiktoken, Code Llama raised theta, and Llama 1 is told
-    from Llama 2 by its epsilon (an early Llama 2 7B that kept Llama 1's gets the smaller bound).
+    Llama 3.1 and later scale the rotary angles, Llama 3 uses tiktoken, Code Llama has a larger theta, and Llama 1
+    differs from Llama 2 by its epsilon (an early Llama 2 7B with Llama 1's epsilon gets the smaller bound).
     """
     if tokenizer == "tiktoken":
         return 131072 if params.scaled_rope else 8192
@@ -124,8 +124,9 @@ def context_length(params: MetaParams, tokenizer: TokenizerKind) -> int:
 
 
 def rope_scaling(params: MetaParams, tied: bool) -> dict[str, Any] | None:
-    """Llama 3.1's scaling of the rotary angles. Factor 8; 32 for Llama 3.2, whose text models alone tie head and
-    embedding.
+    """Return Llama 3.1's scaling of the rotary angles.
+
+    The factor is 8, or 32 for Llama 3.2, the only ones with tied head and embedding (text models).
     """
     if not params.scaled_rope:
         return None
@@ -148,8 +149,9 @@ def hf_config(
     dtype: str,
     tied: bool,
 ) -> dict[str, Any]:
-    """`config.json` of the same model. Rotary settings are spelled the old way, which every version of transformers
-    reads.
+    """Return the `config.json` of the same model.
+
+    Rotary settings use the old spelling, which every version of transformers reads.
     """
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -1,11 +1,11 @@
-"""Meta's `consolidated.NN.pth` shards, read tensor by tensor: the map of what they hold, and tensors joined on the fly.
+"""Read Meta's `consolidated.NN.pth` shards tensor by tensor: inventory of a shard, and tensors joined while streaming.
 
-Shards are the parts of one model cut for model parallelism: column-parallel matrices were split along their rows (as
-stored), row-parallel ones along their columns. A joined tensor is streamed in runs of rows, so that memory stays at one
-chunk whatever the tensor's size. It knows nothing of names, of params.json or of Hugging Face's layout.
+Shards are the parts of one model cut for model parallelism: column-parallel matrices are split along their rows (as
+stored), row-parallel ones along their columns. A joined tensor is streamed in runs of rows, so memory stays at one
+chunk for any tensor size.
 
-Pickle is what these files are. It is only ever read with `weights_only=True`, and only for what the file says of
-itself: the tensors are built without bytes, their places in the file are noted, and the bytes are read as bytes.
+The files are pickles. They are only read with `weights_only=True`, and only for their structure: tensors are built
+without bytes, their offsets in the file are recorded, and the bytes are then read directly.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
 
 Axis = Literal["rows", "columns"]
 
-#: A state dict's pickle holds names and shapes; the largest model's is far below this.
+#: Limit for a state dict's pickle, which holds names and shapes; the largest model's is far smaller.
 _LARGEST_PICKLE = 64_000_000
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one shard holds under a name: `dtype` as safetensors calls it, and the file's byte at which the elements
-    begin.
-    """
+    """A tensor in a shard: `dtype` is safetensors' name, `begin` the offset of its elements in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,20 +44,20 @@ class Stored:
 
 
 def inventory(path: Path) -> dict[str, Stored]:
-    """Names, dtypes, shapes and places of a shard's tensors; none of their bytes is read.
+    """Return names, dtypes, shapes and offsets of a shard's tensors; none of their bytes is read.
 
     Raises:
-        UnsafeCheckpoint: the pickle asks for more than tensors; nothing of it was run.
-        MalformedCheckpoint: not a zip archive of contiguous little-endian floating point tensors.
+        UnsafeCheckpoint: The pickle contains more than tensors; nothing of it was run.
+        MalformedCheckpoint: Not a zip archive of contiguous little-endian floating point tensors.
     """
     records = _records(path)
     return {key: _stored(path, key, tensor, records) for key, tensor in _structure(path).items()}
 
 
 def _records(path: Path) -> dict[int, int]:
-    """Where each record's bytes begin -> how many they are.
+    """Return offset of each record's bytes -> their number.
 
-    Compressed records cannot be read in place, and would let a small file unpack to a huge pickle.
+    Compressed records are refused: they cannot be read in place, and would let a small file unpack to a huge pickle.
     """
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -82,20 +80,23 @@ def _records(path: Path) -> dict[int, int]:
 
 
 def _data_offset(descriptor: int, info: zipfile.ZipInfo) -> int:
-    """A record's bytes follow its local header, whose name and padding the central directory does not give."""
+    """Return the offset of a record's bytes.
+
+    They follow its local header, where name and padding may differ in length from the central directory's.
+    """
     name, extra = _LOCAL_HEADER.unpack(os.pread(descriptor, _LOCAL_HEADER.size, info.header_offset))
     return info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
 
 
 def _structure(path: Path) -> Mapping[str, Tensor]:
-    """The shard's state dict on the meta device: tensors without bytes."""
+    """Return the shard's state dict on the meta device: tensors without bytes."""
     import torch
 
     try:
         state = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:
-        # torch raises UnpicklingError for what it refuses, and almost anything for a damaged archive; its texts span
-        # pages.
+        # torch raises UnpicklingError for what it refuses, and almost any exception for a damaged archive; its messages
+        # are long.
         if type(error).__name__ == "UnpicklingError":
             raise UnsafeCheckpoint(
                 f"{path.name} holds more than tensors; it was refused and nothing of it was run"
@@ -115,8 +116,8 @@ def _stored(path: Path, key: str, tensor: object, records: Mapping[int, int]) ->
         raise MalformedCheckpoint(f"{path.name}: {key!r} is not a tensor of float32, float16 or bfloat16")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise MalformedCheckpoint(f"{path.name}: tensor {key!r} is not stored contiguously")
-    # Documented for loads without bytes: where the storage's record begins. Checked against the archive, since torch
-    # computes it.
+    # torch documents this attribute for loads without bytes: the offset of the storage's record. Checked against the
+    # archive, since torch computes it.
     record = tensor.untyped_storage()._checkpoint_offset
     begin = int(tensor.storage_offset()) * tensor.element_size()
     if record is None or begin + tensor.numel() * tensor.element_size() > records.get(record, -1):
@@ -136,10 +137,12 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class JoinedTensor:
-    """A tensor put together from parts in several shards: a `SourceTensor`.
+    """A tensor joined from parts in several shards: a `SourceTensor`.
 
-    `parts`: in order; a single one for a tensor that all shards replicate. `head_rows`: rows per attention head where
-    the rotary layout is to be changed from Meta's interleaved pairs to Hugging Face's halves, else 0.
+    Fields:
+        parts: In order; a single one for a tensor that all shards replicate.
+        head_rows: Rows per attention head if the rotary layout is to be changed from Meta's interleaved pairs to
+            Hugging Face's halves, else 0.
     """
 
     key: str
@@ -157,9 +160,9 @@ class JoinedTensor:
         return size
 
     def chunks(self, size: int) -> Iterator[memoryview]:
-        """All bytes in order, at most `size` at a time. Holds the chunk and its parts, never the tensor.
+        """Yield all bytes in order, at most `size` at a time. Holds the chunk and its parts, never the whole tensor.
 
-        Raises MalformedCheckpoint when a file has become shorter since it was looked at.
+        Raises MalformedCheckpoint if a file has become shorter since it was inspected.
         """
         for run in self._runs(size):
             data = _halves(run, self.head_rows).reshape(-1).data.cast("B")
@@ -167,7 +170,7 @@ class JoinedTensor:
                 yield data[begin : begin + size]
 
     def _runs(self, size: int) -> Iterator[np.ndarray]:
-        """Runs of whole rows (whole heads) of the joined matrix, each of about `size` bytes."""
+        """Yield runs of whole rows (whole heads) of the joined matrix, each of about `size` bytes."""
         import numpy as np
 
         width = DTYPE_BYTES[self.dtype]
@@ -188,16 +191,14 @@ class JoinedTensor:
 
 
 def _ranges(rows: int, row_bytes: int, step: int, size: int) -> Iterator[tuple[int, int]]:
-    """Row ranges [lo, hi) of whole steps, each of about `size` bytes."""
+    """Yield row ranges [lo, hi) of whole steps, each of about `size` bytes."""
     count = max(1, size // (row_bytes * step)) * step
     for lo in range(0, rows, count):
         yield lo, min(lo + count, rows)
 
 
 def _read_rows(file: FileIO, part: ShardPart, lo: int, hi: int, width: int) -> np.ndarray:
-    """Rows [lo, hi) of a part: an array [hi - lo, columns] of elements that are `width` bytes each and never looked
-    into.
-    """
+    """Return rows [lo, hi) of a part: an array [hi - lo, columns] of elements of `width` bytes, not interpreted."""
     import numpy as np
 
     array = np.empty((hi - lo, part.columns), dtype=f"u{width}")
@@ -213,9 +214,7 @@ def _read_rows(file: FileIO, part: ShardPart, lo: int, hi: int, width: int) -> n
 
 
 def _halves(rows: np.ndarray, head_rows: int) -> np.ndarray:
-    """Rows of each head from (pair, part) order to (part, pair) order: rotary dimension 2i + j moves to j * half +
-    i.
-    """
+    """Reorder each head's rows from (pair, part) to (part, pair): rotary dimension 2i + j moves to j * half + i."""
     if not head_rows:
         return rows
     heads, columns = rows.shape[0] // head_rows, rows.shape[1]
@@ -223,8 +222,9 @@ def _halves(rows: np.ndarray, head_rows: int) -> np.ndarray:
 
 
 def same_bytes(one: JoinedTensor, other: JoinedTensor, size: int = 1 << 20) -> bool:
-    """Whether two tensors are equal bit for bit. Streams both (their chunks may be cut at different places), up to the
-    first difference.
+    """Return whether two tensors are equal bit for bit.
+
+    Streams both up to the first difference; their chunks may be cut at different offsets.
     """
     if one.dtype != other.dtype or one.shape != other.shape:
         return False

@@ -1,9 +1,7 @@
-"""Meta's `tokenizer.model` as Hugging Face's `tokenizer.json`: SentencePiece (Llama 1, 2, Code Llama) or tiktoken ranks
-(Llama 3).
+"""Convert Meta's `tokenizer.model` to `tokenizer.json`: SentencePiece (Llama 1, 2, Code Llama) or tiktoken (Llama 3).
 
-The pieces and merges come from transformers' own converters; what surrounds them (how spaces are marked, where <s>
-goes) is set to what the original libraries do, so that both give the same ids for any text. It knows nothing of
-weights.
+The pieces and merges come from transformers' own converters. The rest (marking of spaces, position of <s>) is set to
+the behaviour of the original libraries, so that both give the same ids for any text.
 """
 
 from __future__ import annotations
@@ -28,8 +26,12 @@ _SPECIALS = 256
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTokenizer:
-    """`size`: number of ids. `eos`: every token that ends an answer, the base model's first. `sides`: the files to
-    keep.
+    """Result of a conversion.
+
+    Fields:
+        eos: Every token that ends an answer, the base model's first.
+        size: Number of ids.
+        sides: The files to store.
     """
 
     kind: TokenizerKind
@@ -40,7 +42,7 @@ class ConvertedTokenizer:
 
 
 def tokenizer_kind(data: bytes) -> TokenizerKind:
-    """Ranks are lines of base64 and a number; SentencePiece is a protocol buffer."""
+    """Return the kind: tiktoken ranks are lines of base64 and a number; SentencePiece is a protocol buffer."""
     return "tiktoken" if _RANK_LINE.fullmatch(data.split(b"\n", 1)[0].strip()) else "sentencepiece"
 
 
@@ -48,13 +50,13 @@ def convert_tokenizer(data: bytes, *, scaled_rope: bool, context: int, instruct:
     """Convert the bytes of a `tokenizer.model`.
 
     Args:
-        scaled_rope: Llama 3.1 or later, whose reserved tokens have other names than Llama 3's.
-        context: positions, for `model_max_length`.
-        instruct: tuned for chat: its template is added, and its end of turn becomes the tokenizer's eos token.
+        scaled_rope: Llama 3.1 or later, which names its reserved tokens differently from Llama 3.
+        context: Positions, for `model_max_length`.
+        instruct: Tuned for chat: a chat template is added, and the end of turn becomes the tokenizer's eos token.
 
     Raises:
-        InputError: the library that reads SentencePiece files is not installed.
-        MalformedCheckpoint: the file is damaged.
+        InputError: The library that reads SentencePiece files is not installed.
+        MalformedCheckpoint: The file is damaged.
     """
     if tokenizer_kind(data) == "tiktoken":
         return _from_tiktoken(data, scaled_rope, context, instruct)
@@ -83,7 +85,7 @@ def _from_sentencepiece(data: bytes, context: int, instruct: bool) -> ConvertedT
 
 
 def _sentencepiece_backend(data: bytes) -> Any:
-    """What transformers makes of the pieces: a `tokenizers.Tokenizer`."""
+    """Return the `tokenizers.Tokenizer` that transformers makes of the pieces."""
     try:
         importlib.import_module("sentencepiece")
         decode_error = importlib.import_module("google.protobuf.message").DecodeError
@@ -97,7 +99,7 @@ def _sentencepiece_backend(data: bytes) -> Any:
         path = Path(folder, "tokenizer.model")
         path.write_bytes(data)
         try:
-            # Parsed here first: transformers would take a damaged file for another format and say so at length.
+            # Parse first: transformers would take a damaged file for another format and report that at length.
             pieces = len(SentencePieceExtractor(str(path)).proto.pieces)
         except decode_error:
             pieces = 0
@@ -112,7 +114,7 @@ def _from_tiktoken(data: bytes, scaled_rope: bool, context: int, instruct: bool)
 
     ranks, specials = _ranks(data), _llama3_specials(scaled_rope)
     converter = TikTokenConverter(vocab_file="", extra_special_tokens=specials)
-    # tiktoken's own reader caches by file name, so another file of that name would be mistaken for this one.
+    # tiktoken's own reader caches by file name, so it could return another file of that name.
     converter.load_tiktoken_bpe = lambda _: ranks
     tokenizer = converter.converted()
     start, ends = (
@@ -126,14 +128,15 @@ def _from_tiktoken(data: bytes, scaled_rope: bool, context: int, instruct: bool)
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
     config = _config(start, ends[-1] if instruct else ends[0], context)
     sides = _sides(tokenizer.to_str(), config, _LLAMA3_CHAT if instruct else None)
-    # Beside tokenizer.json other tools would take it for SentencePiece; Hugging Face's repositories keep it here too.
+    # Not beside tokenizer.json, where tools would read it as SentencePiece; Hugging Face's repositories use this path
+    # too.
     kept = SourceSide("original/tokenizer.model", data)
     eos = tuple(tokenizer.token_to_id(end) for end in ends)
     return ConvertedTokenizer("tiktoken", bos, eos, tokenizer.get_vocab_size(), (*sides, kept))
 
 
 def _ranks(data: bytes) -> dict[bytes, int]:
-    """Token bytes -> rank: lines of base64, a space and the rank, from 0 on without a hole."""
+    """Return token bytes -> rank from lines of base64, a space and the rank; ranks are consecutive from 0."""
     ranks: dict[bytes, int] = {}
     for line in data.splitlines():
         if not line.strip():
@@ -149,7 +152,7 @@ def _ranks(data: bytes) -> dict[bytes, int]:
 
 
 def _llama3_specials(scaled_rope: bool) -> list[str]:
-    """The 256 special tokens that follow the ranks, in order of id (Llama 3, or 3.1 and later)."""
+    """Return the 256 special tokens that follow the ranks, in order of id (Llama 3, or 3.1 and later)."""
     names = ["begin_of_text", "end_of_text", "RESERVED", "RESERVED"]
     if scaled_rope:
         names += [
@@ -169,7 +172,7 @@ def _llama3_specials(scaled_rope: bool) -> list[str]:
 
 
 def _config(bos: str, eos: str, context: int) -> dict[str, Any]:
-    # This class takes tokenizer.json as it is; LlamaTokenizer would build its own pre-tokenizer around the pieces.
+    # This class uses tokenizer.json as it is; LlamaTokenizer would build its own pre-tokenizer around the pieces.
     return {
         "bos_token": bos,
         "clean_up_tokenization_spaces": False,

@@ -1,8 +1,7 @@
-"""Pickled weights behind the explicit switch: read by torch's restricted loader, offered as safetensors.
+"""Pickled weights, read by torch's restricted loader behind an explicit switch and stored as safetensors.
 
-`weights_only=True` builds tensors and plain containers and nothing else; memory maps keep the peak small. The files
-that come out on export are safetensors, so a pickled checkpoint is the one kind whose files do not come back as they
-were.
+`weights_only=True` builds only tensors and plain containers; memory maps keep the peak small. An export writes
+safetensors, so a pickled checkpoint is the only kind that is not exported in its original files.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
 _NOTE = "the weights were pickled; they are kept, and exported, as safetensors"
-#: transformers and peft refuse safetensors files that do not say which framework wrote them.
+#: transformers and peft refuse safetensors files that do not name the framework that wrote them.
 _METADATA = {"format": "pt"}
 
 
 @dataclass(frozen=True, slots=True)
 class TorchTensor:
-    """A torch tensor on offer. `chunks` copies at most one chunk, or the tensor when it is not contiguous."""
+    """A torch tensor as a `SourceTensor`. `chunks` copies at most one chunk, or the tensor if it is not contiguous."""
 
     key: str
     dtype: str
@@ -38,7 +37,7 @@ class TorchTensor:
 
     @classmethod
     def from_tensor(cls, key: str, tensor: torch.Tensor) -> TorchTensor:
-        """Raises MalformedCheckpoint for layouts and dtypes that safetensors does not have."""
+        """Wrap a tensor. Raises MalformedCheckpoint for layouts and dtypes that safetensors does not have."""
         name = _dtype_name(tensor)
         if name is None:
             raise MalformedCheckpoint(
@@ -55,8 +54,9 @@ class TorchTensor:
 
 
 def open_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None) -> Source:
-    """The `*.bin` files of a folder as a source of safetensors; see `surgery.sources.local.open_local` for the
-    errors.
+    """Return the `*.bin` files of a folder as a source of safetensors.
+
+    Raises as `surgery.sources.local.open_local`.
     """
     from surgery.sources.local import left_out_note
 
@@ -68,13 +68,13 @@ def open_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapt
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """A pickled state dict, by torch's restricted loader and by mmap where the file allows it.
+    """Load a pickled state dict by torch's restricted loader, with mmap if the file allows it.
 
     Raises:
-        UnsafeCheckpoint: the file holds anything but tensors and plain containers.
-        MalformedCheckpoint: it is no state dict.
+        UnsafeCheckpoint: The file holds anything but tensors and plain containers.
+        MalformedCheckpoint: It is not a state dict.
     """
-    import pickle  # for the name of the error only: torch's restricted loader raises it
+    import pickle  # for the class of the error only, which torch's restricted loader raises
 
     import torch
 
@@ -95,13 +95,13 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _is_zip(path: Path) -> bool:
-    """Files from before torch 1.6 are not zip archives and cannot be mapped."""
+    """Return whether the file is a zip archive; files from before torch 1.6 are not, and cannot be mapped."""
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
 
 
 def _files(here: Folder, adapter: bool) -> dict[str, str]:
-    """Pickled file -> the safetensors file that stands for it."""
+    """Return pickled file -> the safetensors file that replaces it."""
     from surgery.sources.local import ADAPTER_PICKLES, PICKLES, SINGLE, read_index
 
     if adapter:
@@ -123,7 +123,7 @@ def _weights(here: Folder, old: str, new: str) -> SourceWeights:
 
 
 def _index(weights: tuple[SourceWeights, ...]) -> tuple[SourceSide, ...]:
-    """The shard index that transformers needs when there is more than one file."""
+    """Return the shard index that transformers needs if there is more than one file."""
     if len(weights) < 2:
         return ()
     table = {tensor.key: one.path for one in weights for tensor in one.tensors}

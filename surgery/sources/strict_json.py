@@ -1,4 +1,4 @@
-"""JSON from strangers: bounded, finite, an object at the top. Knows nothing of what the fields mean."""
+"""Parse untrusted JSON: bounded in size, finite numbers, an object at the top."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from zoo.errors import MalformedCheckpoint
 
-#: Bytes a config may have. Real ones have a few kilobytes.
+#: Maximum bytes of a config. Real ones have a few kilobytes.
 CONFIG_LIMIT = 4 << 20
-#: Bytes a shard index may have. A thousand layers of experts stay far below.
+#: Maximum bytes of a shard index. That of a thousand layers of experts is far smaller.
 INDEX_LIMIT = 64 << 20
 
 
@@ -18,7 +18,7 @@ def parse_object(data: bytes, name: str, limit: int = CONFIG_LIMIT) -> dict[str,
     """Parse a JSON object.
 
     Raises:
-        MalformedCheckpoint: longer than `limit` bytes, not UTF-8, not JSON, too deep, not an object, or holding NaN or
+        MalformedCheckpoint: Longer than `limit` bytes, not UTF-8, not JSON, too deep, not an object, or holding NaN or
             infinity (also as a number too large for a float, such as 1e999).
     """
     if len(data) > limit:
@@ -35,7 +35,7 @@ def parse_object(data: bytes, name: str, limit: int = CONFIG_LIMIT) -> dict[str,
 
 
 class _NotFiniteError(Exception):
-    """Text of the number that is none."""
+    """Holds the text of a number that is not finite."""
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -1,8 +1,7 @@
-"""Stored tensors as torch tensors: mapped from the object files, one per distinct digest, dropped by reference count.
+"""Stored tensors as torch tensors: mapped from the object files, one per distinct digest, with reference counts.
 
 A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that
-maps them. A packed one is decoded into memory of its own each time it is asked for. Knows the store and torch; nothing
-of components or models.
+maps them. A packed one is decoded into new memory on each request.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _BY_NAME: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for
 
 
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
-    """A dtype by torch's name for it, such as `bfloat16`. Raises InputError for what no tensor on disk can have."""
+    """Return a dtype by torch's name for it, such as `bfloat16`. Raises InputError if no stored tensor can have it."""
     found = name if isinstance(name, torch.dtype) else _BY_NAME.get(str(name).removeprefix("torch."))
     if found is None:
         raise InputError(f"{json.dumps(str(name)[:40])} is no dtype; there are {', '.join(_BY_NAME)}")
@@ -47,7 +46,7 @@ def dtype_of(name: str | torch.dtype) -> torch.dtype:
 
 
 def stored_tensor(store: Store, digest: str) -> torch.Tensor:
-    """A stored tensor on the CPU. Raises zoo.errors.DamagedObject, with the models that it hurts."""
+    """Return a stored tensor on the CPU. Raises zoo.errors.DamagedObject that names the affected models."""
     while True:
         opened = store.open_tensor(digest)
         try:
@@ -55,12 +54,13 @@ def stored_tensor(store: Store, digest: str) -> torch.Tensor:
         except RuntimeError:
             if isinstance(opened, Decoded) or opened.path.exists():
                 raise
-            # It was packed between the two steps: the store finds it again.
+            # It was packed between the two steps: the next attempt reads the packed object.
 
 
 def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
-    """Stored tensors, in order, each by itself; packed ones are decoded side by side, the largest first. Raises as
-    `stored_tensor`.
+    """Return stored tensors, in order, each separate. Raises as `stored_tensor`.
+
+    Packed ones are decoded in parallel, the largest first.
     """
     objects = store.objects
     packed = [index for index, digest in enumerate(digests) if not objects.path(digest).is_file()]
@@ -71,8 +71,9 @@ def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
 
 
 def map_tensor(opened: OpenedTensor | Decoded) -> torch.Tensor:
-    """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach
-    the file.
+    """Return the tensor of an opened object.
+
+    A plain one is mapped copy-on-write: reading shares pages, and no write can reach the file.
     """
     meta = opened.tensor
     dtype = TORCH_DTYPES[meta.dtype]
@@ -87,18 +88,16 @@ def map_tensor(opened: OpenedTensor | Decoded) -> torch.Tensor:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """A model's tensors by digest, mapped anew whenever one is asked for: places with equal weights share pages until
-    one learns.
-    """
+    """A model's tensors by digest, mapped again on each access: equal weights share pages until one is trained."""
 
     def __init__(self, store: Store, manifest: ModelManifest, dtype: torch.dtype | None = None) -> None:
-        """`dtype`: cast floating-point tensors to this; None keeps what is stored."""
+        """Prepare the mapping. `dtype`: cast floating-point tensors to this; None keeps the stored dtype."""
         self._store = store
         self._digests = {tensor.digest: None for tensor in manifest.tensors}
         self._dtype = dtype
 
     def __getitem__(self, digest: str) -> torch.Tensor:
-        """Raises zoo.errors.DamagedObject; KeyError for a tensor of another model."""
+        """Return a tensor. Raises zoo.errors.DamagedObject; KeyError for a tensor of another model."""
         if digest not in self._digests:
             raise KeyError(digest)
         tensor = stored_tensor(self._store, digest)
@@ -118,7 +117,7 @@ class _Held:
 
 
 class Counted:
-    """Tensors by name, each once and with the number of its users; one without users is dropped."""
+    """Tensors by name, each once with its number of users; a tensor is dropped when its last user releases it."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
@@ -127,17 +126,17 @@ class Counted:
         return name in self._held
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Hold a tensor that nobody uses yet."""
+        """Add a tensor that has no users yet."""
         self._held[name] = _Held(tensor, 0)
 
     def acquire(self, name: str) -> torch.Tensor:
-        """A held tensor, counted once more."""
+        """Return a tensor and add a user."""
         held = self._held[name]
         held.users += 1
         return held.tensor
 
     def release(self, names: Iterable[str]) -> None:
-        """Count down."""
+        """Remove one user from each tensor; a tensor without users is dropped."""
         for name in names:
             held = self._held[name]
             held.users -= 1
@@ -145,7 +144,7 @@ class Counted:
                 del self._held[name]
 
     def users(self, name: str) -> int:
-        """How often a tensor is in use."""
+        """Return a tensor's number of users."""
         held = self._held.get(name)
         return 0 if held is None else held.users
 
@@ -156,11 +155,11 @@ class Counted:
 
 
 class TensorPool:
-    """Every distinct tensor at most once on a device. `acquire` and `release` go in pairs.
+    """Holds every distinct tensor at most once on a device. Pair each `acquire` with a `release`.
 
     Args:
-        dtype: cast floating-point tensors to this on the way in; None keeps what is stored.
-        uploads: how tensors get to the device, where that is not what suits it (see `surgery.tensors.upload`).
+        dtype: Cast floating-point tensors to this when loading; None keeps the stored dtype.
+        uploads: Transfer to the device; None for the default of the device (see `surgery.tensors.upload`).
     """
 
     def __init__(
@@ -173,13 +172,11 @@ class TensorPool:
         self._counted = Counted()
 
     def acquire(self, digest: str) -> torch.Tensor:
-        """The tensor of a digest on this device, counted once more. Raises zoo.errors.DamagedObject."""
+        """Return the tensor of a digest on this device and add a user. Raises zoo.errors.DamagedObject."""
         return self.acquire_all([digest])[0]
 
     def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
-        """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an
-        error.
-        """
+        """Return the tensors of digests, in order, and add a user for each occurrence; none is added on an error."""
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
         read = self._placed(stored_tensors(self._store, new))
         for digest, tensor in zip(new, read, strict=True):
@@ -187,11 +184,11 @@ class TensorPool:
         return [self._counted.acquire(digest) for digest in digests]
 
     def release(self, digests: Iterable[str]) -> None:
-        """Count down; a tensor without users is dropped."""
+        """Remove one user from each tensor; a tensor without users is dropped."""
         self._counted.release(digests)
 
     def users(self, digest: str) -> int:
-        """How often a tensor is in use."""
+        """Return a tensor's number of users."""
         return self._counted.users(digest)
 
     @property

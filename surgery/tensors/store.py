@@ -1,7 +1,4 @@
-"""New tensors into the store: torch tensors as byte sources. Call within `store.ingesting()`.
-
-Knows nothing of what the tensors are for.
-"""
+"""Put new torch tensors into the store, as byte sources. Call within `store.ingesting()`."""
 
 from __future__ import annotations
 
@@ -44,8 +41,9 @@ class TensorBytes:
 
 
 def keep_tensors(store: Store, tensors: Mapping[_Key, torch.Tensor]) -> dict[_Key, TensorMeta]:
-    """Store tensors, durably; what names each. Raises StoreFull, StoreError; KeyError for a dtype that safetensors
-    lacks.
+    """Store tensors durably and return their metadata by the same keys.
+
+    Raises StoreFull, StoreError; KeyError for a dtype that safetensors lacks.
     """
     puts = store.objects.put_many(TensorBytes(tensor) for tensor in tensors.values())
     return {key: put.tensor for key, put in zip(tensors, puts, strict=True)}

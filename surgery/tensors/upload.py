@@ -1,9 +1,9 @@
-"""Weights on their way to a device: read into one of two buffers in pinned memory while the other one travels.
+"""Upload weights to a device through two pinned buffers: one is filled while the other is transferred.
 
-    stored tensor --read, cast, a part at a time--> buffer 0 | buffer 1 --a stream of their own--> the device's tensor
+    stored tensor --read, cast, a part at a time--> buffer 0 | buffer 1 --a separate stream--> the device's tensor
 
-Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `UploadLink`;
-`HostLink` does the same on a CPU, by copies that are done when they return. Knows tensors; nothing of stores.
+Computation on the device waits for the last part on the device, not on the host. CUDA calls are behind `UploadLink`;
+`HostLink` does the same on a CPU with synchronous copies.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from torch import Tensor
 #: Bytes of one of the two buffers.
 BUFFER_BYTES = 32 << 20
 
-#: Waits, here, until a part has arrived.
+#: Blocks the host until a part has arrived.
 Arrival = Callable[[], object]
 
 
 class UploadLink(Protocol):
-    """The way to a device. Between `begin` and `join` parts are sent; `join` comes in any case."""
+    """The transfer to a device. Parts are sent between `begin` and `join`; `join` also follows an error."""
 
     def buffer(self, nbytes: int) -> Tensor:
-        """Memory on this side, uint8 [nbytes], that parts can be sent from."""
+        """Return host memory, uint8 [nbytes], that parts can be sent from."""
         ...
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory on the device."""
+        """Return memory on the device."""
         ...
 
     def begin(self) -> None: ...
 
     def send(self, part: Tensor, into: Tensor) -> Arrival:
-        """Have a part copied; the buffer that it lies in is left alone until it has arrived."""
+        """Start copying a part; its buffer must not be changed until it has arrived."""
         ...
 
     def join(self) -> None:
-        """Have whatever is computed on the device from now on wait for all that was sent."""
+        """Make later computation on the device wait for everything that was sent."""
         ...
 
 
@@ -64,7 +64,7 @@ class HostLink:
 
 
 class CudaLink:
-    """`UploadLink` to a GPU, on a stream beside the one that computes."""
+    """`UploadLink` to a GPU, on a stream separate from the computing one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -75,7 +75,7 @@ class CudaLink:
 
     def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         made = torch.empty(shape, dtype=dtype, device=self._device)
-        self.begin()  # the memory may have been another's until now, whose work must be done
+        self.begin()  # the allocator may reuse memory that the computing stream still uses
         return made
 
     def begin(self) -> None:
@@ -93,11 +93,11 @@ class CudaLink:
 
 
 class Uploads:
-    """See the top of the file. The buffers are made when first needed, and kept.
+    """Transfers tensors through two buffers, which are allocated on first use and kept.
 
     Args:
-        nbytes: of one buffer, a multiple of 8; all that is held on this side beyond the tensors themselves is two of
-            them.
+        nbytes: Size of one buffer, a multiple of 8. Two buffers are all the host memory used beyond the tensors
+            themselves.
     """
 
     def __init__(self, link: UploadLink, nbytes: int = BUFFER_BYTES) -> None:
@@ -108,9 +108,9 @@ class Uploads:
         self._turn = 0
 
     def place(self, tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
-        """Copies of these on the device, in order; those of floating point in `dtype`, unless that is None.
+        """Return copies of the tensors on the device, in order; floating-point ones in `dtype`, unless that is None.
 
-        Raises whatever reading or allocating raises; nothing is under way then.
+        Raises the errors of reading or allocating; no transfer is in flight then.
         """
         if not self._buffers:
             self._buffers = (self._link.buffer(self._nbytes), self._link.buffer(self._nbytes))
@@ -136,7 +136,7 @@ class Uploads:
 
 
 def uploads_to(device: torch.device) -> Uploads | None:
-    """How tensors get to a device; None where they are mapped and need not."""
+    """Return the upload for a device; None if tensors are mapped instead."""
     return Uploads(CudaLink(device)) if device.type == "cuda" else None
 
 

@@ -1,1 +1,1 @@
-"""Text for probes and training, and tokenizers compared."""
+"""Text for probes and training, and the comparison of tokenizers."""

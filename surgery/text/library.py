@@ -1,8 +1,6 @@
-"""The built-in text: the sources of Python's own standard library, cut into slices by subject. What the demo's family
-learns.
+"""The built-in text, used to train the demo's models: the sources of Python's standard library, in slices by subject.
 
 Deterministic: the same Python gives the same corpus, in the same order, with the same held-out files. No network.
-Knows nothing of tokens, models or training.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from zoo.errors import InputError
 
-#: Folders not to learn from: tests and graphics (absent from many builds), generated tables, other people's packages.
+#: Folders that are left out: tests and graphics (absent from many builds), generated tables, third-party packages.
 _SKIPPED_FOLDERS = frozenset(
     (
         "test",
@@ -48,7 +46,7 @@ _QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
 _SHORTEST_DOCSTRING = 60
 _MAX_FILE = 1 << 20
 
-#: Subject -> first part of a module's path. What no subject claims is `general`.
+#: Subject -> first parts of modules' paths. All other files are `general`.
 SUBJECTS: Mapping[str, frozenset[str]] = {
     "concurrency": frozenset(
         (
@@ -88,7 +86,7 @@ SUBJECTS: Mapping[str, frozenset[str]] = {
     ),
 }
 GENERAL = "general"
-#: Everything, and the docstrings of everything: slices made from all subjects.
+#: Slices over all subjects: everything, and the docstrings of everything.
 EVERYTHING = "python"
 PROSE = "prose"
 SLICES = (EVERYTHING, GENERAL, *SUBJECTS, PROSE)
@@ -104,7 +102,7 @@ class LibraryDocument:
 
 @dataclass(frozen=True, slots=True)
 class LibrarySlice:
-    """The texts of one subject: what a model learns from, and what only measures it. No file is in both."""
+    """The texts of one subject, for training and for measuring. No file is in both."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -143,7 +141,7 @@ class Corpus:
         return LibrarySlice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
 
     def slice(self, name: str) -> LibrarySlice:
-        """One of `SLICES`."""
+        """Return one of `SLICES`."""
         return self._prose if name == PROSE else self._slices[name]
 
     def _subject(self, name: str) -> LibrarySlice:
@@ -156,13 +154,13 @@ class Corpus:
 
 
 def subject_of(path: str) -> str:
-    """The subject that claims a file, by the first part of its path."""
+    """Return the subject of a file, by the first part of its path."""
     first = path.split("/", 1)[0].removesuffix(".py")
     return next((subject for subject, names in SUBJECTS.items() if first in names), GENERAL)
 
 
 def _held_out(documents: Sequence[LibraryDocument]) -> list[LibraryDocument]:
-    """The first files that make up a sixteenth of the text, none of them more than a quarter of it."""
+    """Return the first files that make up a sixteenth of the text, none of them longer than a quarter of it."""
     total = sum(len(document.text) for document in documents)
     fit = [document for document in documents if 4 * len(document.text) <= total] or list(documents[:1])
     before = accumulate((len(document.text) for document in fit), initial=0)
@@ -170,12 +168,15 @@ def _held_out(documents: Sequence[LibraryDocument]) -> list[LibraryDocument]:
 
 
 def docstrings(text: str) -> str:
-    """The longer triple-quoted strings of a source file, without their indentation."""
+    """Return the longer triple-quoted strings of a source file, without their indentation."""
     return "\n\n".join(inspect.cleandoc(found) for found in _QUOTED.findall(text) if len(found) >= _SHORTEST_DOCSTRING)
 
 
 def _sources(library: Path) -> list[Path]:
-    """Sorted by path. Folders that are not read are not walked: site-packages may hold ten times the library."""
+    """Return the source files, sorted by path.
+
+    Folders that are left out are not walked: site-packages may hold ten times the library.
+    """
     found = []
     for folder, below, files in os.walk(library):
         below[:] = [name for name in below if name not in _SKIPPED_FOLDERS and not name.startswith("config-")]
@@ -197,10 +198,10 @@ def read_library(library: Path | None = None, max_bytes: int | None = None) -> C
     """Read the standard library of the running Python (or of `library`).
 
     Args:
-        max_bytes: keep about this many characters of each subject, whole files in path order; None keeps all.
+        max_bytes: Keep about this many characters of each subject, whole files in path order; None keeps all.
 
     Raises:
-        InputError: the sources are not there (a Python without its `.py` files), or too few to learn from.
+        InputError: The sources are absent (a Python without its `.py` files), or too few.
     """
     folder = library or Path(sysconfig.get_paths()["stdlib"])
     documents = [document for path in _sources(folder) if (document := _read(folder, path)) is not None]
@@ -215,7 +216,7 @@ def read_library(library: Path | None = None, max_bytes: int | None = None) -> C
 
 
 def _first(documents: Sequence[LibraryDocument], subject: str, max_bytes: int) -> list[LibraryDocument]:
-    """The first documents of a subject whose texts fit `max_bytes`, two at least: one to learn, one to measure."""
+    """Return the first documents of a subject that fit `max_bytes`, at least two: one to train on, one to measure."""
     kept = [document for document in documents if subject_of(document.path) == subject]
     ends = accumulate(len(document.text) for document in kept)
     return [

@@ -1,7 +1,7 @@
-"""Where documents come from: a text file, a JSONL file, a `datasets` name, the sources of the standard library.
+"""Read documents from a text file, a JSONL file, a `datasets` name, or the sources of the standard library.
 
-A document is a text, or the token ids of one. Bounded: no file over 1 GiB, no more than 256 MiB of a dataset. No
-network but what `datasets` itself does, and no code from a dataset is run. Knows nothing of how documents are used.
+A document is a text, or the token ids of one. Bounded: no file over 1 GiB, no more than 256 MiB of a dataset. There is
+no network access except by `datasets` itself, and no code from a dataset is run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ Document = str | tuple[int, ...]
 _MAX_FILE = 1 << 30
 _MAX_DATASET_CHARACTERS = 256 << 20
 _HIGHEST_ID = (1 << 31) - 1
-#: Characters that a plain text file is cut into, at ends of lines: what is learned and what is held out are told apart
-#: by document.
+#: Minimum length, in characters, of the pieces of a plain text file, cut at ends of lines; whole documents are either
+#: trained on or held out.
 _PIECE = 4096
 _DATASET = re.compile(r"(?P<path>[^:\[\]]+?)(:(?P<config>[^:\[\]]+))?(:(?P<split>[\w.+%-]+(\[[\d:%+\-]*\])?))?")
 _LIBRARY = "library"
 
 
 def library_slice(source: str | None) -> LibrarySlice | None:
-    """The built-in text that a source names (None, `library`, `library:mail`), or None when it names another. Raises
-    InputError.
+    """Return the built-in text that a source names (None, `library`, `library:mail`), or None for any other source.
+
+    Raises InputError for an unknown part.
     """
     if source is None or source == _LIBRARY:
         return read_library().slice(EVERYTHING)
@@ -43,7 +44,7 @@ def library_slice(source: str | None) -> LibrarySlice | None:
 
 
 def read_documents(source: str) -> list[Document]:
-    """The documents of a file or a dataset, without empty ones. Raises InputError."""
+    """Return the documents of a file or a dataset, without empty ones. Raises InputError."""
     if source.startswith("datasets:"):
         return _dataset_documents(source.removeprefix("datasets:"))
     path = Path(source).expanduser()
@@ -69,7 +70,7 @@ def _file_documents(path: Path, shown: str) -> list[Document]:
 def _read(path: Path, shown: str) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(_MAX_FILE + 1)  # a device or a pipe has no size to look at
+            data = file.read(_MAX_FILE + 1)  # a device or a pipe has no known size
         if len(data) > _MAX_FILE:
             raise InputError(f"{shown} is larger than {_MAX_FILE >> 30} GiB: give a part of it")
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -82,7 +83,7 @@ def _read(path: Path, shown: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces of whole lines; a line is never cut, however long it is."""
+    """Yield a text in pieces of whole lines; a line is never cut, however long it is."""
     held: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):
@@ -113,7 +114,7 @@ def _reason(error: Exception) -> str:
 
 
 def _record_documents(record: Any) -> Iterator[Document]:
-    """A record's text, conversation or token ids. Raises ValueError for a record that has none of them."""
+    """Yield a record's text, conversation or token ids. Raises ValueError for a record that has none of them."""
     if isinstance(record, str):
         yield from _kept(record)
         return
@@ -153,7 +154,7 @@ def _turn(turn: Any) -> str:
 
 
 def _dataset_documents(name: str) -> list[Document]:
-    """Documents of `PATH[:CONFIG][:SPLIT]`, where PATH is a hub id, a hub id with a config behind it, or a folder."""
+    """Return documents of `PATH[:CONFIG][:SPLIT]`; PATH is a hub id, with or without `/CONFIG`, or a folder."""
     parsed = _DATASET.fullmatch(name)
     if parsed is None:
         raise InputError(
@@ -184,9 +185,7 @@ def _rows(path: str, config: str | None, split: str, name: str) -> Iterable[Any]
     for place, chosen in _readings(path, config):
         try:
             return _load(datasets, place, chosen, split)
-        except (
-            Exception
-        ) as error:  # the library raises whatever its back ends raise; every one of them means that there are no rows
+        except Exception as error:  # the library raises any error of its back ends: all mean that there are no rows
             problem = problem or error
     said = str(problem).strip().split("\n")[0][:300] or type(problem).__name__
     raise InputError(f"the dataset {name} cannot be read: {said}")
@@ -194,14 +193,14 @@ def _rows(path: str, config: str | None, split: str, name: str) -> Iterable[Any]
 
 def _load(datasets: Any, path: str, config: str | None, split: str) -> Iterable[Any]:
     folder = Path(path)
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # what save_to_disk wrote
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():  # written by save_to_disk
         saved = datasets.load_from_disk(path)
         return saved[split] if isinstance(saved, Mapping) else saved  # type: ignore[no-any-return]
     return datasets.load_dataset(path, config, split=split)  # type: ignore[no-any-return]
 
 
 def _readings(path: str, config: str | None) -> Iterator[tuple[str, str | None]]:
-    """What a path may mean: `wikitext/wikitext-2-raw-v1` is a hub id first, and then the config of `wikitext`."""
+    """Yield the readings of a path: `wikitext/wikitext-2-raw-v1` is a hub id, or else a config of `wikitext`."""
     yield path, config
     head, slash, tail = path.rpartition("/")
     if config is None and slash and head and not Path(path).exists():

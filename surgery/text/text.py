@@ -1,10 +1,10 @@
-"""Text for probes, training and recovery: documents in two parts that share none, and windows of token ids out of them.
+"""Text for probes, training and recovery: documents in two disjoint parts, and windows of token ids drawn from them.
 
     text = read_text("notes.jsonl")                 # or None: the built-in text of the standard library
     windows = text.tokens(tokenizer, 128, 32, part="held_out", seed=0)        # int64 [32, 128]
-    probe = Probe(text.digest, "…", windows)        # its digest names the very ids that a score was taken on
+    probe = Probe(text.digest, "…", windows)        # its digest covers the exact ids that a score was measured on
 
-The same source gives the same parts, digest and windows on every machine. Knows nothing of models.
+The same source gives the same parts, digest and windows on every machine.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from zoo.errors import InputError
 
 Part = Literal["train", "held_out", "all"]
 
-#: One document in so many is held out.
+#: One document in this many is held out.
 _HELD_OUT = 16
-#: Characters that are drawn at once, per token of a window: a token of English or of code has four or so, so a window
-#: is seldom made of more than three places, and seldom are more than two windows of the same place.
+#: Characters of a piece per token of a window. A token of English or of code has about four, so a window seldom spans
+#: more than three pieces, and seldom do more than two windows share a piece.
 _STRIDE = 8
 
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to learn from, and documents that only measure. No document is in both.
+    """Documents to train on, and documents only to measure on. No document is in both.
 
-    `probe`: the part to score models on: everything, unless some of the family may have learned from the text.
+    Fields:
+        probe: The part to score models on: "all", unless models of the family may have been trained on the text.
     """
 
     origin: str
@@ -54,22 +55,22 @@ class Text:
         return whole.hexdigest()
 
     def part(self, name: Part) -> tuple[Document, ...]:
-        """The documents of a part; `all` is for probes, where nothing is learned."""
+        """Return the documents of a part; `all` is for probes, where nothing is trained."""
         return {"train": self.train, "held_out": self.held_out, "all": self.train + self.held_out}[name]
 
     def tokens(self, tokenizer: Any, length: int, count: int, part: Part = "train", seed: int = 0) -> Tensor:
-        """Windows of token ids, drawn from places all over the part; no two overlap.
+        """Return windows of token ids, drawn from all over the part; no two overlap.
 
         Args:
-            tokenizer: a transformers tokenizer; None where all documents are token ids.
-            length: tokens per window. What the tokenizer puts in front of a text stands in front of each place.
-            count: how many windows at most; there are fewer when the part does not hold as many.
+            tokenizer: A transformers tokenizer; None if all documents are token ids.
+            length: Tokens per window. Tokens that the tokenizer puts before a text come before each piece.
+            count: Maximum number of windows; fewer if the part does not hold as many.
 
         Returns:
             int64 [up to count, length], the same for the same arguments.
 
         Raises:
-            InputError: the part does not hold one window, or holds text and there is no tokenizer.
+            InputError: The part does not hold one window, or holds text and there is no tokenizer.
         """
         if length < 1 or count < 1:
             raise InputError(f"windows of {length} tokens, {count} of them, cannot be drawn")
@@ -90,7 +91,7 @@ class Text:
         return torch.tensor(windows, dtype=torch.int64)
 
     def _places(self, part: Part, length: int, seed: int) -> list[Document]:
-        """The part's documents in pieces, in an order of chance."""
+        """Return the part's documents in pieces, in a random order."""
         stride = _STRIDE * length
         pieces = [document[at : at + stride] for document in self.part(part) for at in range(0, len(document), stride)]
         random.Random(seed).shuffle(pieces)  # noqa: S311
@@ -98,15 +99,15 @@ class Text:
 
 
 def read_text(source: str | None = None) -> Text:
-    """The text that a source names.
+    """Return the text that a source names.
 
     Args:
-        source: a text file; a JSONL file (`text`, `conversations`, `messages`, or `token_ids` for models without a
+        source: A text file; a JSONL file (`text`, `conversations`, `messages`, or `token_ids` for models without a
             tokenizer); `datasets:PATH[:CONFIG][:SPLIT]`, on the hub or local; `library:mail` for a part of the built-in
             text; None for all of it.
 
     Raises:
-        InputError: it cannot be read, or holds no text; a bad line of a JSONL file is named by its number.
+        InputError: It cannot be read, or holds no text; a bad line of a JSONL file is named by its number.
     """
     built_in = library_slice(source)
     if built_in is not None:
@@ -118,8 +119,9 @@ def read_text(source: str | None = None) -> Text:
 
 
 def _split(documents: Sequence[Document]) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-    """(train, held out) by the documents' own hashes, so that equal documents are never apart. A lone document is
-    learned from.
+    """Return (train, held out) by the documents' own hashes, so that equal documents stay together.
+
+    A single document is trained on.
     """
     hashes = [int.from_bytes(_hash(document)[:8]) for document in documents]
     limit = max(min(hashes), (1 << 64) // _HELD_OUT)
@@ -154,8 +156,12 @@ def _named(part: Part) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What a score was taken on: the text's digest, the tokenizer's ("" where there is none), and windows of ids, int64
-    [n, length].
+    """What a score is measured on.
+
+    Fields:
+        text: Digest of the text.
+        tokenizer: Digest of the tokenizer; "" without one.
+        windows: Ids, int64 [n, length].
     """
 
     text: str
@@ -169,7 +175,7 @@ class Probe:
 
     @cached_property
     def digest(self) -> str:
-        """BLAKE3 (64 hex digits) over the very token ids and the shape of the windows."""
+        """BLAKE3 (64 hex digits) over the exact token ids and the shape of the windows."""
         rows, length = self.windows.shape
         ids = self.windows.contiguous().cpu().numpy().astype("<i8").tobytes()
         return blake3(f"probe {rows} {length} ".encode() + ids).hexdigest()

@@ -1,9 +1,8 @@
-"""Whether two models read text as the same token ids: blocks of models that do not can never stand in for each other
-(BL-05).
+"""Compare tokenizers: blocks of models that map text to different token ids can never replace each other (BL-05).
 
-What counts is what turns text into ids: vocabulary, merges, added tokens, normaliser, pre-tokenizer. What only wraps
-prompts (chat templates, which token ends an answer, whether a text begins with one) does not: fine-tunes change it and
-still share. Reads side files; runs no code from a checkpoint. Knows nothing of scores.
+Compared is what turns text into ids: vocabulary, merges, added tokens, normaliser, pre-tokenizer. Settings that only
+wrap prompts (chat templates, the token that ends an answer, whether a text begins with one) are ignored: fine-tunes
+change them and still share. Reads side files; runs no code from a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SHOWN = 40
 
 
 class Tokenized(Protocol):
-    """What is asked of a model: `zoo.api.ModelHandle` is one."""
+    """The interface of a model that is needed here; `zoo.api.ModelHandle` implements it."""
 
     manifest: ModelManifest
 
@@ -47,8 +46,10 @@ class Tokenized(Protocol):
 
 @dataclass(frozen=True)
 class Reading:
-    """How text becomes ids. `rules`: named parts of the tokenizer as canonical JSON, in the order in which differences
-    are told.
+    """How text becomes ids.
+
+    Fields:
+        rules: Named parts of the tokenizer as canonical JSON, in the order in which differences are reported.
     """
 
     vocabulary: Mapping[int, str] = field(repr=False)
@@ -65,12 +66,12 @@ class Reading:
 
 
 def has_tokenizer(model: Tokenized) -> bool:
-    """Whether the model came with a tokenizer, or inherits its base's."""
+    """Return whether the model has a tokenizer, its own or its base's."""
     return any(side.path in _MARKS or side.path.endswith(".tiktoken") for side in model.manifest.side_files)
 
 
 def vocabulary_size(manifest: ModelManifest) -> int:
-    """Rows of the head: ids that the model gives a probability. Raises Incomparable for a model without a head."""
+    """Return the rows of the head: the ids that the model gives a probability. Raises Incomparable without a head."""
     shapes = {tensor.digest: tensor.shape for tensor in manifest.tensors}
     for placed in reversed(manifest.components):
         if placed.component.kind == "lm_head":
@@ -81,20 +82,20 @@ def vocabulary_size(manifest: ModelManifest) -> int:
 
 
 def tokenizer_digest(model: Tokenized) -> str:
-    """Of a model's tokenizer; "" when it has none. Equal tokenizers have equal digests, however they were saved."""
+    """Return the digest of a model's tokenizer, equal for equal tokenizers in any format; "" if it has none."""
     return reading_of(model).digest if has_tokenizer(model) else ""
 
 
 def difference(a: Tokenized, b: Tokenized) -> str | None:
-    """Why two models' token ids do not mean the same, or None when they do.
+    """Return why two models' token ids differ in meaning, or None if they do not.
 
-    Files with the same content are the same at once; else what is in them is compared. Where either model has no
-    tokenizer there is nothing to compare but the sizes of the vocabularies, and equal sizes pass: its ids are then
-    taken to be the other's, and between two such models only token ids can be a probe. Heads padded to different sizes
-    over the same tokenizer are no difference.
+    Files with the same content are equal at once; else their content is compared. If either model has no tokenizer,
+    only the sizes of the vocabularies are compared: with equal sizes its ids are taken to be the other's, and between
+    two such models only token ids can be a probe. Heads padded to different sizes over the same tokenizer are no
+    difference.
 
     Raises:
-        MalformedCheckpoint: a tokenizer that cannot be read.
+        MalformedCheckpoint: A tokenizer that cannot be read.
     """
     if not (has_tokenizer(a) and has_tokenizer(b)):
         return _other_size(a, b)
@@ -104,7 +105,7 @@ def difference(a: Tokenized, b: Tokenized) -> str | None:
 
 
 def require_same(a: Tokenized, b: Tokenized) -> None:
-    """Raises Incomparable with the reason when two models' token ids do not mean the same."""
+    """Raise Incomparable with the reason if two models' token ids differ in meaning."""
     reason = difference(a, b)
     if reason is not None:
         raise Incomparable(
@@ -124,7 +125,7 @@ def _other_size(a: Tokenized, b: Tokenized) -> str | None:
 
 
 def _same_files(a: Tokenized, b: Tokenized) -> bool:
-    """Whether what turns text into ids is in files of the same content."""
+    """Return whether the files that turn text into ids have the same content."""
     blobs = [{side.path: side.blob for side in model.manifest.side_files} for model in (a, b)]
     if "tokenizer.json" in blobs[0]:  # complete by itself
         return blobs[0]["tokenizer.json"] == blobs[1].get("tokenizer.json")
@@ -175,8 +176,9 @@ def _shown(token: str | None) -> str:
 
 
 def reading_of(model: Tokenized) -> Reading:
-    """How a model reads text. A tokenizer without a `tokenizer.json` is converted by transformers first. Raises
-    MalformedCheckpoint.
+    """Return how a model reads text. Raises MalformedCheckpoint.
+
+    A tokenizer without a `tokenizer.json` is converted by transformers first.
     """
     data = model.side_file("tokenizer.json")
     try:
@@ -197,7 +199,7 @@ def reading_of(model: Tokenized) -> Reading:
 
 
 def _parsed(saved: Mapping[str, Any]) -> Reading:
-    """From the content of a `tokenizer.json`. Merges are pairs or one text, by version."""
+    """Parse the content of a `tokenizer.json`. Merges are pairs or one text, by version."""
     model = dict(saved["model"])
     vocabulary = model.pop("vocab")
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.pop("merges", None) or ()]
@@ -216,9 +218,7 @@ def _parsed(saved: Mapping[str, Any]) -> Reading:
 
 
 def _canonical(part: Any) -> str:
-    """A part of a tokenizer as text. Fields that say nothing are left out: versions differ in which of them they
-    write.
-    """
+    """Return a part of a tokenizer as text, without empty fields: versions differ in which of them they write."""
     if isinstance(part, Mapping):
         kept = {name: value for name, value in part.items() if value not in (None, False, "", [])}
         return canonical_json({name: json.loads(_canonical(value)) for name, value in kept.items()})

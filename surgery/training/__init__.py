@@ -1,1 +1,1 @@
-"""Trainings that can be stopped: loop, schedule, checkpoint."""
+"""Resumable training: loop, schedule, checkpoint."""

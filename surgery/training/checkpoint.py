@@ -1,11 +1,9 @@
-"""The state of long work that can be stopped, as safetensors files: tensors, the step, and whose state it is in the
-header.
+"""State of long, resumable work, as safetensors files: tensors, with the step and the task's digest in the header.
 
     <store>/work/<what>-<first 16 digits of the task's digest>/<part>.safetensors
 
-The task's digest names everything that the result depends on, so that a file is only ever taken up by the very same
-task. Written to a
-temporary file and renamed: a kill in between leaves the one before. No pickle. Knows nothing of what the work is.
+The task's digest covers everything that the result depends on, so a file is only used by the same task. Files are
+written to a temporary file and renamed: after a kill the previous state remains. No pickle.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _LOCK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Saved:
-    """What was saved: the number of steps done, tensors by name, and further facts as JSON."""
+    """A saved state: the number of steps done, tensors by name, and further facts as JSON."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -40,7 +38,7 @@ class Saved:
 
 
 def load_state(path: Path, task: str) -> Saved | None:
-    """What was saved of this very task (a digest), or None. A file that cannot be read counts as none."""
+    """Load the state of this task (a digest); None if there is none or the file cannot be read."""
     try:
         with safe_open(path, "pt") as file:
             header = file.metadata() or {}
@@ -53,7 +51,7 @@ def load_state(path: Path, task: str) -> Saved | None:
 
 
 def save_state(path: Path, task: str, saved: Saved) -> None:
-    """Keep a state in place of the file's last one. Raises OSError."""
+    """Save a state, replacing the file's previous one. Raises OSError."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         header = {"task": task, "step": str(saved.step), "facts": canonical_json(dict(saved.facts))}
@@ -66,17 +64,22 @@ def save_state(path: Path, task: str, saved: Saved) -> None:
 
 
 class TaskFolder:
-    """The states of one piece of work, a file per part."""
+    """The states of one task, a file per part."""
 
     def __init__(self, root: Path, what: str, described: Mapping[str, Any]) -> None:
-        """Args: root: the store's folder; described: JSON; all that the result depends on."""
+        """Compute the task's digest and folder.
+
+        Args:
+            root: The store's folder.
+            described: JSON; everything that the result depends on.
+        """
         self.digest = digest_of(described)
         self.folder = root / "work" / f"{what}-{self.digest[:16]}"
         self._what = what
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the work from being done twice at once. Raises StoreBusy, StoreError."""
+        """Hold the task's lock, so that it does not run twice at once. Raises StoreBusy, StoreError."""
         with ExitStack() as stack:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,21 +91,21 @@ class TaskFolder:
             yield
 
     def load(self, part: str) -> Saved | None:
-        """What was saved of a part, its tensors mapped, or None. A file that cannot be read counts as none."""
+        """Load the state of a part, with mapped tensors; None if there is none or the file cannot be read."""
         return load_state(self._path(part), self.digest)
 
     def save(self, part: str, saved: Saved) -> None:
-        """Keep a state in place of the part's last one. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)  # whoever held the work before may have removed it
+        """Save a state, replacing the part's previous one. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # the previous holder may have removed it
         save_state(self._path(part), self.digest, saved)
 
     def restart(self) -> None:
-        """Forget what was saved."""
+        """Delete all saved states."""
         for path in self.folder.glob("*.safetensors"):
             path.unlink(missing_ok=True)
 
     def remove_folder(self) -> None:
-        """The work is done: remove its folder."""
+        """Remove the folder of a finished task."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, part: str) -> Path:

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step, so that what is saved is whole. Knows nothing of what is done."""
+"""Defer Ctrl-C to the end of a step, so that the saved state is consistent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Interrupt:
 
 @contextmanager
 def deferred() -> Iterator[Interrupt]:
-    """Within, the first Ctrl-C is only noted; the second ends at once. Outside the main thread nothing is changed:
-    signals do not come.
+    """Record the first Ctrl-C in the context instead of raising; a second one raises KeyboardInterrupt at once.
+
+    Outside the main thread, which gets no signals, nothing is changed.
     """
     noted = Interrupt()
     if threading.current_thread() is not threading.main_thread():

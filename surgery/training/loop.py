@@ -1,8 +1,4 @@
-"""What trainings share that can be stopped: the loop over their steps, and the moments of their optimizer as tensors to
-be saved.
-
-Knows nothing of what is trained.
-"""
+"""Common parts of resumable trainings: the loop over the steps, and saving and restoring the optimizer's moments."""
 
 from __future__ import annotations
 
@@ -21,28 +17,29 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Training(Protocol):
-    """One training and the step it is at."""
+    """One training and its current step."""
 
     step: int
 
     def advance_(self) -> bool:
-        """One step. False when its loss or gradient is not finite; what `state` gives then is the last good one."""
+        """Run one step. Returns False if its loss or gradient is not finite; `state` then returns the last good one."""
 
     def state(self) -> Saved:
-        """All that going on takes."""
+        """Return everything needed to resume."""
 
 
 def run_(
     training: Training, steps: int, keep: Callable[[Saved], None], advance: Callable[[], None] | None = None
 ) -> bool:
-    """Go on to the last step. False when a step could not be made.
+    """Run to the last step. Returns False if a step failed.
 
     Args:
-        keep: called with the state every half minute, on Ctrl-C, and at the end, good or bad: always between two steps.
-        advance: called after each step.
+        keep: Called with the state every half minute, on Ctrl-C, and at the end, successful or not: always between two
+            steps.
+        advance: Called after each step.
 
     Raises:
-        KeyboardInterrupt: after the step that it came in; the state was kept.
+        KeyboardInterrupt: After the step during which it came; the state was saved.
     """
     due = time.monotonic() + _SAVE_SECONDS
     good = True
@@ -61,13 +58,13 @@ def run_(
 
 
 def moments(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What AdamW remembers of named weights: `<moment>.<name>`. None of a weight that was never moved."""
+    """Return AdamW's moments of named weights as `<moment>.<name>`; none for a weight that was never updated."""
     kept = {name: optimizer.state.get(weight, {}) for name, weight in weights.items()}
     return {f"{moment}.{name}": of[moment] for name, of in kept.items() for moment in _MOMENTS if moment in of}
 
 
 def remember_(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], saved: Saved) -> None:
-    """Give AdamW back what `moments` took, at the step of the saved state."""
+    """Restore the moments that `moments` returned into AdamW, at the step of the saved state."""
     for name, weight in weights.items():
         found = {
             moment: saved.tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in saved.tensors

@@ -1,4 +1,4 @@
-"""How fast a training learns at each of its steps. Pure; no torch."""
+"""The learning rate schedule of a training. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 
 
 def rate_share(step: int, steps: int, warm_up: float, floor: float) -> float:
-    """Share of the peak rate at a step, in (0, 1]: a linear rise over `warm_up` of the steps, then half a cosine down
-    to `floor`.
+    """Return the share of the peak rate at a step, in (0, 1].
+
+    It rises linearly over `warm_up` of the steps, then falls along half a cosine to `floor`.
     """
     warm = max(1, round(warm_up * steps))
     if step < warm:

@@ -1,1 +1,1 @@
-"""What to remove from a block, and how it is carried out."""
+"""Pruning: choose what to remove from a block, and remove it."""

@@ -1,11 +1,10 @@
-"""From a model's name and a run of layers to what can be pruned there, and from a plan to the block's smaller
-components.
+"""Find what can be pruned in a run of a model's layers, and build the block's smaller components from a plan.
 
-    target = target_of(manifest, config, (4, 6), "layer")        # which components, of which shape; or why not
+    target = target_of(manifest, config, (4, 6), "layer")        # components and their shape, or an InputError
     run = pruned_run(target, plan, tensors)                      # smaller components over new tensors
     chain = whole_chain(target, run)                             # the model's chain with them in place
 
-Pure but for slicing; knows nothing of scores, training or the store.
+Pure except for slicing tensors.
 """
 
 from __future__ import annotations
@@ -29,9 +28,13 @@ from zoo.manifest import Component, ModelManifest, Placed
 
 @dataclass(frozen=True)
 class PruneTarget:
-    """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo +
-    i, none where
-    it stays as it is. `family`, `shape`: of its pruned components."""
+    """A run of components [lo, hi) of a model, of which `part` is to be pruned.
+
+    Fields:
+        family: Family of the pruned components.
+        shape: Shape of the pruned components.
+        axes: `axes[i]` are the axes to slice in component lo + i; empty if it stays unchanged.
+    """
 
     manifest: ModelManifest
     plan: ChainPlan
@@ -65,11 +68,11 @@ class PruneTarget:
 
 
 def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[int, int], part: Part) -> PruneTarget:
-    """The run of a model's layers, first and last inclusive, that a part of is pruned.
+    """Return the run of a model's layers, first and last inclusive, of which a part is to be pruned.
 
     Raises:
-        InputError: layers that are not there, stitches or adapters among them, layers of several shapes, a family whose
-            part has no pruned form.
+        InputError: Layers that do not exist, stitches or adapters among them, layers of several shapes, or a family in
+            which the part cannot be pruned.
     """
     plan = plan_of(config, manifest.components)
     lo, hi = bounds_of(manifest, layers, part)
@@ -89,7 +92,7 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
 
 
 def _check_inside(name: str, inside: Sequence[Placed], kinds: Sequence[str]) -> None:
-    """Raises InputError for a run that holds a stitch, or an adapter on what is to be pruned."""
+    """Raise InputError for a run that holds a stitch, or an adapter on a component to be pruned."""
     for placed in inside:
         kind = placed.component.kind
         if kind == "stitch":
@@ -101,7 +104,7 @@ def _check_inside(name: str, inside: Sequence[Placed], kinds: Sequence[str]) -> 
 
 
 def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> tuple[int, int]:
-    """Components [lo, hi) from the first to the last that holds the part of these layers. Raises InputError."""
+    """Return components [lo, hi) from the first to the last with the part of these layers. Raises InputError."""
     count = 1 + max((placed.layer for placed in manifest.components if placed.layer is not None), default=-1)
     check_layers(layers, count, manifest.name)
     kinds = ("layer", "attention", "ffn") if part == "layer" else ("layer", part)
@@ -116,15 +119,16 @@ def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> t
 
 
 def pruned_run(target: PruneTarget, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> BlockRun:
-    """The block after a plan. Changed components get tensors of their own, named `<index in the run>.<name>` in place
-    of digests.
+    """Return the block after a plan.
+
+    Changed components get new tensors, named `<index in the run>.<name>` instead of digests.
 
     Args:
-        tensors: the model's, by digest.
+        tensors: The model's, by digest.
 
     Raises:
         InputError: transformers refuses the shape.
-        MalformedCheckpoint: a tensor is not as the config says.
+        MalformedCheckpoint: A tensor does not match the config.
     """
     links = list(target.plan.links[target.lo : target.hi])
     used = sorted({links[at].source or 0 for at in target.changed})
@@ -144,7 +148,7 @@ def pruned_run(target: PruneTarget, plan: PrunePlan, tensors: Mapping[str, Tenso
 
 
 def renamed(run: BlockRun, digests: Mapping[str, str], tensors: Mapping[str, Tensor]) -> BlockRun:
-    """A run over other tensors: `digests` for what the changed components name now."""
+    """Return a run over other tensors; `digests` maps the names in the changed components to digests."""
     placed = list(run.placed)
     for at in run.changed:
         old = placed[at].component
@@ -154,10 +158,10 @@ def renamed(run: BlockRun, digests: Mapping[str, str], tensors: Mapping[str, Ten
 
 
 def whole_chain(target: PruneTarget, run: BlockRun) -> tuple[ChainPlan, tuple[Placed, ...]]:
-    """The model's chain with the run in place.
+    """Return the model's chain with the run in place.
 
-    Where every such component of the model is pruned, the pruned config is that of the whole model: embedding and head
-    then take its settings too (their tensors stay shared), so that a plain checkpoint of the family can be written.
+    If every such component of the model is pruned, the pruned config applies to the whole model: embedding and head get
+    its settings too (their tensors stay shared), so that a plain checkpoint of the family can be written.
     """
     before, after = target.manifest.components[: target.lo], target.manifest.components[target.hi :]
     placed = (*before, *run.placed, *after)

@@ -1,14 +1,13 @@
-"""Which slices of a component's tensors go together when a head or a channel is removed (structured pruning, BL-10).
+"""Tables of the tensor slices that are removed together with a head or a channel (structured pruning, BL-10).
 
-A row of the table says, per tensor, along which dimension its entries belong to which units; a unit removed takes its
-entries out of every tensor that lists it, so that the rest computes what it computed before, less that unit:
+A row of the table says, per tensor, along which dimension its entries belong to which units. Removing a unit removes
+its entries from every tensor that lists it, so that the rest computes the same as before without that unit:
 
     heads     a query head: rows of q, columns of the output projection
     kv        a key-value head: rows of k and v; its query heads go with it
     channels  a channel of the ffn: a row of gate and up (or fc1), a column of down (or fc2)
 
-Fused matrices hold several such runs one after the other. Pure data: no torch. Knows nothing of which units are worth
-keeping.
+Fused matrices hold several such segments one after the other. Pure data: no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ Part = Literal["layer", "attention", "ffn"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSegment:
-    """A run of entries along a dimension: all units of a kind in order, `width` entries each. Width 0 stands for the
-    head's dimension.
+    """Consecutive entries along a dimension: all units of a kind in order, `width` entries each.
+
+    A width of 0 stands for the head's dimension.
     """
 
     unit: Unit
@@ -38,7 +38,7 @@ class TensorSegment:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Tensor `name` (within the component), along `dim`, is these segments one after the other."""
+    """The segments of tensor `name` (within the component) along `dim`, one after the other."""
 
     name: str
     dim: int
@@ -49,7 +49,7 @@ _HEADS, _KV, _CHANNELS = TensorSegment("heads", 0), TensorSegment("kv", 0), Tens
 
 
 def _linear(path: str, dim: int, *segments: TensorSegment) -> tuple[Axis, ...]:
-    """A `Linear` whose outputs (dim 0, bias along) or inputs (dim 1) are sliced."""
+    """Return the axes of a `Linear` with sliced outputs (dim 0, with the bias) or inputs (dim 1)."""
     weight = Axis(f"{path}.weight", dim, segments)
     return (weight, Axis(f"{path}.bias", 0, segments)) if dim == 0 else (weight,)
 
@@ -70,11 +70,13 @@ _FIXED_HEADS = "its attention takes the width of a head from the model's width, 
 
 @dataclass(frozen=True)
 class Prunable:
-    """What can be removed in a family. A part that cannot has a reason instead.
+    """What can be removed in a family.
 
-    `out`: path of the linear layer that each part ends in. `settings`: names of (heads, kv heads, channels) in the
-    family's config.
-    `turned`: linear layers keep their weights as [in, out] (GPT-2's Conv1D).
+    Fields:
+        attention: Axes to slice, or the reason why it cannot be pruned; `ffn` likewise.
+        out: Part -> path of its last linear layer.
+        settings: Names of (heads, kv heads, channels) in the family's config.
+        turned: Linear layers store their weights as [in, out] (GPT-2's Conv1D).
     """
 
     attention: tuple[Axis, ...] | str
@@ -136,7 +138,7 @@ _TABLE: Mapping[str, Prunable] = {
 
 
 def prunable(family: Family) -> Prunable:
-    """The family's row. Raises InputError for a family whose layers cannot be pruned here."""
+    """Return the family's row. Raises InputError for a family that cannot be pruned."""
     if family.name not in _TABLE:
         why = DENSE_ONLY if family.masked else "the family has no table of coupled weights"
         raise InputError(f"{family.name} blocks cannot be pruned: {why}")
@@ -144,20 +146,20 @@ def prunable(family: Family) -> Prunable:
 
 
 def halves(part: Part) -> tuple[Literal["attention", "ffn"], ...]:
-    """The halves of a layer that a part is made of."""
+    """Return the halves of a layer that a part consists of."""
     return ("attention", "ffn") if part == "layer" else (part,)
 
 
 def kinds_of(family: Family, part: Part) -> tuple[str, ...]:
-    """Kinds of the components that a part lies in: families without a seam keep both halves in one `layer`."""
+    """Return the kinds of the components that hold a part; parallel families have both halves in one `layer`."""
     return ("layer",) if family.parallel else halves(part)
 
 
 def axes_of(family: Family, component: Component, part: Part) -> tuple[Axis, ...]:
-    """What is sliced in one component when `part` of its layer is pruned.
+    """Return the axes to slice in one component when `part` of its layer is pruned.
 
     Raises:
-        InputError: the family's config cannot describe the part with fewer units.
+        InputError: The family's config cannot describe the part with fewer units.
     """
     row = prunable(family)
     found: list[Axis] = []

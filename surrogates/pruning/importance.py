@@ -1,12 +1,11 @@
-"""How much each head and channel of a block matters (BL-10): first-order Taylor, and the size of the weights as its
-control.
+"""Score how much each head and channel of a block matters (BL-10): first-order Taylor, or weight size as its control.
 
-Taylor (Molchanov et al. 2019; LLM-Pruner, Ma et al. 2023, equation 3): the loss changes by about |w dL/dw| when w goes;
-a unit's score is the sum over its coupled weights, summed over batches of calibration text. L is the language model's
-own loss, through the frozen
-tail: the distance to the block's own outputs has no gradient at the exact weights, so it can rank nothing.
+Taylor (Molchanov et al. 2019; LLM-Pruner, Ma et al. 2023, equation 3): removing a weight w changes the loss by about |w
+dL/dw|. A unit's score is the sum over its coupled weights, summed over batches of calibration text. L is the language
+model's own loss, through the frozen tail; the distance to the block's own outputs would not do, since its gradient is
+zero at the exact weights.
 
-Only sums per unit are kept between batches. Knows nothing of what is done with scores.
+Only sums per unit are kept between batches.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ _BATCH = 8
 
 
 class _Sums:
-    """Running scores per layer and kind of unit. `axes[i]`: of component i; `layers[i]`: its layer, counted from the
-    block's first.
+    """Running scores per layer and kind of unit.
+
+    Args:
+        axes: `axes[i]` are those of component i.
+        layers: `layers[i]` is the layer of component i, counted from the block's first.
     """
 
     def __init__(self, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> None:
@@ -59,7 +61,10 @@ class _Sums:
 def magnitude(
     block: ParentBlock, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
 ) -> list[SliceScores]:
-    """Sum of squares of each unit's weights: the order of their L2 norms. One per layer of the block."""
+    """Return the sum of squares of each unit's weights, which orders them by L2 norm.
+
+    There is one entry per layer of the block.
+    """
     sums = _Sums(shape, axes, layers)
     for at, names in enumerate(block.names):
         for axis in axes[at]:
@@ -75,10 +80,13 @@ def taylor(
     axes: Sequence[Sequence[Axis]],
     layers: Sequence[int],
 ) -> list[SliceScores]:
-    """|w dL/dw| per unit, summed over batches of `states`. `block`: the exact block. One per layer of the block.
+    """Return |w dL/dw| per unit, summed over batches of `states`. One entry per layer of the block.
+
+    Args:
+        block: The exact block.
 
     Raises:
-        InputError: a gradient is not finite.
+        InputError: A gradient is not finite.
     """
     sums = _Sums(shape, axes, layers)
     sliced = [(at, axis, block.names[at][axis.name]) for at in range(len(block.names)) for axis in axes[at]]
@@ -100,12 +108,12 @@ def taylor(
 
 
 def learning(block: ParentBlock, weights: Mapping[str, Tensor]) -> None:
-    """Gradients for these weights of a block, and for nothing else in it."""
+    """Enable gradients for these weights of a block, and disable all its other gradients."""
     block.requires_grad_(False)
     for weight in weights.values():
         weight.requires_grad_(True)
 
 
 def language_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token. `logits` [B, T, vocabulary], `ids` [B, T]."""
+    """Return the mean cross-entropy of the next token. `logits` [B, T, vocabulary], `ids` [B, T]."""
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())

@@ -1,13 +1,12 @@
-"""What to remove from a run of layers, as data: how many heads and channels stay, and which.
+"""Plan what to remove from a run of layers: how many heads and channels stay, and which. Pure: no torch, no files.
 
-    counts = nearest(shape, part, 0.5, cost)                 # the feasible counts whose removed share is nearest to the
+    counts = nearest(shape, part, 0.5, cost)                 # the feasible counts with the removed share nearest to the
                                                              ratio
     plan = PrunePlan(…, tuple(choose(shape, counts, scores) for scores in …))
 
-Feasible is what transformers accepts and a layer can compute: as many query heads per key-value head everywhere,
-the model's width a multiple of the heads (Llama's and NeoX's config ask for it), channels in steps that kernels
-like. All layers of a run get the same counts, each keeps its own best units. Pure: no torch, no files. Knows
-nothing of where scores come from.
+Feasible counts are those that transformers accepts and a layer can compute: equally many query heads per key-value
+head, the model's width a multiple of the heads (Llama's and NeoX's configs require it), and channels in steps suited to
+kernels. All layers of a run get the same counts; each keeps its own best units.
 """
 
 from __future__ import annotations
@@ -23,7 +22,13 @@ from zoo.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Of a layer's parts. `heads`: query heads; `kv`: key-value heads, of which each serves heads / kv query heads."""
+    """Shape of a layer's parts.
+
+    Fields:
+        heads: Query heads.
+        kv: Key-value heads; each serves heads / kv query heads.
+        channels: Inner width of the ffn.
+    """
 
     hidden: int
     heads: int
@@ -32,13 +37,13 @@ class BlockShape:
     channels: int
 
     def units(self, unit: Unit) -> int:
-        """How many units of a kind there are."""
+        """Return the number of units of a kind."""
         return {"heads": self.heads, "kv": self.kv, "channels": self.channels}[unit]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSlices:
-    """Units that stay in one layer, ascending, by the index they had."""
+    """Units that stay in one layer, ascending, by their old index."""
 
     heads: tuple[int, ...]
     kv: tuple[int, ...]
@@ -50,7 +55,7 @@ class KeptSlices:
 
 @dataclass(frozen=True, slots=True)
 class SliceScores:
-    """How much each unit of one layer matters; more is better. Lengths as the shape's counts."""
+    """Importance of each unit of one layer; more is better. Lengths are the shape's counts."""
 
     heads: Sequence[float]
     kv: Sequence[float]
@@ -59,8 +64,14 @@ class SliceScores:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """`layers`: index of the first and the last layer (inclusive). `removed_ratio`: share of the block's parameters
-    that goes, exactly.
+    """A plan.
+
+    Fields:
+        layers: Index of the first and the last layer, inclusive.
+        ratio: Requested share of parameters to remove.
+        parameters: The block's parameters.
+        removed: Parameters that are removed.
+        kept: Per layer.
     """
 
     part: Part
@@ -77,15 +88,13 @@ class PrunePlan:
         return self.removed / self.parameters
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the plan as JSON."""
         kept = [{"layer": self.layers[0] + at, **asdict(each)} for at, each in enumerate(self.kept)]
         return {**asdict(self), "removed_ratio": self.removed_ratio, "kept": kept}
 
 
 def parse_layers(text: str) -> tuple[int, int]:
-    """`4-6` -> (4, 6): layers counted from 0, both ends inclusive, as in a list of pages; `4` is `4-4`. Raises
-    InputError.
-    """
+    """Parse `4-6` -> (4, 6): layers counted from 0, both ends inclusive; `4` is `4-4`. Raises InputError."""
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text.strip())
     if match is None:
         raise InputError(
@@ -99,7 +108,7 @@ def parse_layers(text: str) -> tuple[int, int]:
 
 
 def check_layers(layers: tuple[int, int], count: int, model: str) -> None:
-    """Raises InputError for layers that a model does not have."""
+    """Raise InputError for layers that a model does not have."""
     lo, hi = layers
     if not 0 <= lo <= hi:
         raise InputError(f"layers {lo}-{hi} are no run of layers")
@@ -108,7 +117,7 @@ def check_layers(layers: tuple[int, int], count: int, model: str) -> None:
 
 
 def check_ratio(ratio: float) -> None:
-    """Raises InputError unless 0 < ratio < 1."""
+    """Raise InputError unless 0 < ratio < 1."""
     if not 0.0 < ratio < 1.0:
         raise InputError(
             f"the ratio must be a share between 0 and 1, not {ratio:g}: 0.5 removes half of the block's parameters"
@@ -122,14 +131,13 @@ Cost = Callable[[BlockShape], int]
 
 
 def nearest(shape: BlockShape, part: Part, ratio: float, cost: Cost) -> BlockShape:
-    """The feasible counts whose removed share of parameters is nearest to `ratio`; of two as near, those that keep more
-    key-value heads.
+    """Return the feasible counts with the removed share of parameters nearest to `ratio`.
 
-    For a whole layer the heads are settled first, on the attention's own share, and the channels make up for what heads
-    cannot hit.
+    On a tie, the counts with more key-value heads win. For a whole layer the heads are chosen first, by the attention's
+    own share, and the channels compensate for the rest.
 
     Raises:
-        InputError: nothing can be removed, because one head or too few channels are left already.
+        InputError: Nothing can be removed, since one head or too few channels are left already.
     """
     after = shape
     if part != "ffn":
@@ -165,7 +173,7 @@ def _with(shape: BlockShape, **counts: int) -> BlockShape:
 
 
 def _fewer_heads(shape: BlockShape) -> Iterator[BlockShape]:
-    """Every feasible count of heads below the shape's own: `kv` groups of `group` query heads each."""
+    """Yield every feasible count of heads below the shape's own: `kv` groups of `group` query heads each."""
     group = shape.heads // shape.kv
     for kv in range(shape.kv, 0, -1):
         for each in range(group, 0, -1):
@@ -174,9 +182,7 @@ def _fewer_heads(shape: BlockShape) -> Iterator[BlockShape]:
 
 
 def channel_step(channels: int) -> int:
-    """Channels go in steps of a power of two up to 64 that the count is a multiple of, small enough for at least 16
-    steps.
-    """
+    """Return the step of channel counts: a power of two up to 64 that divides the count into at least 16 steps."""
     step = 1
     while step < 64 and channels % (2 * step) == 0 and channels // (2 * step) >= 16:
         step *= 2
@@ -192,10 +198,10 @@ def _fewer_channels(channels: int) -> range:
 
 
 def choose(shape: BlockShape, after: BlockShape, scores: SliceScores) -> KeptSlices:
-    """The units with the highest scores, as many as `after` says. Of equal units the first stays.
+    """Return the units with the highest scores, as many as `after` has. Among equal units the first stays.
 
-    Whole groups go, a key-value head with all its query heads, by the sum of their scores; where fewer query heads per
-    group are asked for, the weakest of each remaining group go too.
+    Key-value heads are removed with all their query heads, by the sum of their scores. If `after` has fewer query heads
+    per group, the lowest of each remaining group are removed too.
     """
     group, left = shape.heads // shape.kv, after.heads // after.kv
     totals = [scores.kv[at] + sum(scores.heads[at * group : (at + 1) * group]) for at in range(shape.kv)]

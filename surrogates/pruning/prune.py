@@ -1,11 +1,8 @@
-"""Carrying a plan out: the shapes of a family's layers, the pruned config, tensors sliced into really smaller ones,
-components of them.
+"""Carry out a plan: shapes of a family's layers, the pruned config, and smaller tensors and components.
 
-    shape = shape_of(config)
-    smaller = slice_tensors(axes, shape, kept, tensors)          # name -> tensor, those without a slice as they are
-    config = pruned_config(config, part, plan.after)             # one that transformers accepts, or an InputError
-
-Knows nothing of scores, training or the store.
+shape = shape_of(config)
+smaller = slice_tensors(axes, shape, kept, tensors)          # name -> tensor, those without a slice unchanged
+config = pruned_config(config, part, plan.after)             # one that transformers accepts, or an InputError
 """
 
 from __future__ import annotations
@@ -26,8 +23,9 @@ from zoo.manifest import Component, canonical_json
 
 
 def shape_of(config: Mapping[str, Any]) -> BlockShape:
-    """The shape of a model's layers, family defaults filled in. Raises UnknownFamily, MalformedCheckpoint,
-    InputError.
+    """Return the shape of a model's layers, with family defaults filled in.
+
+    Raises UnknownFamily, MalformedCheckpoint, InputError.
     """
     settings = _accepted(config, "config.json")
     heads = int(settings.num_attention_heads)
@@ -44,7 +42,7 @@ def shape_of(config: Mapping[str, Any]) -> BlockShape:
 
 
 def pruned_config(config: Mapping[str, Any], part: Part, after: BlockShape) -> dict[str, Any]:
-    """The config of a model all of whose layers have the pruned shape.
+    """Return the config of a model in which all layers have the pruned shape.
 
     Raises:
         InputError: transformers does not accept it.
@@ -67,14 +65,14 @@ def _accepted(config: Mapping[str, Any], what: str) -> Any:
         return CONFIG_MAPPING[family_of(config).name].from_dict(cleaned)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"transformers refuses {what}: {' '.join(str(error).split())[:300]}") from None
-    except Exception as error:  # huggingface_hub's strict dataclasses raise classes of their own
+    except Exception as error:  # huggingface_hub's strict dataclasses raise their own classes
         if type(error).__module__.startswith("huggingface_hub"):
             raise InputError(f"transformers refuses {what}: {' '.join(str(error).split())[:300]}") from None
         raise
 
 
 def respecced(component: Component, config: Mapping[str, Any], family: Family, layer: int | None) -> Component:
-    """The same tensors under another config's settings."""
+    """Return the component with the same tensors and the spec of another config."""
     spec = canonical_json(spec_of(config, family, component.kind, layer))
     return Component(component.kind, component.family, spec, component.tensors, component.adapter)
 
@@ -83,9 +81,9 @@ def respecced(component: Component, config: Mapping[str, Any], family: Family, l
 
 
 def cost_of(family: Family, components: Sequence[Component], shapes: Mapping[str, tuple[int, ...]], part: Part) -> Cost:
-    """Parameters of a part of these components as a function of their shape. `shapes`: by tensor digest.
+    """Return the function from a shape to the parameters of a part of these components. `shapes`: by tensor digest.
 
-    Where a family keeps both halves in one component, only the modules of the pruned half count.
+    If a family has both halves in one component, only the modules of the pruned half count.
     """
     entries: list[tuple[int, Axis | None, int]] = []
     for component in components:
@@ -104,7 +102,7 @@ def cost_of(family: Family, components: Sequence[Component], shapes: Mapping[str
 
 
 def axis_length(axis: Axis, shape: BlockShape) -> int:
-    """Entries along a sliced dimension."""
+    """Return the number of entries along a sliced dimension."""
     return sum(shape.units(segment.unit) * _width(segment, shape) for segment in axis.segments)
 
 
@@ -116,7 +114,7 @@ def _width(segment: TensorSegment, shape: BlockShape) -> int:
 
 
 def kept_entries(axis: Axis, shape: BlockShape, kept: KeptSlices) -> Tensor:
-    """Indices, int64 [entries left], along a sliced dimension of a tensor of `shape`."""
+    """Return the indices to keep, int64 [entries left], along a sliced dimension of a tensor of `shape`."""
     begin = 0
     found: list[int] = []
     for segment in axis.segments:
@@ -130,11 +128,10 @@ def kept_entries(axis: Axis, shape: BlockShape, kept: KeptSlices) -> Tensor:
 def slice_tensors(
     axes: Iterable[Axis], shape: BlockShape, kept: KeptSlices, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """A component's tensors with only the kept units in them, as tensors of their own; those that lose nothing stay the
-    same objects.
+    """Return a component's tensors with only the kept units, as new tensors; unchanged ones stay the same objects.
 
     Raises:
-        MalformedCheckpoint: a tensor is not as long as the config says.
+        MalformedCheckpoint: A tensor does not have the length that the config gives.
     """
     out = dict(tensors)
     for axis in axes:

@@ -1,1 +1,1 @@
-"""Recovery after pruning: closed form, LoRA, training that can be stopped."""
+"""Recovery after pruning: closed-form refit, LoRA, resumable training."""

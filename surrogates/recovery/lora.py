@@ -1,12 +1,9 @@
-"""Low-rank learners on the linear layers of a block, and their end: merged into the matrices, with nothing left of
-them.
+"""Low-rank adapters on the linear layers of a block for training, merged into the matrices at the end.
 
-    learners = attach_(block, rank, generator)       # every linear layer that may change; B is zero, so the block
-                                                     computes what it did
-    … train learners.parameters …
-    learners.merge_()                                # W += B A, the plain layers back in their places
-
-Knows nothing of what is learned.
+learners = attach_(block, rank, generator)       # every linear layer that may change; B is zero, so the block's
+                                                 output is unchanged
+… train learners.parameters …
+learners.merge_()                                # W += B A, the plain layers back in their places
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from surrogates.block import ParentBlock
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a learner stands: attribute `name` of `parent`."""
+    """The place of a learner: attribute `name` of `parent`."""
 
     parent: nn.Module
     name: str
@@ -44,7 +41,7 @@ class Learners:
 
     @torch.no_grad()
     def merge_(self) -> None:
-        """Add every product to its matrix and take the learners out."""
+        """Add every product to its matrix and remove the learners."""
         for site in self.sites:
             weight: Tensor = site.plain.weight  # type: ignore[assignment]
             added = site.learner.scaling * (site.learner.b @ site.learner.a)
@@ -53,8 +50,9 @@ class Learners:
 
 
 def attach_(block: ParentBlock, rank: int, generator: torch.Generator) -> Learners:
-    """Put a learner of `rank` (or of the layer's smaller side, where that is less) on every linear layer of the changed
-    components.
+    """Attach a learner to every linear layer of the changed components.
+
+    Its rank is `rank`, or the layer's smaller side if that is less.
     """
     sites: list[_Site] = []
     for part in (block.parts[at] for at in block.changed):
@@ -67,7 +65,7 @@ def attach_(block: ParentBlock, rank: int, generator: torch.Generator) -> Learne
 
 
 def linear_size(module: nn.Module) -> tuple[int, int] | None:
-    """(out, in) of a linear layer, GPT-2's turned one too; None for other modules."""
+    """Return (out, in) of a linear layer, including GPT-2's Conv1D; None for other modules."""
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
     if type(module).__name__ == "Conv1D":

@@ -1,13 +1,11 @@
-"""Recovery after pruning (BL-10): the block learns to give what the exact block gives, from the exact block's own
-inputs.
+"""Recovery after pruning (BL-10): train the block to give the exact block's outputs from the exact block's inputs.
 
-The loss is the squared distance to the exact outputs in units of what the block adds to its inputs, per window (1: no
-better than leaving the block out), and, with `head_weight`, the divergence of the next-token distributions behind the
-frozen rest of the model. AdamW in float32, cosine schedule with a short warm-up, clipped gradients; batches depend on
-the seed and the step alone, so that an interrupted training goes on as if nothing had happened. The result is the
-better of before and after, on windows kept apart.
+The loss is the squared distance to the exact outputs relative to what the block adds to its inputs, per window (1: no
+better than leaving the block out). With `head_weight`, the divergence of the next-token distributions after the frozen
+rest of the model is added. AdamW in float32, cosine schedule with a short warm-up, clipped gradients.
 
-Knows nothing of pruning or the store.
+Batches depend on the seed and the step alone, so a resumed training is the same as an uninterrupted one. The result is
+the better of before and after, on separate windows.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from surrogates.recovery.saved import RecoveryTask
 from zoo.errors import InputError
 
 Recover = Literal["lora", "full", "none"]
-#: Called with (what is being done, steps done, steps in all).
+#: Called with (name of the part, steps done, steps in all).
 Progress = Callable[[str, int, int], None]
 
 _WARM_UP = 0.05
@@ -41,7 +39,14 @@ _CHECK_BATCH = 16
 
 @dataclass(frozen=True, slots=True)
 class RecoverySettings:
-    """`how`: train low-rank learners, or the pruned matrices themselves. `batch`: windows per step."""
+    """How to recover.
+
+    Fields:
+        how: Train low-rank adapters ("lora"), or the pruned matrices themselves ("full").
+        rate: Peak learning rate.
+        batch: Windows per step.
+        head_weight: Weight of the divergence of the next-token distributions.
+    """
 
     how: Recover = "lora"
     steps: int = 200
@@ -52,7 +57,7 @@ class RecoverySettings:
     seed: int = 0
 
     def check(self) -> None:
-        """Raises InputError for settings that cannot be."""
+        """Raise InputError for impossible settings."""
         if self.steps < 1 or self.rank < 1 or self.batch < 1 or not 0 < self.rate < 1 or self.head_weight < 0:
             raise InputError(
                 "recovery needs at least one step, a rank and a batch of at least 1, and a rate between 0 and 1"
@@ -61,8 +66,13 @@ class RecoverySettings:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What came of it. Losses are relative distances on windows kept apart; `stopped` says why it ended early, None
-    when it did not.
+    """Result of a recovery.
+
+    Fields:
+        loss_first: Relative distance before, on windows kept apart.
+        loss_last: Relative distance after, on windows kept apart.
+        kept: The trained weights were kept.
+        stopped: Why it ended early; None if it did not.
     """
 
     steps: int
@@ -81,11 +91,13 @@ def recover_(
     task: RecoveryTask,
     progress: Progress | None = None,
 ) -> Recovery:
-    """Train a pruned block in place. `checks`: windows that are not learned from. Ctrl-C saves what was reached and
-    goes on upwards.
+    """Train a pruned block in place. Ctrl-C saves the state and is raised again.
+
+    Args:
+        checks: Windows that are not trained on.
 
     Raises:
-        InputError: the pruned block gives values that are not finite.
+        InputError: The pruned block gives values that are not finite.
     """
     settings.check()
     before = distance_on(block, checks)
@@ -99,12 +111,12 @@ def recover_(
     kept = math.isfinite(after) and after < before
     if not kept:
         _restore_(block, start)
-    task.remove_folder()
+    task.remove_file()
     return Recovery(trainer.step, before, after if kept else before, kept, stopped)
 
 
 def _run(trainer: _Trainer, task: RecoveryTask, progress: Progress | None) -> str | None:
-    """All steps. Returns why it ended early, or None."""
+    """Run all steps. Returns why it ended early, or None."""
     saved = task.load()
     if saved is not None:
         trainer.resume_(saved)
@@ -117,7 +129,7 @@ def _run(trainer: _Trainer, task: RecoveryTask, progress: Progress | None) -> st
 
 @dataclass
 class _Trainer:
-    """One training: its optimizer, and the step it is at."""
+    """One training: its optimizer, and its current step."""
 
     subject: Subject
     block: ParentBlock
@@ -146,8 +158,9 @@ class _Trainer:
         )
 
     def advance_(self) -> bool:
-        """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not
-        finite.
+        """Run one step.
+
+        Returns False if the loss or its gradient is not finite, and restores the last weights with a finite loss.
         """
         batch = self.states.select_windows(self._rows(), self.subject.device)
         loss = self._loss(batch)
@@ -178,7 +191,7 @@ class _Trainer:
         return loss
 
     def _rows(self) -> Tensor:
-        """Windows of this step: shuffled anew each epoch, by the seed."""
+        """Return the windows of this step: shuffled each epoch, by the seed."""
         count = len(self.states)
         size = min(self.settings.batch, count)
         epoch, at = divmod(self.step, max(1, count // size))
@@ -186,7 +199,7 @@ class _Trainer:
         return order[at * size : (at + 1) * size]
 
     def finish(self) -> None:
-        """Leave plain matrices behind."""
+        """Merge the learners, if any, and freeze the block."""
         if self.learners is not None:
             self.learners.merge_()
         self.block.requires_grad_(False)
@@ -199,7 +212,7 @@ class _Trainer:
 
     @torch.no_grad()
     def resume_(self, saved: Saved) -> None:
-        """Take up a saved state; one that does not fit is left alone."""
+        """Load a saved state; one that does not fit is ignored."""
         named = self._named()
         if any(
             name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in named.items()
@@ -222,13 +235,14 @@ def _copy_(into: list[Tensor], given: list[Tensor]) -> None:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Share of the full rate at a step: a linear rise, then half a cosine down to a tenth."""
+    """Return the share of the full rate at a step: a linear rise, then half a cosine down to a tenth."""
     return rate_share(step, steps, _WARM_UP, _FLOOR)
 
 
 def distance(out: Tensor, batch: States) -> Tensor:
-    """Squared distance to the exact outputs over the squared size of what the exact block adds, per window,
-    averaged.
+    """Return the squared distance to the exact outputs over the squared size of what the exact block adds.
+
+    It is computed per window and averaged.
     """
     missed = (out - batch.outputs).square().sum((1, 2))
     added = (batch.outputs - batch.inputs).square().sum((1, 2)).clamp_min(1e-12)
@@ -237,7 +251,7 @@ def distance(out: Tensor, batch: States) -> Tensor:
 
 @torch.no_grad()
 def distance_on(block: ParentBlock, states: States) -> float:
-    """`distance` over all windows."""
+    """Return `distance` over all windows."""
     device = next(block.parameters()).device
     total = 0.0
     for batch in states.batches(_CHECK_BATCH, device):
@@ -246,7 +260,7 @@ def distance_on(block: ParentBlock, states: States) -> float:
 
 
 def _matrices(block: ParentBlock) -> dict[str, Tensor]:
-    """All weights of a block's changed components, norms included, by component and name."""
+    """Return all weights of a block's changed components, norms included, by component and name."""
     return {
         f"{at}.{name}": weight
         for at in block.changed

@@ -1,14 +1,13 @@
-"""A closed form for what remains: the linear layer that a half ends in, fitted anew to what the exact half gave
-(BL-10).
+"""Closed-form refit (BL-10): fit the last linear layer of each half to the outputs of the exact half.
 
-With A [tokens, kept] what reaches the layer after pruning and Y [tokens, width] what should leave it, ridge regression
-towards the weights W that are there (in the spirit of Optimal Brain Compression and SliceGPT):
+With A [tokens, kept] the layer's inputs after pruning and Y [tokens, width] its wanted outputs, this is ridge
+regression towards the existing weights W (similar to Optimal Brain Compression and SliceGPT):
 
     W' = (A'A + λ I)^-1 (A'Y + λ W)        λ = ridge x mean diagonal of A'A
 
-A constant input is added where the layer has a bias. Only A'A and A'Y are kept, in float64. Halves are fitted in order,
-each on what the fitted halves before it give, so that Y also takes back their errors where nothing stands between the
-layer and the residual.
+A constant input is added if the layer has a bias. Only A'A and A'Y are kept, in float64. Halves are fitted in order,
+each on the output of the fitted halves before it, so that Y also corrects their errors if the layer's output is added
+to the residual directly.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from surgery.modules.components import ResidualHalf
 from surrogates.block import ParentBlock, States
 from surrogates.pruning.groups import Prunable
 
-#: Share of the mean diagonal of A'A. Small: there are many more tokens than inputs.
+#: Share of the mean diagonal of A'A. It is small, since there are many more tokens than inputs.
 RIDGE = 1e-4
 _BATCH = 16
 
@@ -46,7 +45,7 @@ class _Moments:
 
 @dataclass
 class _Seen:
-    """What went through a layer at its last call."""
+    """A layer's inputs and outputs at its last call."""
 
     inputs: Tensor = field(default_factory=lambda: torch.empty(0))
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -64,8 +63,8 @@ def refit_(
     """Fit the output layers of a pruned block, in place.
 
     Args:
-        exact: the block that it stands for, of as many components.
-        outs: per component, paths of the layers to fit; none where nothing was removed.
+        exact: The block that it replaces, with as many components.
+        outs: Per component, paths of the layers to fit; none where nothing was removed.
     """
     device = next(block.parameters()).device
     given, wanted = states.inputs, states.inputs
@@ -94,7 +93,7 @@ class _RefitPlace:
 
     @property
     def ends_in_residual(self) -> bool:
-        """Whether the layer's output is added to the hidden states as it is."""
+        """Whether the layer's output is added to the hidden states unchanged."""
         part = self.block.parts[self.at]
         return isinstance(part, ResidualHalf) and part.post is None and part.after is None
 
@@ -144,7 +143,7 @@ def _through(block: ParentBlock, at: int, ids: Tensor, hidden: Tensor, device: t
 
 
 def _layer(block: ParentBlock, at: int, path: str) -> Any:
-    """The module that holds a named weight of a component."""
+    """Return the module that holds a named weight of a component."""
     weight = block.names[at][f"{path}.weight"]
     return next(module for module in block.parts[at].modules() if getattr(module, "weight", None) is weight)
 

@@ -1,1 +1,1 @@
-"""How alike and how much faster a surrogate is."""
+"""Scores of a surrogate: similarity and speedup."""

@@ -1,9 +1,8 @@
-"""How well a stand-in does a block's work (BL-05 per block; Table 4's column): cosines of next-token distributions.
+"""Score how well a stand-in replaces a block (BL-05 per block; Table 4's column): cosines of next-token distributions.
 
 Both blocks get the exact block's input. Their outputs become distributions through the model's own final norm and head,
-right behind the block (what the paper measures), and once more behind the frozen rest of the model (what a request
-would see). Means over held-out tokens. Leaving the block out altogether is scored too: what a stand-in must beat. Knows
-nothing of how the stand-in was made.
+directly after the block (as the paper measures), and again after the frozen rest of the model (as a request would get
+it). Values are means over held-out tokens. Leaving the block out is scored too, as the lower bound for a stand-in.
 """
 
 from __future__ import annotations
@@ -19,16 +18,20 @@ from surgery.text.tokenizers import vocabulary_size
 from surrogates.block import States, Subject
 from surrogates.pruning.importance import language_loss
 
-#: Windows that are looked at at once, where the vocabulary is small.
+#: Windows per batch, if the vocabulary is small enough.
 _BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Cosines in [0, 1]. `block`: behind the block; `end`: at the model's end; `skipped`, `skipped_end`: without any
-    block in its place.
+    """Scores of a stand-in; cosines are in [0, 1].
 
-    `loss`, `loss_exact`: the model's loss per token on the same text with the stand-in and without.
+    Fields:
+        block: Cosine after the block.
+        end: Cosine at the model's end.
+        skipped: Cosine after the block, without any block in its place; `skipped_end` likewise.
+        loss: The model's loss per token on the same text with the stand-in.
+        loss_exact: The same without the stand-in.
     """
 
     block: float
@@ -39,7 +42,7 @@ class Agreement:
     loss_exact: float
 
 
-#: Hidden states [B, T, width] and ids [B, T] -> hidden states, as a block.
+#: A block as a function: hidden states [B, T, width] and ids [B, T] -> hidden states.
 Runner = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -61,7 +64,7 @@ def agree(subject: Subject, runner: Runner, states: States) -> Agreement:
 
 
 def _cosines(lens: Lens, hidden: list[Tensor], vocabulary: int) -> Tensor:
-    """The mean over tokens of the first one's cosine with each other: [len - 1]."""
+    """Return the mean over tokens of the cosine of the first with each of the rest: [len - 1]."""
     first, *others = (each.flatten(0, 1) for each in hidden)
     pairs = [(0, at) for at in range(len(others))]
     return alike(lens, lens, first[None], torch.stack(others), pairs, vocabulary).cosine.mean(-1)

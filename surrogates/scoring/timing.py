@@ -1,11 +1,11 @@
-"""What a stand-in saves: the block's time beside its stand-in's, on the real modules, in the dtype that is stored.
+"""Time a block against its stand-in, with the real modules in the stored dtype.
 
-Decoding: one token for each of a batch of sequences, over a cache that holds a context. Prefill: a prompt. Exact and
-stand-in alternate pair by pair, so that what else the machine does hurts both; a ratio per pair, then the median and
-the spread (quartiles).
+Decoding runs one token for each of a batch of sequences, over a cache that holds a context. Prefill runs a prompt.
+Exact block and stand-in alternate, so that other load on the machine affects both. Each pair gives a ratio; reported
+are the median and the quartiles.
 
-The paper reports 18 to 37 times for half of a dense block; half the work cannot take a twentieth of the time (at most
-about 2 times), so those figures are not a goal. Knows nothing of how the stand-in was made.
+The paper reports speedups of 18 to 37 for half of a dense block. Half the work gives at most a speedup of about 2, so
+those figures are not a goal.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from torch import Tensor
 
 from surrogates.block import ParentBlock
 
-#: Passes of a pair that are always made, if so many are asked for.
+#: Minimum number of passes of a pair, if that many are requested.
 _FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Time of the exact block over that of the stand-in; seconds are of the best single pass."""
+    """Time of the exact block over that of the stand-in.
+
+    Fields:
+        low: Lower quartile; `high`: upper quartile.
+        exact_seconds: Best single pass of the exact block.
+        seconds: Best single pass of the stand-in.
+    """
 
     median: float
     low: float
@@ -37,7 +43,12 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """`batch` sequences with a context of `context` tokens each; prefill: one sequence of that length."""
+    """Times of both blocks.
+
+    Fields:
+        batch: Sequences in decoding.
+        context: Tokens per sequence; prefill runs one sequence of that length.
+    """
 
     batch: int
     context: int
@@ -48,8 +59,12 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """`pairs` are measured; each is the best of up to `rounds` passes on either side, fewer once they have taken
-    `seconds`.
+    """How to time.
+
+    Fields:
+        pairs: Measured pairs.
+        rounds: Maximum passes per pair and side; the best counts.
+        seconds: No further passes of a pair start after this time.
     """
 
     batch: int = 16
@@ -61,7 +76,11 @@ class TimingSettings:
 
 @torch.inference_mode()
 def measure(exact: ParentBlock, given: ParentBlock, width: int, settings: TimingSettings) -> Speed:
-    """Time both blocks. `width`: of the hidden states they read; values are random, which changes no time."""
+    """Time both blocks on random hidden states, which do not change the time.
+
+    Args:
+        width: Width of the hidden states that the blocks read.
+    """
     like = next(exact.parameters())
     hidden = torch.randn(settings.batch, settings.context + 1, width, generator=torch.Generator().manual_seed(0))
     hidden = hidden.to(device=like.device, dtype=like.dtype)
@@ -71,7 +90,7 @@ def measure(exact: ParentBlock, given: ParentBlock, width: int, settings: Timing
 
 
 def _decoding(block: ParentBlock, hidden: Tensor) -> Callable[[], object]:
-    """One token per sequence over a filled cache, which is as it was afterwards."""
+    """Return a run of one token per sequence over a filled cache, which it leaves unchanged."""
     from transformers import DynamicCache
 
     context = hidden.shape[1] - 1
@@ -102,7 +121,7 @@ def _pairs(
     left, right = [], []
     for pair in range(settings.pairs + 1):
         one, other = _bests((exact, given) if pair % 2 else (given, exact), settings, device)
-        if pair:  # the first pair warms caches
+        if pair:  # the first pair is a warm-up
             left.append(one if pair % 2 else other)
             right.append(other if pair % 2 else one)
     ratios = [a / b for a, b in zip(left, right, strict=True)]
@@ -113,10 +132,10 @@ def _pairs(
 def _bests(
     runs: tuple[Callable[[], object], Callable[[], object]], settings: TimingSettings, device: torch.device
 ) -> list[float]:
-    """The best of some passes of each, taken in turns: what else the machine does then hurts both.
+    """Return the best of several passes of each, taken in turns, so that other load on the machine affects both.
 
-    Many passes, because on a busy machine the longer pass is the likelier to be interrupted, which would flatter the
-    shorter.
+    Several passes are needed, since on a busy machine the longer pass is more likely to be interrupted, which would
+    favour the shorter one.
     """
     best = [float("inf"), float("inf")]
     due = time.perf_counter() + settings.seconds

@@ -1,5 +1,6 @@
-"""What a move takes, and what it is held to: the formula's costs, and those of computing all of it again where nothing
-is copied.
+"""Costs and checks for migrations that copy some page groups and recompute the rest.
+
+Compares a simulated move with the cost formula and with recomputing everything where nothing is copied.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import math
 from runtime.policy.migration.cost import Costs
 from tests.runtime.virtual import ListTrace
 
-#: Tokens of a page group, and of a chunk.
+#: Tokens of a page group, and of a recompute chunk.
 _GROUP = 4
 
 
 def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
-    """A group takes these milliseconds to recompute, or over the link; `inputs`: what it is recomputed from, as a part
-    of that.
+    """Return costs for which a page group takes these milliseconds to recompute, or to copy over the link.
+
+    `inputs` is the time to copy the inputs that a group is recomputed from, as a fraction of `copy_ms`.
     """
     copy = copy_ms / 1e3
     return Costs(
@@ -24,12 +26,12 @@ def costs(recompute_ms: float, copy_ms: float, inputs: float = 0.0) -> Costs:
 
 
 def seconds(trace: ListTrace) -> float:
-    """From the beginning of the first move to where both ends met."""
+    """Return the seconds from the start of the first move until both ends met."""
     begin, end = (trace.named(name)[0].t for name in ("kv.move.start", "kv.meet"))
     return (end - begin) / 1e9
 
 
 def recompute_time(tokens: int, costs: Costs) -> float:
-    """All of it, chunk by chunk, in seconds."""
+    """Return the seconds to recompute all of it, chunk by chunk."""
     width = costs.chunk_groups * costs.page_tokens
     return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))

@@ -1,4 +1,4 @@
-"""Names of stages and versions: one text for each, and back."""
+"""Names of stages and of model versions survive the conversion to text and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIGITS = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 @given(NAMES, st.integers(0, 999), st.integers(0, 999))
 def test_a_stage_is_found_again_in_its_id(model: str, lo: int, hi: int) -> None:
-    """Whatever its model is called: `m[0:2]` may be a model's name."""
+    """The model may have any name: `m[0:2]` can be a model's name."""
     stage = Stage(model, lo, hi)
     assert Stage.parse(stage.id) == stage
 

@@ -1,6 +1,4 @@
-"""Requests and specs in few words, a trace that is kept, and what the owner of a sequence was told, checked as it
-comes.
-"""
+"""Helpers for scheduler tests: short constructors, a trace kept in memory, and checked token events."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def request(
 
 @dataclass
 class ListTrace:
-    """Every event, kept."""
+    """A trace that keeps every event in a list."""
 
     events: list[TraceEvent] = field(default_factory=list)
 
@@ -45,7 +43,7 @@ class ListTrace:
 
 @dataclass
 class Told:
-    """What the owner of one sequence was told."""
+    """The token events that one sequence's client received, checked for order as they arrive."""
 
     tokens: list[int] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)

@@ -1,11 +1,12 @@
-"""Connections to the catalogue's database: how transactions begin, how long they wait, what their errors mean, and
-migration.
+"""Connections to the catalogue's database: transactions, timeouts, error translation and migration.
 
 SQLite: WAL, foreign keys on, synchronous=FULL (a commit survives a power cut). A writing transaction begins with BEGIN
-IMMEDIATE: one that reads first and writes later is refused as busy at once, whatever the timeout. PostgreSQL: writers
-take an advisory lock, so on both there is one writer at a time; readers see one snapshot and wait for nobody.
+IMMEDIATE: SQLite refuses one that reads first and writes later as busy at once, whatever the timeout.
 
-This file knows the tables' version, not the tables.
+PostgreSQL: writers take an advisory lock. So on both databases there is one writer at a time; readers see one snapshot
+and never wait.
+
+This module depends on the version of the tables, not on the tables.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from zoo.catalog import migrations
 from zoo.errors import StoreBusy, StoreError, StoreFull
 
-#: Seconds that a transaction waits for the writer before it.
+#: Seconds that a writing transaction waits for the one before it.
 BUSY_SECONDS = 60
-#: Any number that nobody else uses: the advisory lock of the catalogue's writers.
+#: Advisory lock of the catalogue's writers: an arbitrary number ("blockzoo" in ASCII).
 _ADVISORY_LOCK = 0x626C6F636B7A6F6F
 _WRITING = "blockzoo_writing"
-#: Alembic keeps the migration that runs in module variables.
+#: Serialises migrations: Alembic keeps the running migration in module variables.
 _MIGRATING = threading.Lock()
 
 
 def make_engine(url: str | URL) -> Engine:
-    """An engine for any SQLAlchemy URL; connects to nothing yet. Raises StoreError for a URL or driver that cannot be
-    used.
+    """Return an engine for a SQLAlchemy URL without connecting.
+
+    Raises StoreError for a URL or driver that cannot be used.
     """
     try:
         parsed = make_url(url)
@@ -53,7 +55,7 @@ def make_engine(url: str | URL) -> Engine:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """One consistent snapshot."""
+    """Open a transaction on one consistent snapshot."""
     options: dict[str, Any] = {} if _is_sqlite(engine) else {"isolation_level": "REPEATABLE READ"}
     with _explained(), engine.connect() as connection, connection.execution_options(**options).begin():
         yield connection
@@ -61,8 +63,9 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """The one writing transaction: committed at the end, rolled back on any error. Raises StoreBusy when its turn does
-    not come.
+    """Open the single writing transaction: committed at the end, rolled back on any error.
+
+    Raises StoreBusy if it is not granted in time.
     """
     with _explained(), engine.connect() as connection, connection.execution_options(**{_WRITING: True}).begin():
         if engine.dialect.name == "postgresql":
@@ -75,13 +78,13 @@ def migrate(engine: Engine) -> None:
     """Bring the tables to the newest version. Safe when several processes do it at once.
 
     Raises:
-        StoreError: the catalogue was written by a newer version of this software.
+        StoreError: The catalogue was written by a newer version of this software.
     """
     with reading(engine) as connection:
         if _version(connection) == migrations.HEAD:
             return
     with _MIGRATING, writing(engine) as connection:
-        version = _version(connection)  # another process may have been faster
+        version = _version(connection)  # another process may have migrated meanwhile
         if version != migrations.HEAD:
             _upgrade(connection, version)
 
@@ -94,7 +97,7 @@ def _version(connection: Connection) -> str | None:
 
 
 def _upgrade(connection: Connection, version: str | None) -> None:
-    # Imported here: a store at the newest version, which is nearly every store that is opened, does without.
+    # Imported here, since a store at the newest version (the usual case) does not need Alembic.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -116,7 +119,7 @@ def _is_sqlite(engine: Engine) -> bool:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # the driver begins nothing by itself; `_begin_sqlite` does
+    connection.isolation_level = None  # disables the driver's own BEGIN; `_begin_sqlite` issues it
     if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -130,7 +133,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Database errors as the store's own, in one line."""
+    """Translate database errors into the store's errors, with one-line messages."""
     try:
         yield
     except DBAPIError as error:

@@ -1,6 +1,4 @@
-"""Scored pairs and documents: queries and changes on their two tables, over a connection of the caller's
-transaction.
-"""
+"""Scored pairs and documents: queries and changes on their two tables, over the caller's connection and transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from zoo.records import Document, Equivalence, Relation, ScoredRun
 
 
 def equivalences(connection: Connection, models: Collection[str] | None) -> list[Equivalence]:
-    """Pairs of which either side is one of these models (None: all), oldest first."""
+    """Return the pairs with at least one side in these models (None: all pairs), oldest first."""
     a, b = aliased(t.Model), aliased(t.Model)
     query = (
         select(t.EquivalenceRow.__table__, a.name.label("a_name"), b.name.label("b_name"))
@@ -45,7 +43,7 @@ def _equivalence(row: Any) -> Equivalence:
 
 
 def put_equivalences(connection: Connection, pairs: Collection[Equivalence], ids: Mapping[str, int]) -> None:
-    """Keep pairs in place of those with the same relation, runs and probe. `ids`: model name -> number."""
+    """Store pairs, replacing those with the same relation, runs and probe. `ids`: model name -> row id."""
     for pair in pairs:
         key = _pair_columns(pair, ids)
         connection.execute(delete(t.EquivalenceRow).filter_by(**key))
@@ -59,13 +57,13 @@ def put_equivalences(connection: Connection, pairs: Collection[Equivalence], ids
 
 
 def drop_equivalences(connection: Connection, pairs: Collection[Equivalence], ids: Mapping[str, int]) -> None:
-    """Forget the pairs with these relations, runs and probes."""
+    """Delete the pairs with these relations, runs and probes."""
     for pair in pairs:
         connection.execute(delete(t.EquivalenceRow).filter_by(**_pair_columns(pair, ids)))
 
 
 def _pair_columns(pair: Equivalence, ids: Mapping[str, int]) -> dict[str, Any]:
-    """What names a pair."""
+    """Return the columns that identify a pair."""
     return {
         "relation": pair.relation,
         "probe": pair.probe,
@@ -79,7 +77,7 @@ def _run_columns(side: str, run: ScoredRun, ids: Mapping[str, int]) -> dict[str,
 
 
 def documents(connection: Connection, kind: str | None, model: str | None) -> list[Document]:
-    """Documents of a kind (None: any) and of a model (None: any), oldest first."""
+    """Return the documents of a kind (None: any) and of a model (None: any), oldest first."""
     query = (
         select(t.DocumentRow.kind, t.DocumentRow.key, t.DocumentRow.value, t.Model.name)
         .join(t.Model, t.Model.id == t.DocumentRow.model)
@@ -93,7 +91,7 @@ def documents(connection: Connection, kind: str | None, model: str | None) -> li
 
 
 def put_document(connection: Connection, document: Document, model: int) -> None:
-    """Keep a document in place of the one with the same kind, model and key. `model`: its number."""
+    """Store a document, replacing the one with the same kind, model and key. `model`: the model's row id."""
     same = {"kind": document.kind, "model": model, "key": document.key}
     connection.execute(delete(t.DocumentRow).filter_by(**same))
     connection.execute(insert(t.DocumentRow).values(**same, value=canonical_json(document.value), created=_now()))

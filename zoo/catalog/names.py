@@ -1,6 +1,4 @@
-"""What a model may be called, and how it is found by its name or by a unique ending of it. Pure functions of the
-names.
-"""
+"""Rules for model names, and lookup by a name or a unique ending of it. Pure functions of the names."""
 
 from __future__ import annotations
 
@@ -12,20 +10,19 @@ from zoo.errors import AmbiguousName, InputError, NotFound
 MAX_NAME_CHARACTERS = 255
 #: Names shown in one error line.
 _SHOWN = 8
-#: Characters of a wrong name that are compared with the others: comparing takes time in their square.
+#: Characters of an unknown name that are compared with the known ones: the comparison is quadratic in them.
 _COMPARED = 255
 
 
 def check_name(name: str) -> str:
-    """Return the name when a model may be called so. The catalogue checks every model; long work is refused before
-    it begins.
+    """Return the name if it is a valid model name.
 
-    A name is shown in terminals, made into paths and URLs, and typed as an argument: it must not leave a folder,
-    nor read as an option.
+    The catalogue checks every model; long operations also check it before they start. A name is shown in terminals,
+    made into paths and URLs, and typed as an argument: it must not leave a folder or read as an option.
 
     Raises:
-        InputError: it is empty, too long, has spaces around it or unprintable characters, begins with `-`, holds a
-            backslash, or one of its parts between `/` is empty, `.` or `..`.
+        InputError: The name is empty, too long, has surrounding spaces or unprintable characters, begins with `-`,
+            contains a backslash, or has a part between `/` that is empty, `.` or `..`.
     """
     reason = _why_illegal(name)
     if reason is not None:
@@ -46,11 +43,11 @@ def _why_illegal(name: str) -> str | None:
 
 
 def resolve(name: str, names: Sequence[str]) -> str:
-    """The one name that is meant: equal to `name`, else ending in it; where no ending fits, letter case is ignored.
+    """Return the one name that equals `name` or ends in it; if no ending fits, letter case is ignored.
 
     Raises:
-        NotFound: none fits; close names are listed.
-        AmbiguousName: several end this way; they are listed.
+        NotFound: No name fits; close names are listed.
+        AmbiguousName: Several names fit; they are listed.
     """
     if name in names:
         return name
@@ -65,7 +62,7 @@ def resolve(name: str, names: Sequence[str]) -> str:
 
 
 def not_found(name: str, names: Sequence[str]) -> NotFound:
-    """The error for a name that no model has."""
+    """Return the error for a name that no model has."""
     if not names:
         return NotFound(f"no model {name[:80]!r}: the zoo is empty")
     close = difflib.get_close_matches(name[:_COMPARED], names, n=3, cutoff=0.5)

@@ -1,7 +1,7 @@
-"""Questions to the catalogue, over one connection and so over one snapshot.
+"""Queries on the catalogue, over one connection and therefore one snapshot.
 
-Names are exact here; `resolve` turns what a user typed into one. Digests that the catalogue does not know are left out
-of answers. This file writes nothing and knows nothing of files on disk.
+Names are exact here; `resolve` completes what a user typed. Digests that the catalogue lacks are left out of results.
+This module writes nothing and does not depend on files on disk.
 """
 
 from __future__ import annotations
@@ -28,23 +28,21 @@ CHUNK = 500
 
 
 class Reader:
-    """Reads what the catalogue says; every answer of one reader is of the same moment."""
+    """Read access to the catalogue; all results of one reader are from the same snapshot."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def names(self) -> list[str]:
-        """All model names, sorted."""
+        """Return all model names, sorted."""
         return sorted(self._connection.execute(select(t.Model.name)).scalars())
 
     def resolve(self, name: str) -> str:
-        """The model that is meant by a name or a unique ending of it. Raises NotFound, AmbiguousName (see
-        `zoo.catalog.names`).
-        """
+        """Return the model with a name or a unique ending of it. Raises NotFound, AmbiguousName."""
         return naming.resolve(name, self.names())
 
     def model(self, name: str) -> ModelManifest:
-        """The manifest, equal to the one that was put. Raises NotFound."""
+        """Return a model's manifest, equal to the one that was put. Raises NotFound."""
         row = self._model_row(name)
         return ModelManifest(
             name=row.name,
@@ -59,27 +57,27 @@ class Reader:
         )
 
     def models(self) -> list[ModelSummary]:
-        """One line per model, sorted by name."""
+        """Return one summary per model, sorted by name."""
         return summaries(self._connection)
 
     def created(self, name: str) -> datetime:
-        """When the model was put. Raises NotFound."""
+        """Return when the model was put (UTC). Raises NotFound."""
         moment: datetime = self._model_row(name).created
         return moment.replace(tzinfo=UTC)
 
     def fingerprints(self) -> dict[str, str]:
-        """Name -> the fingerprint that the model was put with."""
+        """Return name -> the fingerprint that the model was put with."""
         return {
             row.name: row.fingerprint for row in self._connection.execute(select(t.Model.name, t.Model.fingerprint))
         }
 
     def chain(self, name: str) -> tuple[ChainBlock, ...]:
-        """The model's blocks, in order. Raises NotFound."""
+        """Return the model's blocks, in order. Raises NotFound."""
         self._model_row(name)
         return self.chains([name])[name]
 
     def chains(self, names: Collection[str]) -> dict[str, tuple[ChainBlock, ...]]:
-        """Name -> the model's blocks, in order."""
+        """Return name -> the model's blocks, in order."""
         query = (
             select(t.Model.name, t.ModelBlock.block, t.ModelBlock.lo, t.ModelBlock.hi)
             .join(t.ModelBlock, t.ModelBlock.model == t.Model.id)
@@ -91,7 +89,7 @@ class Reader:
         return {name: tuple(blocks) for name, blocks in found.items()}
 
     def component_digests(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Name -> the model's components, in order."""
+        """Return name -> the digests of the model's components, in order."""
         query = (
             select(t.Model.name, t.ModelComponent.component)
             .join(t.ModelComponent, t.ModelComponent.model == t.Model.id)
@@ -103,10 +101,10 @@ class Reader:
         return {name: tuple(digests) for name, digests in found.items()}
 
     def sharing_group(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Every model that shares a component with these, or with a model that does, and so on: name -> its components
-        in order.
+        """Return every model connected to these components by sharing: name -> its component digests in order.
 
-        It is what one newcomer with these components can make lazy partitioning rewrite.
+        A model belongs to the group if it shares a component with the given ones, or with another model of the group.
+        When a model with these components is added, lazy partitioning may cut the chains of this group anew.
         """
         group: dict[str, tuple[str, ...]] = {}
         seen: set[str] = set()
@@ -121,7 +119,7 @@ class Reader:
         return group
 
     def block_models(self, blocks: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Block digest -> names of the models whose chains have it, sorted."""
+        """Return block digest -> names of the models with that block in their chain, sorted."""
         query = select(t.ModelBlock.block, t.Model.name).join(t.Model, t.Model.id == t.ModelBlock.model)
         return _grouped(self._where_in(query, t.ModelBlock.block, blocks))
 
@@ -130,17 +128,17 @@ class Reader:
         return None if row is None else tensor_of(row)
 
     def live_tensors(self) -> set[str]:
-        """Digests of all tensors that anything names, recomputed from what names them."""
+        """Return the digests of all tensors that any row references, recomputed from those rows."""
         named = union(select(t.ModelTensor.tensor), select(t.ComponentTensor.tensor), select(t.WeightEntry.tensor))
         return set(self._connection.execute(named).scalars())
 
     def live_blobs(self) -> set[str]:
-        """Digests of all side files and weight file headers that anything names."""
+        """Return the digests of all side files and weight file headers that any row references."""
         named = union(select(t.SideFileRow.blob), select(t.WeightFileRow.header))
         return set(self._connection.execute(named).scalars())
 
     def users_of(self, digests: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Digest of a tensor or a blob -> names of the models that need it, sorted."""
+        """Return digest of a tensor or a blob -> names of the models that need it, sorted."""
         rows: set[tuple[str, str]] = set()
         columns: tuple[InstrumentedAttribute[str], ...] = (
             t.ModelTensor.tensor,
@@ -153,20 +151,20 @@ class Reader:
         return _grouped(rows)
 
     def dependents(self, name: str) -> tuple[str, ...]:
-        """Names of the models that name this one as their base, sorted. Raises NotFound."""
+        """Return the names of the models that have this one as their base, sorted. Raises NotFound."""
         row = self._model_row(name)
         return tuple(sorted(self._connection.execute(select(t.Model.name).where(t.Model.base == row.id)).scalars()))
 
     def equivalences(self, models: Collection[str] | None = None) -> list[Equivalence]:
-        """Scored pairs of which either side is one of these models (None: all pairs), oldest first."""
+        """Return the scored pairs with at least one side in these models (None: all pairs), oldest first."""
         return equivalences(self._connection, models)
 
     def documents(self, kind: str | None = None, model: str | None = None) -> list[Document]:
-        """Documents of a kind (None: any) and of a model (None: any), oldest first."""
+        """Return the documents of a kind (None: any) and of a model (None: any), oldest first."""
         return documents(self._connection, kind, model)
 
     def setting(self, key: str) -> str | None:
-        """A fact about the catalogue itself."""
+        """Return a setting of the catalogue itself; None if absent."""
         return self._connection.execute(select(t.Setting.value).where(t.Setting.key == key)).scalar()
 
     def _model_row(self, name: str) -> Any:
@@ -176,7 +174,7 @@ class Reader:
         return row
 
     def _where_in(self, query: Any, column: InstrumentedAttribute[str], values: Collection[str]) -> Iterator[Any]:
-        """The query's rows for any number of values."""
+        """Run the query for any number of values, in chunks, and yield its rows."""
         rest = iter(values)
         while chunk := list(islice(rest, CHUNK)):
             yield from self._connection.execute(query.where(column.in_(chunk)))
@@ -236,7 +234,7 @@ class Reader:
 
 
 def _grouped(pairs: Iterator[Any] | Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """(key, name) pairs -> key -> its names, sorted, each once."""
+    """Group (key, name) pairs: key -> its distinct names, sorted."""
     found: dict[str, set[str]] = defaultdict(set)
     for key, name in pairs:
         found[key].add(name)

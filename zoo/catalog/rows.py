@@ -1,4 +1,4 @@
-"""From the words of the manifest to rows of the tables, and back. Pure functions."""
+"""Conversion between the manifest's classes and rows of the tables. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from zoo.manifest import Adapter, Component, ComponentKind, TensorMeta
 
-#: (component, of its adapter?) -> (name, tensor digest) in order.
+#: (component digest, whether of its adapter) -> (name, tensor digest) in order.
 Parts = Mapping[tuple[str, bool], Sequence[tuple[str, str]]]
 
 
@@ -23,7 +23,7 @@ def tensor_row(tensor: TensorMeta) -> dict[str, Any]:
 
 
 def tensor_of(row: Any) -> TensorMeta:
-    """From a row with digest, dtype and shape."""
+    """Return the tensor of a row with digest, dtype and shape."""
     return TensorMeta(row.digest, row.dtype, tuple(json.loads(row.shape)))
 
 
@@ -41,7 +41,7 @@ def component_row(component: Component) -> dict[str, Any]:
 
 
 def component_tensor_rows(component: Component) -> list[dict[str, Any]]:
-    """Its own tensors and its adapter's."""
+    """Return the rows of a component's own tensors and its adapter's."""
     adapter = component.adapter
     return [
         {"component": component.digest, "adapter": part, "position": position, "name": name, "tensor": digest}
@@ -51,7 +51,7 @@ def component_tensor_rows(component: Component) -> list[dict[str, Any]]:
 
 
 def component_of(row: Any, parts: Parts) -> Component:
-    """From a row of the components' table and the tensors of it and others."""
+    """Return the component of a row of the components' table; `parts` holds the tensors of at least this component."""
     adapter = None
     if row.adapter_kind is not None:
         adapter = Adapter(row.adapter_kind, row.adapter_config, tuple(parts.get((row.digest, True), ())))

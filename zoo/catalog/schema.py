@@ -1,4 +1,4 @@
-"""The catalogue's tables. Digests are the keys of what is content; models have numbers, so that a name can change.
+"""The catalogue's tables. Content is keyed by digest; models have integer ids, so that a name can change.
 
     tensors <- component_tensors -> components <- block_components -> blocks
        ^                              ^                                 ^
@@ -7,7 +7,7 @@
        +------- weight_entries -> weight_files -> models <- side_files
                           equivalences, documents -> models
 
-Changes go through `migrations/`; a test compares the two. This file knows nothing of connections or queries.
+Changes go through `migrations/`; a test compares the two. This module does not depend on connections or queries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGEST = 64
 
 
 class Base(DeclarativeBase):
-    """Constraints get predictable names, so that later migrations can address them."""
+    """Base of all tables. Constraints get predictable names, so that later migrations can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -35,7 +35,7 @@ class Base(DeclarativeBase):
 
 
 class Setting(Base):
-    """One fact about the catalogue itself, such as the store that it belongs to."""
+    """One setting of the catalogue itself, such as the identity of its store."""
 
     __tablename__ = "settings"
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -52,7 +52,7 @@ class Tensor(Base):
 
 
 class ComponentRow(Base):
-    """`base_digest` equals `digest` unless the component carries an adapter."""
+    """A component. `base_digest` equals `digest` unless the component carries an adapter."""
 
     __tablename__ = "components"
     digest: Mapped[str] = mapped_column(String(DIGEST), primary_key=True)
@@ -65,7 +65,7 @@ class ComponentRow(Base):
 
 
 class ComponentTensor(Base):
-    """A tensor of a component, or of its adapter; positions keep the order of either."""
+    """A tensor of a component or of its adapter; `position` numbers each of the two lists."""
 
     __tablename__ = "component_tensors"
     component: Mapped[str] = mapped_column(ForeignKey("components.digest", ondelete="CASCADE"), primary_key=True)
@@ -88,7 +88,7 @@ class BlockComponent(Base):
 
 
 class Model(Base):
-    """`created` is UTC."""
+    """A model. `created` is UTC."""
 
     __tablename__ = "models"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -110,7 +110,7 @@ class ModelComponent(Base):
 
 
 class ModelTensor(Base):
-    """Every tensor that a model names, in the manifest's order."""
+    """A tensor that a model references, in the manifest's order."""
 
     __tablename__ = "model_tensors"
     model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
@@ -119,7 +119,7 @@ class ModelTensor(Base):
 
 
 class ModelBlock(Base):
-    """A model's chain: components [lo, hi) are the block."""
+    """A block of a model's chain: components [lo, hi) of the model."""
 
     __tablename__ = "model_blocks"
     model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
@@ -130,7 +130,7 @@ class ModelBlock(Base):
 
 
 class WeightFileRow(Base):
-    """`header` is the blob of the file's header."""
+    """A weight file of a model. `header` is the digest of the blob with the file's header."""
 
     __tablename__ = "weight_files"
     model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
@@ -183,7 +183,7 @@ class EquivalenceRow(Base):
 
 
 class DocumentRow(Base):
-    """A result kept whole. `value` is JSON; `created` is UTC."""
+    """A result stored whole. `value` is JSON; `created` is UTC."""
 
     __tablename__ = "documents"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)

@@ -1,4 +1,4 @@
-"""One line per model, as `zoo ls` shows it, in a handful of queries whatever the number of models."""
+"""Summaries of all models, as `zoo ls` shows them, in a fixed number of queries for any number of models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from zoo.manifest import ModelKind
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """A model in numbers.
+    """A model's sizes and origin.
 
-    `params`: elements over the distinct tensors of its components. `bytes`: over all distinct tensors that it names.
-    `bytes_own`: over those that no other model names, which is what removing it would free.
+    Fields:
+        params: Elements over the distinct tensors of its components.
+        bytes: Bytes over all distinct tensors that it references.
+        bytes_own: Bytes over the tensors that no other model references: what removing the model would free.
     """
 
     name: str
@@ -35,7 +37,7 @@ class ModelSummary:
 
 
 def summaries(connection: Connection) -> list[ModelSummary]:
-    """All models, sorted by name."""
+    """Return all models' summaries, sorted by name."""
     base = aliased(t.Model)
     query = select(t.Model.__table__, base.name.label("base_name")).outerjoin(base, base.id == t.Model.base)
     params, blocks = _params(connection), _blocks(connection)
@@ -59,7 +61,7 @@ def summaries(connection: Connection) -> list[ModelSummary]:
 
 
 def _counts(connection: Connection, query: Any) -> Mapping[int, int]:
-    """Model number -> count. (PostgreSQL sums big integers as decimals.)"""
+    """Return model id -> count. (PostgreSQL sums big integers as decimals.)"""
     return {model: int(count) for model, count in connection.execute(query)}
 
 

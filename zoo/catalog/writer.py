@@ -1,7 +1,7 @@
-"""Changes to the catalogue, within one transaction that is alone in writing. What no model needs any more goes with the
-change.
+"""Changes to the catalogue, within the single writing transaction.
 
-Objects and blobs must be durable on disk before a manifest that names them is put here; this file does not look.
+A change also deletes the rows that no model needs any more. Objects and blobs must be durable on disk before a manifest
+that references them is put; this module does not check that.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from zoo.records import Document, Equivalence
 
 
 class Writer(Reader):
-    """Reads and writes. Nothing is seen by others before the transaction ends, and nothing at all if it ends in an
-    error.
+    """Read and write access to the catalogue.
+
+    Changes become visible to other processes when the transaction ends; if it ends in an error, none do.
     """
 
     def put_model(self, manifest: ModelManifest) -> None:
-        """Add a model, as one block until `set_chain` says otherwise (BL-02). Does nothing when this very model has the
-        name already.
+        """Add a model, as one block until `set_chain` cuts it (BL-02).
+
+        Does nothing if the same model has the name already.
 
         Raises:
-            InputError: no model may be called so (`check_name`).
-            NameTaken: another model has the name.
-            NotFound: the base is not in the catalogue.
-            ValueError: a component or a weight file names a tensor that `manifest.tensors` lacks.
+            InputError: The name is not a valid model name (`check_name`).
+            NameTaken: Another model has the name.
+            NotFound: The base is not in the catalogue.
+            ValueError: A component or a weight file references a tensor that `manifest.tensors` lacks.
         """
         check_name(manifest.name)
         _check_tensors(manifest)
@@ -55,12 +57,12 @@ class Writer(Reader):
             self.set_chain(manifest.name, [ChainBlock(block_digest(whole), 0, len(whole))])
 
     def set_chain(self, name: str, blocks: Sequence[ChainBlock]) -> None:
-        """Cut a model's chain anew.
+        """Replace a model's chain by these blocks.
 
         Raises:
-            NotFound: no such model.
-            ValueError: the blocks do not cover the model's components once and in order, or a digest is not its
-                components'.
+            NotFound: No such model.
+            ValueError: The blocks do not cover the model's components once and in order, or a digest does not match its
+                components.
         """
         model = self._model_row(name).id
         components = self.component_digests([name]).get(name, ())
@@ -83,11 +85,11 @@ class Writer(Reader):
         self._delete_unused(t.Block.digest, before - cut.keys(), [t.ModelBlock.block])
 
     def remove_model(self, name: str) -> None:
-        """Forget a model and whatever only it named; the objects on disk stay until they are collected.
+        """Delete a model and the rows that only it references; objects on disk stay until they are collected.
 
         Raises:
-            NotFound: no such model.
-            InUse: other models name it as their base.
+            NotFound: No such model.
+            InUse: Other models have it as their base.
         """
         if dependents := self.dependents(name):
             raise InUse(f"{name!r} is the base of {', '.join(dependents)}: remove these first")
@@ -103,25 +105,25 @@ class Writer(Reader):
         )
 
     def put_equivalences(self, pairs: Collection[Equivalence]) -> None:
-        """Keep scored pairs; one of the same relation, runs and probe set is replaced. Raises NotFound for a model that
-        is not there.
+        """Store scored pairs, replacing those with the same relation, runs and probe.
+
+        Raises NotFound if a model is absent.
         """
         findings.put_equivalences(self._connection, pairs, self._ids_of(pairs))
 
     def drop_equivalences(self, pairs: Collection[Equivalence]) -> None:
-        """Forget scored pairs, by relation, runs and probe set; those that are not there count as forgotten. Raises
-        NotFound.
+        """Delete scored pairs by relation, runs and probe; absent pairs are ignored.
+
+        Raises NotFound if a model is absent.
         """
         findings.drop_equivalences(self._connection, pairs, self._ids_of(pairs))
 
     def put_document(self, document: Document) -> None:
-        """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not
-        there.
-        """
+        """Store a document, replacing the one of its kind, model and key. Raises NotFound if its model is absent."""
         findings.put_document(self._connection, document, self._model_row(document.model).id)
 
     def set_setting(self, key: str, value: str) -> None:
-        """Record a fact about the catalogue itself, in place of what was recorded under the key."""
+        """Store a setting of the catalogue itself, replacing the one under the key."""
         self._connection.execute(delete(t.Setting).where(t.Setting.key == key))
         self._insert(t.Setting, [{"key": key, "value": value}])
 
@@ -207,8 +209,9 @@ class Writer(Reader):
             self._connection.execute(insert(table), rows)
 
     def _insert_missing(self, key: InstrumentedAttribute[str], rows: dict[str, dict[str, Any]]) -> list[str]:
-        """Insert the rows whose digests the table lacks; returns these digests. There is one writer, so nobody is
-        faster.
+        """Insert the rows with digests that the table lacks and return these digests.
+
+        There is one writer, so this does not race.
         """
         there = {row[0] for row in self._where_in(select(key), key, rows)}
         missing = [digest for digest in rows if digest not in there]
@@ -246,7 +249,7 @@ def _check_tensors(manifest: ModelManifest) -> None:
 
 
 def _blocks_of(blocks: Sequence[ChainBlock], components: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Block digest -> its components, checked against the model's."""
+    """Return block digest -> its component digests, after checking the blocks against the model's components."""
     reached = 0
     found: dict[str, Sequence[str]] = {}
     for block in blocks:

@@ -1,6 +1,6 @@
 """Small files by content: configs, tokenizers, chat templates, the headers of weight files.
 
-A blob is held in memory whole. Its digest is BLAKE3 of its bytes. This file knows nothing of names, models or the
+A blob is held in memory whole; its digest is BLAKE3 of its bytes. This module does not depend on names, models or the
 catalogue.
 """
 
@@ -22,8 +22,9 @@ class BlobStore:
         self.shelf = ObjectShelf(root)
 
     def put(self, data: bytes) -> str:
-        """Store the bytes, durably on return; bytes that are there already, undamaged, are not written again. Raises
-        StoreFull.
+        """Store the bytes, durable on return, and return their digest. Raises StoreFull.
+
+        Bytes that are present and undamaged are not written again.
         """
         digest = blake3(data).hexdigest()
         if not self.check(digest):
@@ -36,7 +37,7 @@ class BlobStore:
         return digest
 
     def get(self, digest: str) -> bytes:
-        """The bytes, verified on each call. Raises DamagedObject when they are missing or changed."""
+        """Return the bytes, verified on each call. Raises DamagedObject if they are missing or changed."""
         try:
             data = self.path(digest).read_bytes()
         except OSError as error:
@@ -49,7 +50,7 @@ class BlobStore:
         return self.path(digest).is_file()
 
     def check(self, digest: str) -> bool:
-        """Whether the blob is there and undamaged."""
+        """Return whether the blob is present and undamaged."""
         try:
             self.get(digest)
         except DamagedObject:
@@ -60,7 +61,7 @@ class BlobStore:
         return self.shelf.digests()
 
     def size(self, digest: str) -> int:
-        """Bytes of its file, 0 when there is none."""
+        """Return the bytes of its file, 0 if there is none."""
         return self.shelf.size(digest)
 
     def path(self, digest: str) -> Path:

@@ -1,10 +1,10 @@
-"""Safetensors headers, read strictly and written canonically. Bytes only: no tensor is ever built here.
+"""Safetensors headers, read strictly and written canonically. Works on bytes only; no tensor is built here.
 
-The `safetensors` library accepts identical duplicate keys, leading white space and control characters in names; two
-readers that disagree about such a file could be made to see different weights, so all of these are refused. What is
-accepted is kept verbatim: `Header.raw` followed by the tensors' bytes is the file.
+The `safetensors` library accepts identical duplicate keys, leading white space and control characters in names. Two
+readers that disagree about such a file could see different weights, so all of these are refused. An accepted header is
+kept verbatim: `Header.raw` followed by the tensors' bytes is the file.
 
-This file knows nothing of the store, of models or of torch.
+This module does not depend on the store, models or torch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from zoo.manifest import DTYPE_BYTES
 MAX_HEADER_BYTES = 100_000_000
 MAX_NAME_CHARACTERS = 4096
 MAX_DIMENSIONS = 64
-#: Bound on one extent and on the product of the non-zero ones: far above any tensor, far below 64-bit overflow of byte
-#: offsets.
+#: Bound on one extent and on the product of the non-zero ones: far above any tensor, and byte offsets stay far below
+#: 64-bit overflow.
 MAX_ELEMENTS = 1 << 52
 
-#: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
+#: Data begins at a multiple of this in an object's file, so that a mapped file can be viewed as any dtype.
 ALIGNMENT = 64
 
 _LENGTH = struct.Struct("<Q")
@@ -52,7 +52,12 @@ class HeaderEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header. `raw`: the file's first bytes verbatim (length, JSON, padding); `entries` in order of offset."""
+    """A parsed header.
+
+    Fields:
+        raw: The file's first bytes verbatim (length, JSON, padding).
+        entries: The tensors in order of offset.
+    """
 
     raw: bytes
     entries: tuple[HeaderEntry, ...]
@@ -63,9 +68,9 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a safetensors file; the tensors' bytes are not read.
 
     Raises:
-        MalformedCheckpoint: no regular file, truncated, oversized, not strict JSON, duplicate or unprintable names,
-            unknown dtype, offsets that overlap, leave holes or do not match dtype and shape, or a file longer or
-            shorter than promised.
+        MalformedCheckpoint: The file is not regular, truncated or oversized; the header is not strict JSON, has
+            duplicate or unprintable names or an unknown dtype; offsets overlap, leave holes or do not match dtype and
+            shape; or the file is longer or shorter than the header says.
     """
     try:
         status = path.stat()
@@ -80,7 +85,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
-    """Check a header that is already in memory. `where` names the file in errors. Raises MalformedCheckpoint."""
+    """Check and parse a header in memory. `where` names the file in errors. Raises MalformedCheckpoint."""
     try:
         table = _loads(raw[_LENGTH.size :])
         metadata = _metadata(table.pop("__metadata__", {}))
@@ -98,13 +103,13 @@ def make_header(
     metadata: Mapping[str, str] | None = None,
     align: int = 8,
 ) -> bytes:
-    """The first bytes of a new file: length, JSON and spaces, so that the data begins at a multiple of `align` bytes.
+    """Return the first bytes of a new file: length, JSON and spaces up to a multiple of `align` bytes.
 
     Args:
         entries: (key, dtype, shape) in the order in which the tensors' bytes follow.
 
     Raises:
-        MalformedCheckpoint: a duplicate or refused key, an unknown dtype or an impossible shape.
+        MalformedCheckpoint: A duplicate or refused key, an unknown dtype or an impossible shape.
     """
     table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -121,14 +126,15 @@ def make_header(
 
 
 def object_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The first bytes of an object's own file: one tensor, `tensor`. Raises MalformedCheckpoint for an impossible dtype
-    or shape.
+    """Return the first bytes of an object's file, which holds one tensor named `tensor`.
+
+    Raises MalformedCheckpoint for an impossible dtype or shape.
     """
     return make_header([("tensor", dtype, shape)], align=ALIGNMENT)
 
 
 class _Refused(Exception):
-    """What is wrong with a header; becomes a MalformedCheckpoint that names the file."""
+    """The fault of a header; converted to a MalformedCheckpoint that names the file."""
 
 
 def _json_length(path: Path, first: bytes, file_bytes: int) -> int:
@@ -196,7 +202,7 @@ def _entry(key: str, value: Any, data: int) -> HeaderEntry:
 
 
 def _is_counts(value: Any) -> bool:
-    """A list of integers >= 0. (`True` is an int to Python, not to JSON.)"""
+    """Return whether the value is a list of integers >= 0. (`True` is an int in Python, but not in JSON.)"""
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 
@@ -215,8 +221,9 @@ def _nbytes(key: str, dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _check_name(key: str) -> None:
-    """Names end up in manifests, error lines and exported files: bounded, and free of control characters and lone
-    surrogates.
+    """Raise MalformedCheckpoint for a name that is empty, reserved, too long or not printable.
+
+    Names end up in manifests, error lines and exported files, so control characters and lone surrogates are refused.
     """
     if not key or len(key) > MAX_NAME_CHARACTERS or key == "__metadata__":
         raise MalformedCheckpoint(f"a tensor's name is empty, reserved or longer than {MAX_NAME_CHARACTERS} characters")
@@ -225,7 +232,7 @@ def _check_name(key: str) -> None:
 
 
 def _check_cover(entries: Sequence[HeaderEntry], data: int, file_bytes: int) -> None:
-    """The tensors lie back to back from the end of the header to the end of the file."""
+    """Check that the tensors lie back to back from the end of the header to the end of the file."""
     reached = data
     for entry in entries:
         if entry.begin != reached:

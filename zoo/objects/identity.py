@@ -1,8 +1,7 @@
-"""Ties a store's folder to its catalogue, so that a collection never judges the objects of one by the models of
-another.
+"""Ties a store's folder to its catalogue, so that a collection never applies one catalogue to another store's objects.
 
-The folder holds a random name in `store.id`, and the catalogue the same name as a setting. A new catalogue may be tied
-to a folder only while that holds no objects. This file knows nothing of what either contains.
+The folder holds a random identity in `store.id`, and the catalogue has the same identity as a setting. A new catalogue
+may be tied to a folder only while the folder holds no objects.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _LOCK_SECONDS = 60.0
 
 
 def is_store(root: Path) -> bool:
-    """Whether a store was made in this folder."""
+    """Return whether the folder holds a store."""
     return (root / _FILE).is_file()
 
 
 def folder_identity(root: Path) -> str:
-    """The folder's own name; a folder without one gets one. Raises StoreError when it cannot be read or written."""
+    """Return the folder's identity, creating it if absent. Raises StoreError if it cannot be read or written."""
     try:
         if not is_store(root):
             root.mkdir(parents=True, exist_ok=True)
@@ -41,16 +40,16 @@ def folder_identity(root: Path) -> str:
 
 
 def tie(catalog: Catalog, identity: str, root: Path, is_empty: bool) -> None:
-    """Check that the catalogue belongs to the folder; a new catalogue is tied to it.
+    """Check that the catalogue belongs to the folder; tie a new catalogue to it.
 
     Raises:
-        StoreError: the catalogue belongs to another folder, or is new while the folder holds objects.
+        StoreError: The catalogue belongs to another folder, or is new while the folder holds objects.
     """
     with catalog.reading() as reader:
         if reader.setting(_SETTING) == identity:
             return
     with catalog.writing() as writer:
-        known = writer.setting(_SETTING)  # another process may have been faster
+        known = writer.setting(_SETTING)  # another process may have set it meanwhile
         if known is None and not is_empty:
             raise StoreError(
                 f"{root} holds objects, but its catalogue is new and empty: give the database it was made with"
@@ -64,7 +63,7 @@ def tie(catalog: Catalog, identity: str, root: Path, is_empty: bool) -> None:
 
 
 def _make(root: Path) -> None:
-    """Under the lock: write the name whole, under a temporary name first."""
+    """Write the identity atomically; the caller holds the lock."""
     if is_store(root):
         return
     temporary = root / (_FILE + ".new")

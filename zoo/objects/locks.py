@@ -1,10 +1,8 @@
-"""The store-wide lock: many keepers (ingests, exports, audits) or one collector, across processes and threads.
+"""The store-wide lock: many shared holders (ingests, exports, audits) or one collector, across processes and threads.
 
-It is `flock` on one file, so the kernel releases it with the process, however that ends. Each holder opens the file for
-itself: two holders in one process exclude each other as two processes do. A steady stream of keepers can hold a
-collector off; it then gives up with StoreBusy instead of blocking them.
-
-This file knows nothing of what the lock protects.
+It is `flock` on one file, so the kernel releases it when the process ends in any way. Each holder opens the file for
+itself: two holders in one process exclude each other as two processes do. A steady stream of shared holders can delay a
+collector; it then gives up with StoreBusy instead of blocking them.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from pathlib import Path
 
 from zoo.errors import StoreBusy
 
-#: Seconds between two attempts: `flock` has no time limit of its own.
+#: Seconds between two attempts: `flock` has no timeout of its own.
 _PAUSE = 0.02
 
 
 @contextmanager
 def shared(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock together with others. Raises StoreBusy after `timeout` seconds."""
+    """Hold the lock in shared mode. Raises StoreBusy after `timeout` seconds."""
     with _held(path, fcntl.LOCK_SH, timeout):
         yield
 
 
 @contextmanager
 def exclusive(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock alone. Raises StoreBusy after `timeout` seconds."""
+    """Hold the lock exclusively. Raises StoreBusy after `timeout` seconds."""
     with _held(path, fcntl.LOCK_EX, timeout):
         yield
 
@@ -42,15 +40,16 @@ def _held(path: Path, kind: int, timeout: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # Unlocking by name, not only by closing: a child that was forked meanwhile shares the lock through its copy of
-        # the descriptor.
+        # Unlock explicitly, not only by closing: a child forked meanwhile shares the lock through its copy of the
+        # descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _locked(path: Path, kind: int, timeout: float) -> int:
-    """A descriptor that holds the lock of the file that has this name now: whoever removes a lock's file holds it, and
-    does so last.
+    """Return a descriptor that holds the lock of the file that has this name now.
+
+    A process that removes a lock file holds the lock and removes the file last, so a lock on a removed file is retried.
     """
     # Over NFS an exclusive lock needs a writable descriptor; a shared one must do on a read-only mount.
     access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY

@@ -1,23 +1,22 @@
-"""Tensors by content: one read-only safetensors file per distinct tensor, named by BLAKE3 over (dtype, shape, bytes)
-(BL-12).
+"""Tensors by content (BL-12): one read-only safetensors file per tensor, named by BLAKE3 over (dtype, shape, bytes).
 
-The digest is never over a file: a safetensors file with several metadata keys differs from save to save. An object's
-own file holds one tensor, `tensor`, behind a header that follows from dtype and shape alone, so every byte of the file
-is checked.
+The digest is never taken over a file, since a safetensors file with several metadata keys differs from save to save. An
+object's file holds one tensor, `tensor`, behind a header that follows from dtype and shape alone, so every byte of the
+file is checked.
 
 Memory: a tensor of up to BUFFER_BYTES is held in one buffer, hashed and written from there. A larger one is read twice
-in chunks, first to hash it and, only if the store lacks it, again to write it; a source that gives other bytes the
-second time is refused.
+in chunks: first to hash it and, only if the store lacks it, again to write it. If the bytes differ the second time, the
+put fails.
 
-A put never trusts what is there already: an object that would stand for the new bytes is verified first and replaced
-when it is damaged. So ingesting a model again heals what `verify` found.
+A put verifies an existing object of the same digest and replaces it if it is damaged, so ingesting a model again
+repairs what `verify` found.
 
-An object may be packed instead (`zoo.packed`): then another file stands for it, in fewer bytes, under the same digest.
-Readers look for the plain file first, then for the packed one; as either may be put in the other's place at any time,
-they look more than once.
+An object may be packed instead (`zoo.packed`): another, smaller file then represents it under the same digest. Readers
+look for the plain file first, then for the packed one; as either may replace the other at any time, they look more than
+once.
 
-Callers hold the store's shared lock from before a put until the catalogue names the object. This file knows nothing of
-that lock, of models, the catalogue or torch.
+Callers hold the store's shared lock from before a put until the catalogue references the object. This module does not
+depend on that lock, models, the catalogue or torch.
 """
 
 from __future__ import annotations
@@ -39,13 +38,12 @@ from zoo.packed.reader import Decoded, PackedStore
 
 __all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "Decoded", "ObjectStore", "OpenedTensor", "Put"]
 
-#: Largest tensor that is held in memory whole; each worker of `put_many` may hold one.
+#: Largest tensor, in bytes, that is held in memory whole; each worker of `put_many` may hold one.
 BUFFER_BYTES = 8 << 20
-#: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what one writer gets.
+#: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what a single writer gets.
 WORKERS = 8
 
-#: How often a reader looks for an object that is neither plain nor packed: between two looks it may have become the
-#: other.
+#: Times that a reader looks for an object that is neither plain nor packed: it may change form between two looks.
 _LOOKS = 3
 
 _Plain = TypeVar("_Plain")
@@ -54,7 +52,7 @@ _Packed = TypeVar("_Packed")
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What became of an offered tensor. `new`: the store did not have it."""
+    """Result of a put. `new`: the store did not have the tensor."""
 
     tensor: TensorMeta
     new: bool
@@ -62,9 +60,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class OpenedTensor:
-    """A verified plain object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the
-    end.
-    """
+    """A verified plain object: its data runs from byte `offset` of `path`, a multiple of ALIGNMENT, to the end."""
 
     tensor: TensorMeta
     path: Path
@@ -73,7 +69,7 @@ class OpenedTensor:
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A hashed tensor and its temporary file; no file when the store has the object."""
+    """A hashed tensor and its temporary file; `path` is None if the store has the object already."""
 
     tensor: TensorMeta
     path: Path | None
@@ -86,8 +82,9 @@ class _Verified:
 
 
 class ObjectStore:
-    """Objects under `root`, packed ones under `packed` (beside it when None). Safe for any number of threads and
-    processes.
+    """Objects under `root`, packed ones under `packed` (a sibling folder when None).
+
+    Safe for any number of threads and processes.
     """
 
     def __init__(self, root: Path, packed: Path | None = None) -> None:
@@ -96,60 +93,64 @@ class ObjectStore:
         self._verified: dict[str, _Verified] = {}
 
     def put(self, source: ByteSource) -> Put:
-        """Store one tensor, durably on return. Raises StoreFull, StoreError, MalformedCheckpoint as `put_many` does."""
+        """Store one tensor, durable on return. Raises StoreFull, StoreError, MalformedCheckpoint as `put_many` does."""
         return next(iter(self.put_many([source])))
 
     def put_many(self, sources: Iterable[ByteSource]) -> Iterator[Put]:
-        """Store tensors, in order. Each is durable, name included, when its Put is yielded; `sources` is read a batch
-        ahead.
+        """Store tensors, in order; each is durable, name included, when its Put is yielded.
 
-        Peak memory: WORKERS x BUFFER_BYTES, whatever the number and size of the tensors.
+        `sources` is read one batch ahead. Peak memory is WORKERS x BUFFER_BYTES for any number and size of tensors.
 
         Raises:
-            MalformedCheckpoint: a source whose bytes are more, fewer or other than it said.
-            StoreFull, StoreError: the store cannot be written. On any error nothing of the running batch is left but
-                whole objects.
+            MalformedCheckpoint: A source gave more, fewer or other bytes than it declared.
+            StoreFull, StoreError: The store cannot be written. On any error the running batch leaves only whole
+                objects.
         """
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="zoo-put") as pool:
             for batch in batches(sources):
                 yield from self._put_batch(batch, pool)
 
     def open(self, digest: str) -> OpenedTensor | Decoded:
-        """A plain object's place, verified on first use in this process and again when its file has changed; a packed
-        object's bytes, verified on every call. Raises DamagedObject.
+        """Return a plain object's location, or a packed object's bytes. Raises DamagedObject.
+
+        A plain object is verified on first use in this process and again when its file has changed; a packed one on
+        every call.
         """
         return self._found(digest, self._open_plain, self.packed.load)
 
     def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """The tensor's bytes in chunks, verified on the way: DamagedObject comes at the latest after the last chunk."""
+        """Yield the tensor's bytes in chunks, verified on the way.
+
+        DamagedObject is raised after the last chunk at the latest.
+        """
         yield from self._found(
             digest, lambda wanted: self._read_plain(wanted, size), lambda wanted: self.packed.read(wanted, size)
         )
 
     def has(self, digest: str) -> bool:
-        """Whether the object is there; says nothing of its bytes."""
+        """Return whether the object is present, without reading its bytes."""
         return self.path(digest).is_file() or self.packed.shelf.path(digest).is_file()
 
     def check(self, digest: str) -> bool:
-        """Whether the object is there and undamaged: reads all of it, on every call."""
+        """Return whether the object is present and undamaged. Reads all of it on every call."""
         self._verified.pop(digest, None)
         self.packed.clear_verified(digest)
         return self._intact(digest)
 
     def digests(self) -> Iterator[str]:
-        """Digests of all objects, plain or packed, sorted."""
+        """Yield the digests of all objects, plain or packed, sorted."""
         yield from sorted({*self.shelf.digests(), *self.packed.shelf.digests()})
 
     def size(self, digest: str) -> int:
-        """Bytes of its files on disk, 0 when there are none."""
+        """Return the bytes of its files on disk, 0 if there are none."""
         return self.shelf.size(digest) + self.packed.shelf.size(digest)
 
     def path(self, digest: str) -> Path:
-        """Where the plain object is or would be. Raises StoreError when the digest is none."""
+        """Return the path of the plain object, present or not. Raises StoreError if the digest is not valid."""
         return self.shelf.path(digest)
 
     def _put_batch(self, batch: Sequence[ByteSource], pool: ThreadPoolExecutor) -> list[Put]:
-        """Stage all at once, name them in order, then make the names durable, once per folder."""
+        """Stage all sources in parallel, name them in order, then make the names durable with one fsync per folder."""
         staged = [pool.submit(self._stage, source) for source in batch]
         published: set[str] = set()
         try:
@@ -157,7 +158,7 @@ class ObjectStore:
             puts = [self._publish(future.result(), published) for future in staged]
         finally:
             _discard_all(staged)
-        # Those that are not plain were found packed, and are durable since then.
+        # Objects without a plain file were found packed, and are durable already.
         self.shelf.settle({put.tensor.digest for put in puts if self.shelf.size(put.tensor.digest)}, pool)
         return puts
 
@@ -169,7 +170,7 @@ class ObjectStore:
             )
         if source.nbytes > BUFFER_BYTES:
             return self._stage_large(source, header)
-        # bytes(): the source may use a view's memory again for the next chunk.
+        # bytes() copies: the source may reuse a view's memory for the next chunk.
         data = b"".join(bytes(chunk) for chunk in measured(source, BUFFER_BYTES))
         hasher = hasher_of(source.dtype, source.shape)
         hasher.update(data)
@@ -186,7 +187,7 @@ class ObjectStore:
         return _Staged(tensor, self.shelf.stage(again(source, header, tensor)))
 
     def _publish(self, staged: _Staged, published: set[str]) -> Put:
-        """Name a staged object, unless an equal tensor of its batch came before it."""
+        """Name a staged object, unless an equal tensor of the same batch was named before it."""
         digest = staged.tensor.digest
         if staged.path is None or digest in published:
             return Put(staged.tensor, new=False)
@@ -202,7 +203,7 @@ class ObjectStore:
         return True
 
     def _found(self, digest: str, plain: Callable[[str], _Plain], packed: Callable[[str], _Packed]) -> _Plain | _Packed:
-        """The object by whichever of the two finds it."""
+        """Return the result of the first of the two lookups that finds the object."""
         for _ in range(_LOOKS):
             with suppress(MissingObject):
                 return plain(digest)
@@ -220,7 +221,7 @@ class ObjectStore:
         return known.opened
 
     def _read_plain(self, digest: str, size: int) -> Iterator[bytes]:
-        """Opens the file at once, so that a missing one is known before the first chunk is asked for."""
+        """Open the file at once, so that a missing one is reported before the first chunk is read."""
         opened = self._locate(digest)
         try:
             file = FileIO(opened.path)
@@ -235,7 +236,7 @@ class ObjectStore:
             raise _unreadable(digest, error) from error
 
     def _locate(self, digest: str) -> OpenedTensor:
-        """Read the object's header, which must be the very one that a put writes."""
+        """Read the object's header and check that it is exactly the one that a put writes."""
         self._stamp(digest)
         path = self.path(digest)
         try:
@@ -253,7 +254,7 @@ class ObjectStore:
 
 
 def _chunks(file: FileIO, opened: OpenedTensor, size: int) -> Iterator[bytes]:
-    """The data of an open object, verified on the way."""
+    """Yield the data of an open object, verified on the way."""
     digest = opened.tensor.digest
     hasher = hasher_of(opened.tensor.dtype, opened.tensor.shape)
     try:
@@ -269,7 +270,7 @@ def _chunks(file: FileIO, opened: OpenedTensor, size: int) -> Iterator[bytes]:
 
 
 def _discard_all(staged: Sequence[Future[_Staged]]) -> None:
-    """Wait for what still runs, then remove every temporary file that was not given a name."""
+    """Wait for running stages, then remove every temporary file that was not published."""
     for future in staged:
         future.cancel()
     for future in wait(staged).done:

@@ -1,12 +1,12 @@
-"""How bytes become a durable, read-only file under a content address: stage (write, fsync), publish (rename), settle
-(fsync the folders).
+"""Write bytes as a durable, read-only file under a content address.
+
+Three steps: stage (write, fsync), publish (rename), settle (fsync the folders).
 
     root/ab/abcd…    a published file, named by 64 hex digits; complete from the moment it has that name
     root/tmp/…       staged files; those that a killed process left are garbage
 
-A staged file is durable before it gets its name, so a name never stands for partial bytes. A name is durable once its
-folder is settled; callers settle before they let anything refer to it. This file knows nothing of tensors, digests'
-meaning or the catalogue.
+A staged file is durable before it gets its name, so a name never refers to partial bytes. A name is durable once its
+folder is settled; callers settle before anything references it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pathlib import Path
 from zoo.errors import StoreError, StoreFull
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-#: No space, over quota, over the process's file size limit: for the user all the same.
+#: No space, over quota, over the process's file size limit: all reported as StoreFull.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text is 64 lower-case hex digits: only then may it become part of a path."""
+    """Return whether a text is 64 lower-case hex digits; only such a text may become part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Tells one file from a later one under the same name."""
+    """Distinguishes a file from a later one under the same name."""
 
     inode: int
     size: int
@@ -44,7 +44,7 @@ class Stamp:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Raises OSError."""
+    """Return the file's stamp. Raises OSError."""
     status = path.stat()
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -58,13 +58,13 @@ class ObjectShelf:
         self._published: set[str] = set()
 
     def path(self, digest: str) -> Path:
-        """Where a digest's file is or would be. Raises StoreError when it is no digest."""
+        """Return the path of a digest's file, present or not. Raises StoreError if it is not a digest."""
         if not is_digest(digest):
             raise StoreError(f"{digest[:80]!r} is not a digest of 64 hex digits")
         return self.root / digest[:2] / digest
 
     def digests(self) -> Iterator[str]:
-        """All published digests, sorted. Files with other names are not ours and are passed over."""
+        """Yield all published digests, sorted. Files with other names are ignored."""
         for folder in _listing(self.root):
             if len(folder) == 2:
                 yield from (
@@ -72,20 +72,19 @@ class ObjectShelf:
                 )
 
     def temporaries(self) -> Iterator[Path]:
-        """Staged files, whoever's they are."""
+        """Yield the staged files of all processes."""
         return (self._temporary / name for name in _listing(self._temporary))
 
     def stage(self, chunks: Iterable[bytes | memoryview]) -> Path:
-        """Write the chunks to a temporary file, durable and read-only. Raises StoreFull; on any error nothing is
-        left.
+        """Write the chunks to a temporary file, durable and read-only.
+
+        Raises StoreFull; on any error the file is removed.
         """
         path = self._temporary / uuid.uuid4().hex
         file = self._created(path)
         try:
             with file:
-                for (
-                    chunk
-                ) in chunks:  # outside `_writing`: a source that cannot be read is not a store that cannot be written
+                for chunk in chunks:  # outside `_writing`: an unreadable source must not be reported as a failed write
                     with self._writing():
                         _write_all(file.fileno(), chunk)
                 with self._writing():
@@ -97,7 +96,10 @@ class ObjectShelf:
         return path
 
     def publish(self, staged: Path, digest: str) -> None:
-        """Give a staged file its name; one of the same name is replaced, and readers that have it open keep theirs."""
+        """Rename a staged file to its digest, replacing an existing file.
+
+        Readers that have the old file open keep it.
+        """
         target = self.path(digest)
         with self._writing():
             target.parent.mkdir(exist_ok=True)
@@ -105,14 +107,12 @@ class ObjectShelf:
         self._published.add(digest)
 
     def take_published(self) -> set[str]:
-        """What this object has published since it was last asked."""
+        """Return the digests published by this object since the last call."""
         taken, self._published = self._published, set()
         return taken
 
     def settle(self, digests: Iterable[str], pool: Executor | None = None) -> None:
-        """Make these published names durable, whichever process gave them: one fsync per folder, side by side in the
-        pool.
-        """
+        """Make published names durable, from any process: one fsync per folder, in parallel in the pool."""
         folders = {self.path(digest).parent for digest in digests} | {self.root, self.root.parent}
         run = map if pool is None else pool.map
         with self._writing():
@@ -120,14 +120,14 @@ class ObjectShelf:
                 pass
 
     def size(self, digest: str) -> int:
-        """Bytes of a published file, 0 when there is none."""
+        """Return the bytes of a published file, 0 if there is none."""
         try:
             return self.path(digest).lstat().st_size
         except OSError:
             return 0
 
     def remove(self, digest: str) -> int:
-        """Remove a published file; returns its size in bytes, 0 when there is none."""
+        """Remove a published file and return its size in bytes, 0 if there is none."""
         return discard(self.path(digest))
 
     def _created(self, path: Path) -> FileIO:
@@ -137,7 +137,7 @@ class ObjectShelf:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the system says into one line."""
+        """Translate OSError into a StoreFull or StoreError with a one-line message."""
         try:
             yield
         except OSError as error:
@@ -147,7 +147,7 @@ class ObjectShelf:
 
 
 def discard(path: Path) -> int:
-    """Remove a file if it is there; returns its size in bytes."""
+    """Remove a file if it exists and return its size in bytes."""
     with suppress(FileNotFoundError):
         size = path.lstat().st_size
         path.unlink()

@@ -1,8 +1,4 @@
-"""What an ingest offers to the store: tensors as streams of bytes, and the checks and the digest that go with reading
-them.
-
-This file knows nothing of where bytes come from or go to.
-"""
+"""Input of an ingest: tensors as streams of bytes, with the checks and the digest that go with reading them."""
 
 from __future__ import annotations
 
@@ -14,16 +10,16 @@ from blake3 import blake3
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import TensorMeta, canonical_json
 
-#: Bytes read at a time of what is not held in memory whole.
+#: Bytes read at a time from tensors that are not held in memory whole.
 CHUNK_BYTES = 2 << 20
-#: A batch of `put_many` ends at this many tensors or bytes, whichever comes first. It bounds the delay of progress, not
-#: memory.
+#: A batch of `put_many` ends at this many tensors or bytes, whichever comes first. This bounds the delay of progress
+#: reports, not memory.
 BATCH_TENSORS = 128
 BATCH_BYTES = 512 << 20
 
 
 class ByteSource(Protocol):
-    """A tensor that an ingest offers: it can be read several times and gives the same bytes each time."""
+    """A tensor offered by an ingest: it can be read several times and gives the same bytes each time."""
 
     @property
     def dtype(self) -> str: ...
@@ -35,25 +31,24 @@ class ByteSource(Protocol):
     def nbytes(self) -> int: ...
 
     def chunks(self, size: int) -> Iterator[bytes | memoryview]:
-        """The bytes in order, at most `size` at a time. A view need only stay valid until the next chunk is asked
-        for.
-        """
+        """Yield the bytes in order, at most `size` at a time. A view is valid until the next chunk is requested."""
         ...
 
 
 def hasher_of(dtype: str, shape: tuple[int, ...]) -> blake3:
-    """BLAKE3 fed with dtype and shape; the tensor's bytes follow. JSON holds no NUL, so no two tensors feed it the
-    same.
+    """Return a BLAKE3 hasher fed with dtype and shape; the tensor's bytes follow.
 
-    One thread per tensor: `put_many` has several tensors in hand, one core hashes faster than disks deliver, and
-    BLAKE3's own thread pool hangs in a forked child of a process that has used it.
+    JSON holds no NUL, so no two tensors feed it the same bytes. The hasher uses one thread: `put_many` works on several
+    tensors at once, one core hashes faster than disks deliver, and BLAKE3's own thread pool hangs in a forked child of
+    a process that has used it.
     """
     return blake3(canonical_json([dtype, list(shape)]).encode() + b"\0")
 
 
 def measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | memoryview]:
-    """The source's chunks; raises MalformedCheckpoint as soon as they are more, or at the end fewer, than it
-    promised.
+    """Yield the source's chunks and check their total size against `source.nbytes`.
+
+    Raises MalformedCheckpoint as soon as there are more bytes, or at the end if there are fewer.
     """
     seen = 0
     for chunk in source.chunks(size):
@@ -68,7 +63,7 @@ def measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | me
 
 
 def again(source: ByteSource, header: bytes, tensor: TensorMeta) -> Iterator[bytes | memoryview]:
-    """Header and bytes of a source that was read once before."""
+    """Yield header and bytes of a source that was read once before. Raises MalformedCheckpoint if its bytes changed."""
     hasher = hasher_of(tensor.dtype, tensor.shape)
     yield header
     for chunk in measured(source):
@@ -79,7 +74,7 @@ def again(source: ByteSource, header: bytes, tensor: TensorMeta) -> Iterator[byt
 
 
 def batches(sources: Iterable[ByteSource]) -> Iterator[list[ByteSource]]:
-    """The sources in order, in lists of at least one."""
+    """Yield the sources in order, in lists of at least one."""
     batch: list[ByteSource] = []
     nbytes = 0
     for source in sources:

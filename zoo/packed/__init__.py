@@ -1,13 +1,15 @@
-"""Packed objects: tensors kept as their difference from another tensor, in fewer bytes. A digest stays the digest
-of the plain bytes.
+"""Packed objects: tensors stored as compressed differences from another tensor, under the digest of their plain bytes.
 
-    root/packed/ab/abcd…   stands for objects/ab/abcd… once that is gone; while both are there, the plain one is read
+    root/packed/ab/abcd…   represents objects/ab/abcd… once that is removed; while both exist, the plain one is read
 
-    layout.py   what a packed file looks like           planes.py   the arithmetic          plan.py   what is packed
-                                                                    against what
-    reader.py   packed files decoded and verified       writer.py   one object packed       pack.py   whole models, and
-                                                                    back
+Modules:
+    layout.py    format of a packed file
+    planes.py    the arithmetic
+    plan.py      choice of what to pack against what
+    reader.py    decoding and verification of packed files
+    writer.py    packing of one object
+    pack.py      packing and unpacking of whole models
 
-A packed object's base is always plain, so one level of decoding is all there ever is, and it is kept as long as the
-packed object is (`zoo.upkeep.collect`). Only `reader` is imported by the rest of the store.
+A packed object's base is always plain, so there is one level of decoding, and it is kept as long as the packed object
+is (`zoo.upkeep.collect`). The rest of the store imports only `reader`.
 """

@@ -1,10 +1,9 @@
-"""What a packed file looks like. Bytes only: nothing is read or decoded here.
+"""Format of a packed file. Works on bytes only: nothing is read from disk or decoded here.
 
     magic, 8 bytes | coded planes, chunk by chunk, lowest byte first | table, JSON | length of the table, 8 bytes,
     little-endian
 
-The table stands at the end, so that a file is written in one pass; it must be the very text that `make_table` writes.
-This file knows nothing of codecs and disks.
+The table is at the end, so that a file is written in one pass. It must be exactly the text that `make_table` writes.
 """
 
 from __future__ import annotations
@@ -21,32 +20,34 @@ from zoo.objects.headers import object_header
 from zoo.objects.publish import is_digest
 
 MAGIC = b"zoopack1"
-#: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are
-#: decoded side by side.
+#: Plain bytes per chunk. A chunk is decoded independently: this bounds memory, fits a core's cache, and lets a tensor's
+#: chunks be decoded in parallel.
 CHUNK_BYTES = 1 << 20
-#: Bounds on what a file may ask of its reader, in bytes.
+#: Bounds on the sizes in a file, in bytes.
 MAX_CHUNK_BYTES = 4 << 20
 MAX_TABLE_BYTES = 8 << 20
 FORMAT, CODEC = 2, "zstd"
 DELTAS = ("difference", "xor", "none")
 
 _LENGTH = struct.Struct("<Q")
-#: Bytes at the end that say where the table begins.
+#: Bytes at the end of a file that hold the length of the table.
 LENGTH_BYTES = _LENGTH.size
 _FIELDS = {"format", "codec", "dtype", "shape", "base", "delta", "chunk", "planes"}
 
 
 class Unreadable(Exception):
-    """What is wrong with a packed file; becomes a DamagedObject that names it."""
+    """The fault of a packed file; converted to a DamagedObject that names the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTable:
     """How a packed tensor is coded.
 
-    `base`: digest of a plain object of the same dtype and shape; None when `delta` is "none". `chunk`: plain bytes per
-    chunk, the last
-    may have fewer. `planes[i][k]`: bytes of coded plane k of chunk i.
+    Fields:
+        base: Digest of a plain object of the same dtype and shape; None if `delta` is "none".
+        delta: One of DELTAS.
+        chunk: Plain bytes per chunk; the last one may have fewer.
+        planes: `planes[i][k]` is the number of bytes of coded plane k of chunk i.
     """
 
     tensor: TensorMeta
@@ -60,12 +61,12 @@ class PackedTable:
         return DTYPE_BYTES[self.tensor.dtype]
 
     def plain(self, index: int) -> tuple[int, int]:
-        """Where chunk `index` lies in the tensor's bytes: [begin, end)."""
+        """Return the range [begin, end) of chunk `index` in the tensor's bytes."""
         return index * self.chunk, min((index + 1) * self.chunk, self.tensor.nbytes)
 
 
 def make_table(table: PackedTable) -> bytes:
-    """The end of a packed file: the table and its length."""
+    """Return the end of a packed file: the table and its length."""
     text = canonical_json(
         {
             "format": FORMAT,
@@ -82,7 +83,7 @@ def make_table(table: PackedTable) -> bytes:
 
 
 def table_bytes(end: bytes, file_bytes: int) -> int:
-    """How long the table is, from a file's last LENGTH_BYTES bytes. Raises Unreadable."""
+    """Return the table's length in bytes, from a file's last LENGTH_BYTES bytes. Raises Unreadable."""
     if len(end) != LENGTH_BYTES:
         raise Unreadable("it is truncated")
     length: int = _LENGTH.unpack(end)[0]
@@ -92,9 +93,7 @@ def table_bytes(end: bytes, file_bytes: int) -> int:
 
 
 def parse_table(text: bytes, digest: str, file_bytes: int) -> PackedTable:
-    """The table of the packed object of a digest, checked against itself and the size of its file. Raises
-    Unreadable.
-    """
+    """Parse the table of the packed object `digest` and check it, also against the file's size. Raises Unreadable."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,12 +1,11 @@
-"""Packing whole models, and back: maintenance that may run beside ingests, readers and servers, and be killed at any
-time.
+"""Pack and unpack whole models.
 
-The order for one object, under the store's shared lock: the packed file is written, durable, named, its name durable,
-decoded again and compared; only then the plain one is removed. Unpacking is the same the other way. So at any moment
-one of the two is whole, and readers look for both. The shared lock is held for one object at a time: a collection never
-waits long.
+This is maintenance that may run beside ingests, readers and servers, and be killed at any time. For each object, under
+the store's shared lock: the packed file is written and made durable, named, the name made durable, the file decoded
+again and compared; only then the plain file is removed. Unpacking does the same in reverse. So one of the two files is
+whole at any moment, and readers look for both.
 
-This file knows nothing of how models are cut or served.
+The shared lock is held for one object at a time, so a collection never waits long.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from zoo.packed.plan import MOVED, Plan, lineage, plan
 from zoo.packed.writer import Coding, PackCandidate, packed_bytes
 from zoo.store import Store
 
-#: A packed object must take this share less than the plain one, and a block of a disk less: decoding is not free.
+#: A packed object must be smaller than the plain one by this share and by one disk block: decoding costs time.
 LEAST_SAVING = 0.05
 LEAST_BYTES = 4096
 
@@ -35,11 +34,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What was done; the fields of `zoo pack --json`.
+    """Result of a run; the fields of `zoo pack --json`.
 
-    `packed`: objects whose form changed (unpacked ones, for `unpack`); `skipped`: looked at and left as they were.
-    `bytes_before` and
-    `bytes_after`: of the files of all of these. `damaged`: objects that do not match their digest and were left alone.
+    Fields:
+        packed: Objects that changed form (for `unpack`, the unpacked ones).
+        skipped: Objects examined and left as they were.
+        bytes_before: Bytes on disk of all of these before the run.
+        bytes_after: Bytes on disk of all of these after the run.
+        damaged: Objects that do not match their digest and were left alone.
     """
 
     packed: int
@@ -51,7 +53,7 @@ class PackReport:
 
 
 class _Tally:
-    """One run's way to its report."""
+    """Accumulates the counts of one run."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -65,13 +67,13 @@ class _Tally:
         self._count(size, size)
 
     def attempt(self, digest: str, change: Callable[[], int]) -> None:
-        """Change one object; `change` returns its bytes on disk afterwards, the same as before when it was left."""
+        """Change one object; `change` returns its bytes on disk afterwards, the same as before if nothing changed."""
         try:
             with self._store.keeping():
                 before = self._store.objects.size(digest)
                 after = change()
         except DamagedObject as error:
-            if not isinstance(error, MissingObject):  # what is missing was removed meanwhile, or its base was
+            if not isinstance(error, MissingObject):  # missing: it, or its base, was removed meanwhile
                 self._damaged.append(digest)
             self.count_unchanged(digest)
         else:
@@ -96,20 +98,20 @@ def pack(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> PackReport:
-    """Store the tensors of fine-tunes as differences from their base's.
+    """Store the tensors of fine-tunes as differences from their base's tensors.
 
     Args:
-        names: models, by name or unique ending; all full fine-tunes when there are none.
-        coding: how; the default decodes fastest and is about the smallest too.
-        alone: also pack by themselves tensors that have no base.
-        dry_run: do all the work, and keep nothing of it.
-        progress: called with (plain bytes done, in all).
+        names: Models, by name or unique ending; empty for all full fine-tunes.
+        coding: The default decodes fastest and gives about the smallest files.
+        alone: Also pack tensors that have no base, by themselves.
+        dry_run: Do all the work, but keep nothing.
+        progress: Called with (plain bytes done, in all).
 
     Raises:
-        NotFound, AmbiguousName: no such model, or several.
-        InputError: a named model has no base, and `alone` is off.
-        StoreBusy: another process packs, or a collection held the store for too long.
-        StoreFull, StoreError: the store cannot be written; it is as whole as before.
+        NotFound, AmbiguousName: No such model, or several.
+        InputError: A named model has no base, and `alone` is off.
+        StoreBusy: Another process packs, or a collection held the store for too long.
+        StoreFull, StoreError: The store cannot be written; it is still whole.
     """
     way = coding or Coding()
     work = _measured if dry_run else _packed
@@ -132,7 +134,10 @@ def pack(
 def unpack(
     store: Store, names: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None
 ) -> PackReport:
-    """Store packed tensors plainly again: those of some models, or all. `progress` counts objects; else as `pack`."""
+    """Store packed tensors as plain objects again: those of some models, or all.
+
+    `progress` is called with (objects done, in all); the rest is as for `pack`.
+    """
     work = _plain_size if dry_run else _unpacked
     with store.packing():
         tally = _Tally(store)
@@ -147,7 +152,7 @@ def unpack(
 
 
 def _settle_twins(store: Store) -> None:
-    """Bring objects that are both plain and packed, which a kill or a repair leaves, down to one sound file."""
+    """Reduce objects that are both plain and packed, which a kill or a repair leaves, to one sound file each."""
     objects = store.objects
     for digest in [digest for digest in objects.packed.shelf.digests() if objects.shelf.size(digest)]:
         with store.keeping():
@@ -177,7 +182,7 @@ def _planned(store: Store, names: Collection[str], alone: bool) -> Plan:
         try:
             packed[digest] = store.objects.packed.table(digest).base
         except DamagedObject:
-            packed[digest] = None  # it is packed for certain; what it stands on cannot be known
+            packed[digest] = None  # it is packed, but its base is unknown
     with store.catalog.reading() as reader:
         models = _wanted(reader, names, alone)
         known = _with_ancestors(reader, models)
@@ -212,14 +217,14 @@ def _with_ancestors(reader: Reader, models: Sequence[ModelManifest]) -> dict[str
 
 
 def _measured(store: Store, candidate: PackCandidate, coding: Coding) -> int:
-    """Bytes that it would take: the plain size where packing does not pay."""
+    """Return the bytes that the object would take: the plain size if packing does not pay."""
     size = sum(map(len, packed_bytes(store.objects.shelf, candidate, coding)))
     plain = store.objects.shelf.size(candidate.tensor.digest)
     return size if _pays(size, plain) else plain
 
 
 def _packed(store: Store, candidate: PackCandidate, coding: Coding) -> int:
-    """Pack one object, if it pays; bytes on disk after it."""
+    """Pack one object if it pays and return its bytes on disk afterwards."""
     digest, objects = candidate.tensor.digest, store.objects
     plain = objects.shelf.size(digest)
     staged = objects.packed.shelf.stage(packed_bytes(objects.shelf, candidate, coding))
@@ -237,7 +242,7 @@ def _packed(store: Store, candidate: PackCandidate, coding: Coding) -> int:
 
 
 def _replace_plain(store: Store, digest: str) -> None:
-    """Remove a plain object that a packed file stands for, after reading that one back."""
+    """Remove a plain object after verifying the packed file that replaces it."""
     objects = store.objects
     try:
         objects.packed.clear_verified(digest)
@@ -254,7 +259,7 @@ def _plain_size(store: Store, digest: str) -> int:
 
 
 def _unpacked(store: Store, digest: str) -> int:
-    """Store one object plainly; bytes on disk after it."""
+    """Store one object plainly and return its bytes on disk afterwards."""
     objects = store.objects
     tensor = objects.packed.table(digest).tensor
     parts = chain([object_header(tensor.dtype, tensor.shape)], objects.packed.read(digest))

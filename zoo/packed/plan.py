@@ -1,8 +1,8 @@
-"""Which objects to pack, and against what. Pure functions of manifests and of what is packed already.
+"""Choose which objects to pack, and against which base. Pure functions of manifests and of the packed objects.
 
-A tensor of a full fine-tune is packed against the tensor in the same place of the model it descends from. Where several
-ancestors have one, the eldest's is taken: a family then stands on its foundation alone, and nothing that is packed has
-to serve as a base itself.
+A tensor of a full fine-tune is packed against the tensor at the same place of a model that it descends from. If several
+ancestors have one, the oldest ancestor's is taken: all packed tensors of a family then depend on its foundation alone,
+and no packed tensor serves as a base.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zoo.manifest import ModelKind, ModelManifest, TensorMeta
 from zoo.packed.writer import PackCandidate
 
-#: Kinds whose weights are their base's, moved.
+#: Kinds of models with weights that are their base's, changed.
 MOVED: frozenset[ModelKind] = frozenset({"full", "bitfit"})
 
 _Place = tuple[str, int | None, str]
@@ -21,14 +21,19 @@ _Place = tuple[str, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`candidates`: each tensor once, in the models' order. `left`: looked at, and to stay as they are."""
+    """Result of planning.
+
+    Fields:
+        candidates: Each tensor to pack, once, in the models' order.
+        left: Tensors examined that stay as they are.
+    """
 
     candidates: tuple[PackCandidate, ...]
     left: tuple[TensorMeta, ...]
 
 
 def lineage(model: ModelManifest, models: Mapping[str, ModelManifest]) -> list[ModelManifest]:
-    """The models it descends from through models of its own kind and up to a foundation, eldest first."""
+    """Return the ancestors through models of the kinds in MOVED, up to a foundation, oldest first."""
     found: list[ModelManifest] = []
     name = model.base if model.kind in MOVED else None
     while name is not None and name in models and models[name] not in found:
@@ -40,12 +45,12 @@ def lineage(model: ModelManifest, models: Mapping[str, ModelManifest]) -> list[M
 def plan(
     models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed: Mapping[str, str | None], alone: bool
 ) -> Plan:
-    """What to pack of some models.
+    """Choose what to pack of some models.
 
     Args:
-        models: each with its lineage, eldest first.
-        packed: packed objects that there are -> what they are packed against.
-        alone: also pack by themselves the tensors that have nothing to be packed against.
+        models: Each with its lineage, oldest first.
+        packed: Packed objects -> the bases that they are packed against.
+        alone: Also pack tensors that have no base, by themselves.
     """
     found: dict[str, PackCandidate] = {}
     left: dict[str, TensorMeta] = {}
@@ -71,7 +76,7 @@ def _counterpart(tensor: TensorMeta, offered: Iterable[TensorMeta], packed: Coll
 
 
 def _without_bases(found: dict[str, PackCandidate], left: dict[str, TensorMeta], bases: Collection[str]) -> Plan:
-    """A base stays plain: what anything is or is to be packed against is not packed itself."""
+    """Return the plan without candidates that are bases themselves: the base of any packed object stays plain."""
     needed = {*bases, *(candidate.base for candidate in found.values())}
     kept = tuple(candidate for digest, candidate in found.items() if digest not in needed)
     freed = (candidate.tensor for digest, candidate in found.items() if digest in needed)
@@ -79,7 +84,7 @@ def _without_bases(found: dict[str, PackCandidate], left: dict[str, TensorMeta],
 
 
 def _places(model: ModelManifest) -> dict[_Place, TensorMeta]:
-    """Where a tensor stands -> the tensor. Adapters' own tensors have no counterpart and are left out."""
+    """Return place in the model -> the tensor. Adapters' own tensors have no counterpart and are left out."""
     known = {tensor.digest: tensor for tensor in model.tensors}
     return {
         (placed.component.kind, placed.layer, name): known[digest]

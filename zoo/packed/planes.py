@@ -1,18 +1,17 @@
-"""The arithmetic of packed tensors: elements against their base's, byte planes apart, each plane coded on its own.
-Lossless for any bytes.
+"""The arithmetic of packed tensors: differences of elements, split into byte planes, each coded separately. Lossless.
 
-A fine-tune's weight differs from its base's in the last places only. So the elements are read as unsigned integers
-of their width, the base's are taken away (FM-Delta, ZipLLM), and byte k of every element is gathered in plane k:
-the high planes are almost all zero, the low ones noise. A plane is coded by zstd, whose Huffman coder does most of
-the work; one that hardly shrinks is kept as it is (ZipNN).
+A fine-tune's weight differs from its base's in the last bits only. So the elements are read as unsigned integers of
+their width, the base's are subtracted (FM-Delta, ZipLLM), and byte k of every element is gathered in plane k: the high
+planes are almost all zero, the low ones noise. A plane is coded by zstd, where Huffman coding does most of the work; a
+plane that hardly shrinks is kept as it is (ZipNN).
 
     difference   element - base modulo 2^w, in digits of base 256 from -128 to 127: small ones of either sign have zero
                  high digits
     xor          element XOR base
     none         the element itself, without a base
 
-A coded plane of 0 bytes is all zeros, one of as many bytes as there are elements is kept as it is, any other is a
-zstd frame. This file knows nothing of files, digests or dtypes' meaning: only of their width.
+A coded plane of 0 bytes is all zeros, one of as many bytes as there are elements is uncompressed, any other is a zstd
+frame. This module does not depend on files or digests; of a dtype it uses only the width.
 """
 
 from __future__ import annotations
@@ -28,24 +27,25 @@ from numpy.typing import NDArray
 Elements = NDArray[np.unsignedinteger[Any]]
 Buffer = bytes | bytearray | memoryview
 
-#: A plane that zstd leaves longer than this share is kept as it is: decoding it would take more time than its bytes are
-#: worth.
+#: A plane that zstd leaves longer than this share is kept uncompressed: decoding it would cost more than its bytes
+#: save.
 WORTH = 0.85
 
 
 def elements_of(data: Buffer, width: int) -> Elements:
-    """A view of bytes as little-endian unsigned integers of 1, 2, 4 or 8 bytes."""
+    """Return a view of bytes as little-endian unsigned integers of 1, 2, 4 or 8 bytes."""
     return np.frombuffer(data, dtype=np.dtype(f"<u{width}"))
 
 
 def empty(nbytes: int) -> memoryview:
-    """Writable memory that is not cleared first."""
+    """Return writable, uninitialised memory."""
     return np.empty(nbytes, dtype=np.uint8).data
 
 
 def encode(data: Buffer, base: Buffer | None, width: int, delta: str, level: int) -> list[bytes]:
-    """The coded planes of some elements, lowest byte first. `base` has as many bytes; None only where `delta` is
-    "none".
+    """Return the coded planes of some elements, lowest byte first.
+
+    `base` has as many bytes as `data`; it is None only if `delta` is "none".
     """
     elements = elements_of(data, width)
     changed = _taken(elements, None if base is None else elements_of(base, width), delta)
@@ -54,29 +54,29 @@ def encode(data: Buffer, base: Buffer | None, width: int, delta: str, level: int
 
 
 class Decoder:
-    """Decodes; for one thread at a time."""
+    """Decodes planes; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor()
 
     def decode(self, planes: Sequence[Buffer], base: Buffer | None, delta: str, out: Elements) -> None:
-        """Write the elements of coded planes into `out`, whose length and width say what they must be.
+        """Decode planes and write their elements into `out`; its length and width are the expected ones.
 
         Raises:
-            ValueError: a plane cannot be decoded, or into another number of elements.
+            ValueError: A plane cannot be decoded, or gives another number of elements.
         """
         _interleave([self._plain(plane, len(out)) for plane in planes], out, signed=delta == "difference")
         if base is not None:
             _GIVEN_BACK[delta](out, elements_of(base, out.itemsize), out=out)
 
     def _plain(self, coded: Buffer, elements: int) -> NDArray[np.uint8] | None:
-        """A plane's bytes; None when all are zero."""
+        """Return a plane's bytes; None if all are zero."""
         if not len(coded):
             return None
         if len(coded) == elements:
             return np.frombuffer(coded, dtype=np.uint8)
         try:
-            # The frame's own size is checked first: a damaged frame may not ask for memory at will.
+            # Check the frame's declared size first, so that a damaged frame cannot request unbounded memory.
             if zstandard.frame_content_size(coded) != elements:
                 raise ValueError("a plane does not hold its chunk's elements")
             return np.frombuffer(self._zstd.decompress(coded), dtype=np.uint8)
@@ -95,8 +95,10 @@ def _coded(plane: NDArray[np.uint8], level: int) -> bytes:
 
 @cache
 def _ways(level: int) -> tuple[zstandard.ZstdCompressionParameters, ...]:
-    """Skewed noise: all but no matches, only Huffman codes, which is smaller there and faster to decode. Sparse planes:
-    zstd's own way.
+    """Return the two zstd settings to try.
+
+    The first uses almost only Huffman codes: smaller and faster to decode for skewed noise. The second is zstd's
+    default for the level, for sparse planes.
     """
     entropy = zstandard.ZstdCompressionParameters(
         window_log=17,
@@ -111,8 +113,9 @@ def _ways(level: int) -> tuple[zstandard.ZstdCompressionParameters, ...]:
 
 
 def _interleave(planes: Sequence[NDArray[np.uint8] | None], out: Elements, signed: bool) -> None:
-    """Planes to elements from the highest byte down, each byte a digit with or without a sign: shifts and additions of
-    whole elements run several times faster than strided bytes.
+    """Combine planes into elements from the highest byte down, each byte a digit with or without a sign.
+
+    Shifts and additions of whole elements run several times faster than strided bytes.
     """
     digit, whole = (np.int8, out.view(f"<i{out.itemsize}")) if signed else (np.uint8, out)
     whole[...] = 0 if planes[-1] is None else planes[-1].view(digit)
@@ -123,12 +126,12 @@ def _interleave(planes: Sequence[NDArray[np.uint8] | None], out: Elements, signe
 
 
 def _taken(elements: Elements, base: Elements | None, delta: str) -> Elements:
-    """What is left of elements without their base's; its bytes are the digits."""
+    """Return the elements minus (or XOR) their base's, in the form of which the bytes are the digits."""
     if base is None:
         return elements
     if delta == "xor":
         return np.bitwise_xor(elements, base)
-    # With 128 added to every digit none of them borrows from the next; each then loses its 128 again, by itself.
+    # Adding 128 to every digit avoids borrows between digits; the XOR then takes the 128 off each digit separately.
     middle = elements.dtype.type(int.from_bytes(b"\x80" * elements.itemsize, "little"))
     return np.bitwise_xor(np.add(np.subtract(elements, base), middle), middle)
 

@@ -1,8 +1,7 @@
-"""Packed objects read: decoded chunk by chunk, side by side in threads, and verified against their digest, as plain
-ones are.
+"""Read packed objects: decode them chunk by chunk in parallel threads, and verify them against their digest.
 
-What is decoded is hashed, so neither the packed file nor its base need be trusted or hashed on the way. Memory: a few
-chunks per thread beside what is asked for. Safe for any number of threads and processes. This file knows nothing of
+The decoded bytes are hashed, so neither the packed file nor its base needs to be trusted or hashed separately. Memory:
+a few chunks per thread beside the result. Safe for any number of threads and processes. This module does not depend on
 models, the catalogue or locks.
 """
 
@@ -27,25 +26,25 @@ from zoo.packed.layout import LENGTH_BYTES, MAGIC, PackedTable, Unreadable, pars
 
 _Result = TypeVar("_Result")
 
-#: Threads that decode one tensor, at most.
+#: Maximum number of threads that decode one tensor.
 WORKERS = 8
-#: Chunks that are worth a thread: decoding one takes about as long as starting it.
+#: Minimum number of chunks per thread: decoding one takes about as long as starting a thread.
 _PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A verified object in memory: all its bytes, the holder's own."""
+    """A verified object in memory; the caller owns the bytes."""
 
     tensor: TensorMeta
     data: memoryview
 
 
 class _Scratch:
-    """What one thread needs to decode a tensor's chunks one after the other."""
+    """Buffers and decoder for one thread to decode a tensor's chunks one after the other."""
 
     def __init__(self, table: PackedTable) -> None:
-        from zoo.packed import planes  # here: numpy and zstd are only for stores that hold packed objects
+        from zoo.packed import planes  # imported here: numpy and zstd are needed only for stores with packed objects
 
         size = min(table.chunk, table.tensor.nbytes)
         self._width, self._delta = table.width, table.delta
@@ -70,8 +69,13 @@ class _Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the
-    file.
+    """An open packed file and, if it has one, its open base.
+
+    Fields:
+        file: File descriptor of the packed file.
+        starts: `starts[i]` is the offset of chunk i's planes in the file.
+        base: File descriptor of the base.
+        base_start: Offset of the base's data in its file.
     """
 
     table: PackedTable
@@ -82,7 +86,7 @@ class Coded:
     _spare: list[_Scratch] = field(default_factory=list)
 
     def decode(self, index: int, out: memoryview) -> None:
-        """Chunk `index` into memory of its plain size. Raises Unreadable, OSError."""
+        """Decode chunk `index` into memory of its plain size. Raises Unreadable, OSError."""
         try:
             scratch = self._spare.pop()
         except IndexError:
@@ -91,9 +95,7 @@ class Coded:
         self._spare.append(scratch)
 
     def chunks(self, out: memoryview | None = None) -> Iterator[memoryview]:
-        """The tensor's bytes in order, in memory of their own or, where it is given, in `out`. Raises Unreadable,
-        OSError.
-        """
+        """Yield the tensor's bytes in order, in new memory or in `out` if given. Raises Unreadable, OSError."""
         from zoo.packed import planes
 
         def decoded(index: int) -> memoryview:
@@ -114,7 +116,7 @@ class PackedStore:
         self._verified: dict[str, tuple[Stamp, ...]] = {}
 
     def load(self, digest: str) -> Decoded:
-        """The object in memory, verified on every call. Raises DamagedObject; MissingObject when it is not packed."""
+        """Return the object in memory, verified on every call. Raises DamagedObject; MissingObject if not packed."""
         from zoo.packed import planes
 
         with self.opened(digest) as coded:
@@ -129,14 +131,18 @@ class PackedStore:
             return Decoded(coded.table.tensor, out)
 
     def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
-        """Its bytes, at most `size` at a time, verified on the way. Raises as `load` does; MissingObject at once."""
+        """Yield its bytes, at most `size` at a time, verified on the way.
+
+        Raises as `load` does; MissingObject at once.
+        """
         with ExitStack() as stack:
             coded = stack.enter_context(self.opened(digest))
             return self._sliced(digest, coded, size, stack.pop_all())
 
     def verify(self, digest: str) -> None:
-        """Decode and hash it on first use in this process, and again when its file or its base's has changed. Raises as
-        `load` does.
+        """Decode and hash it on first use in this process, and again when its file or its base's has changed.
+
+        Raises as `load` does.
         """
         with self.opened(digest) as coded:
             stamps = self._stamps(digest, coded.table)
@@ -146,16 +152,16 @@ class PackedStore:
                 self._verified[digest] = stamps
 
     def clear_verified(self, digest: str) -> None:
-        """Let the next `verify` read it whatever was seen before."""
+        """Make the next `verify` read the object again."""
         self._verified.pop(digest, None)
 
     def table(self, digest: str) -> PackedTable:
-        """How it is coded. Raises DamagedObject, MissingObject."""
+        """Return the object's table. Raises DamagedObject, MissingObject."""
         with self._file(digest) as (_, table):
             return table
 
     def dependents(self) -> dict[str, list[str]]:
-        """Base -> the objects that are packed against it; those whose table cannot be read are left out."""
+        """Return base -> the objects packed against it; objects with an unreadable table are left out."""
         found: dict[str, list[str]] = defaultdict(list)
         for digest in self.shelf.digests():
             with suppress(DamagedObject):
@@ -165,8 +171,9 @@ class PackedStore:
 
     @contextmanager
     def opened(self, digest: str) -> Iterator[Coded]:
-        """Its file and its base's, held open: whatever is removed meanwhile can still be read. Raises DamagedObject,
-        MissingObject.
+        """Hold its file and its base's open, so that they stay readable if removed meanwhile.
+
+        Raises DamagedObject, MissingObject.
         """
         with ExitStack() as stack:
             file, table = stack.enter_context(self._file(digest))
@@ -204,7 +211,7 @@ class PackedStore:
                     ) from error
                 raise MissingObject(
                     f"object {digest} is missing from the store"
-                ) from error  # unpacked and collected since
+                ) from error  # it was unpacked and collected meanwhile
             except (OSError, Unreadable) as error:
                 raise _damaged(digest, error) from error
             yield descriptor
@@ -234,8 +241,9 @@ class PackedStore:
 
 
 def in_order(job: Callable[[int], _Result], count: int, workers: int) -> Iterator[_Result]:
-    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads; few jobs are not
-    worth a thread.
+    """Yield `job(0)`, `job(1)`, … in order, run in parallel threads; at most twice as many as threads are in flight.
+
+    With few jobs they run in the calling thread.
     """
     threads = min(workers, count // 2, _cores())
     if threads < 2:
@@ -252,15 +260,15 @@ def in_order(job: Callable[[int], _Result], count: int, workers: int) -> Iterato
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         return os.cpu_count() or 1
 
 
 def _cause(coded: Coded) -> str:
-    """Why decoded bytes are wrong: the base's fault or the packed file's own."""
+    """Return why decoded bytes are wrong: the base or the packed file itself is damaged."""
     table = coded.table
     if coded.base is None or table.base is None:
         return "its bytes do not match its digest"
@@ -291,14 +299,12 @@ def _read_table(file: int, digest: str) -> PackedTable:
 
 
 def exactly(file: int, size: int, offset: int) -> bytes:
-    """So many bytes from there on."""
+    """Return `size` bytes from `offset`."""
     return bytes(filled(file, memoryview(bytearray(size)), offset))
 
 
 def filled(file: int, buffer: memoryview, offset: int) -> memoryview:
-    """A buffer, filled with the bytes from there on; a read may give fewer than asked for. Raises Unreadable,
-    OSError.
-    """
+    """Fill a buffer with the bytes from `offset`; a single read may return fewer. Raises Unreadable, OSError."""
     done = 0
     while done < len(buffer):
         read = os.preadv(file, [buffer[done:]], offset + done)

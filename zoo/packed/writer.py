@@ -1,7 +1,7 @@
-"""One object packed: read together with its base, coded chunk by chunk in threads, written in one pass.
+"""Pack one object: read it with its base, code it chunk by chunk in threads, and write it in one pass.
 
-Both are hashed on the way: neither a damaged object nor one on a damaged base is packed. Memory: a few chunks per
-thread. This file knows nothing of models, and removes nothing.
+Both are hashed on the way: a damaged object, or one with a damaged base, is not packed. Memory: a few chunks per
+thread. This module removes nothing and does not depend on models.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ LEVELS = range(-7, 20)
 
 @dataclass(frozen=True, slots=True)
 class PackCandidate:
-    """A tensor that could be packed, and the base that it would be packed against: a tensor of the same dtype and
-    shape, or None.
-    """
+    """A tensor to pack and its base: the digest of a tensor of the same dtype and shape, or None."""
 
     tensor: TensorMeta
     base: str | None
@@ -35,10 +33,12 @@ class PackCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How to pack. `level`: zstd's, one of LEVELS; `delta`: "difference" or "xor" (`zoo.packed.planes`); `threads` per
-    object.
+    """How to pack. Raises InputError for values out of range.
 
-    Raises InputError for what is none of these.
+    Fields:
+        level: zstd's level, one of LEVELS.
+        delta: "difference" or "xor" (`zoo.packed.planes`).
+        threads: Threads per object.
     """
 
     level: int = 1
@@ -60,11 +60,11 @@ class _Chunk:
 
 
 def packed_bytes(plain: ObjectShelf, candidate: PackCandidate, coding: Coding) -> Iterator[bytes]:
-    """The packed file of a plain object, part by part; nothing of it may be used before all of it has come.
+    """Yield the packed file of a plain object in parts; no part may be used before the generator has finished.
 
     Raises:
-        MissingObject: the object or its base is not plain, or not there.
-        DamagedObject: the object's bytes, or its base's, do not match their digest.
+        MissingObject: The object or its base is not plain, or absent.
+        DamagedObject: The object's bytes, or its base's, do not match their digest.
     """
     tensor, base = candidate.tensor, candidate.base
     with ExitStack() as stack:
@@ -105,7 +105,7 @@ def _coded(tensor: TensorMeta, mine: int, theirs: int | None, coding: Coding) ->
 
 @contextmanager
 def _plain_object(shelf: ObjectShelf, digest: str, like: TensorMeta) -> Iterator[int]:
-    """An open plain object, whose header must be that of a tensor of this dtype and shape."""
+    """Open a plain object and check that its header is that of a tensor of this dtype and shape."""
     path: Path = shelf.path(digest)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,6 @@
-"""Audit: re-hash every object, blob and manifest, and name the models that damage or loss hurts. It repairs and removes
-nothing.
+"""Audit: re-hash every object, blob and manifest, and name the affected models. Repairs and removes nothing.
 
-Ingests may go on meanwhile; a collection may not. This file knows nothing of how models are read.
+Ingests may run meanwhile, a collection may not.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from zoo.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """What does not match its digest or is missing, and the models that need it: an object, a blob, or (by its
-    fingerprint) a model's own manifest in the catalogue.
+    """An object, a blob, or a model's own manifest that is damaged or missing, and the models that need it.
+
+    A manifest in the catalogue is identified by its fingerprint.
     """
 
     digest: str
@@ -27,8 +27,12 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """`objects`: tensors and blobs looked at, missing ones too; `bytes`: of their files. `damaged` is sorted by
-    digest.
+    """Result of an audit.
+
+    Fields:
+        objects: Number of tensors and blobs examined, missing ones included.
+        bytes: Bytes of their files.
+        damaged: Sorted by digest.
     """
 
     objects: int
@@ -37,7 +41,7 @@ class Audit:
 
 
 class _Checked(Protocol):
-    """What objects and blobs have in common here."""
+    """The interface that objects and blobs share here."""
 
     def digests(self) -> Iterator[str]: ...
 
@@ -53,14 +57,14 @@ class _Item:
 
 
 def audit(store: Store, progress: Callable[[int, int], None] | None = None) -> Audit:
-    """Check everything on disk and everything that models name.
+    """Check everything on disk and everything that models reference.
 
     Args:
-        progress: called with (files checked, files in all) after each file.
+        progress: Called with (files checked, files in all) after each file.
 
     Raises:
-        StoreBusy: a collection held the lock all the time.
-        StoreError: the catalogue cannot be read.
+        StoreBusy: A collection held the lock all the time.
+        StoreError: The catalogue cannot be read.
     """
     with store.keeping():
         items = list(_items(store))
@@ -78,7 +82,7 @@ def audit(store: Store, progress: Callable[[int, int], None] | None = None) -> A
 
 
 def _hurt(store: Store, reader: Reader, bad: list[str]) -> list[Damaged]:
-    """A damaged object hurts its own models and those of every object that is packed against it."""
+    """Return damaged objects with the affected models: the object's own and those of every object packed against it."""
     upon = store.objects.packed.dependents() if bad else {}
     users = reader.users_of({*bad, *chain.from_iterable(upon.get(digest, ()) for digest in bad)})
     return [Damaged(digest, _merged(users, [digest, *upon.get(digest, ())])) for digest in bad]
@@ -89,13 +93,16 @@ def _merged(users: Mapping[str, tuple[str, ...]], digests: Iterable[str]) -> tup
 
 
 def _changed_manifests(reader: Reader) -> list[Damaged]:
-    """Models that the catalogue no longer tells as they were put."""
+    """Return the models with a manifest in the catalogue that no longer matches the fingerprint it was put with."""
     stored = reader.fingerprints()
     return [Damaged(digest, (name,)) for name, digest in stored.items() if reader.model(name).fingerprint != digest]
 
 
 def _items(store: Store) -> Iterator[_Item]:
-    """Whatever is on disk or named. Read from the catalogue first: what is named later was durable before."""
+    """Yield everything on disk or referenced.
+
+    The catalogue is read first: an object that is referenced later was durable before.
+    """
     with store.catalog.reading() as reader:
         tensors, blobs = reader.live_tensors(), reader.live_blobs()
     return chain(_of(store.objects, tensors), _of(store.blobs, blobs))

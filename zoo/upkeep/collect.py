@@ -1,8 +1,8 @@
-"""Garbage collection: remove what no model names. It holds the store alone, recomputes what lives, and stops at the
-first doubt.
+"""Garbage collection: remove objects and blobs that no model references.
 
-Ingests and readers hold the same lock together, so an object that an ingest found in the store, or has just put, is
-still there when its model is committed. This file knows nothing of how models are read or written.
+It holds the store's lock exclusively, recomputes what is referenced, and removes nothing if the store is inconsistent.
+Ingests and readers hold the lock in shared mode, so an object that an ingest found in the store, or has just put, is
+still there when its model is committed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,13 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """What has to stay: `tensors` and `blobs` are named by models, `packed` are the tensors' packed files, `bases` what
-    these are packed against, whether a model names it or not.
+    """Digests that must stay.
+
+    Fields:
+        tensors: Tensors that models reference.
+        packed: Packed files of these tensors.
+        bases: Bases of these packed files, referenced by a model or not.
+        blobs: Blobs that models reference.
     """
 
     tensors: frozenset[str]
@@ -47,23 +52,23 @@ class _Live:
 
 
 def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) -> Collected:
-    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for
-    (`zoo.upkeep.leftovers`).
+    """Remove unreferenced objects and blobs, temporary files, and state of abandoned runs (`zoo.upkeep.leftovers`).
 
     Args:
-        dry_run: count only.
-        timeout: seconds to wait for the store's lock.
+        dry_run: Count only.
+        timeout: Seconds to wait for the store's lock.
 
     Raises:
-        StoreBusy: ingests or readers held the lock all the time.
-        StoreError: the catalogue cannot be read, or names something that is missing. Nothing has been removed then.
+        StoreBusy: Ingests or readers held the lock all the time.
+        StoreError: The catalogue cannot be read, or references something that is missing. Nothing has been removed
+            then.
     """
     with store.collecting(timeout):
         live = _live(store)
         _refuse_if_missing(store, live)
         removed = 0
         nbytes = 0
-        # Packed before plain: what is interrupted here leaves no packed object without its base.
+        # Packed before plain, so that an interruption leaves no packed object without its base.
         packed = (store.objects.packed.shelf, live.packed)
         for shelf, kept in (packed, (store.objects.shelf, live.objects), (store.blobs.shelf, live.blobs)):
             for digest in [digest for digest in shelf.digests() if digest not in kept]:
@@ -75,12 +80,13 @@ def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) 
 
 
 def withdraw(store: Store, objects: Iterable[str], blobs: Iterable[str]) -> None:
-    """Remove those of these objects and blobs that no model names. Raises StoreBusy at once when anyone else holds the
-    lock.
+    """Remove those of these objects and blobs that no model references.
+
+    Raises StoreBusy at once if the lock is held.
     """
     with store.collecting(timeout=0):
         live = _live(store)
-        for digest in set(objects) - live.objects:  # what a packed object stands on is live
+        for digest in set(objects) - live.objects:  # bases of packed objects are live
             store.objects.shelf.remove(digest)
         for digest in set(blobs) - live.blobs:
             store.blobs.shelf.remove(digest)
@@ -96,7 +102,7 @@ def _live(store: Store) -> _Live:
 
 
 def _is_spare(store: Store, packed: str) -> bool:
-    """Whether a packed object is plain as well, and sound: then the packed file has no use."""
+    """Return whether a packed object also has a sound plain file, which makes the packed file redundant."""
     return store.objects.shelf.size(packed) > 0 and store.objects.check(packed)
 
 
@@ -109,8 +115,9 @@ def _bases(store: Store, packed: Iterable[str]) -> frozenset[str]:
 
 
 def _refuse_if_missing(store: Store, live: _Live) -> None:
-    """A catalogue that names what is not there may not be this store's, or not the newest: no ground to remove anything
-    on.
+    """Raise StoreError if a referenced object is missing.
+
+    Such a catalogue may belong to another store or be outdated, so it is no basis for removing anything.
     """
     missing = sorted(live.tensors - set(store.objects.digests())) + sorted(live.blobs - set(store.blobs.digests()))
     missing += sorted(live.bases - set(store.objects.shelf.digests()))
@@ -122,5 +129,5 @@ def _refuse_if_missing(store: Store, live: _Live) -> None:
 
 
 def _remove_temporaries(shelf: ObjectShelf, dry_run: bool) -> int:
-    """Nobody can be writing these: whoever stages a file holds the lock together with others."""
+    """Remove all staged files. None is being written, since every writer holds the lock in shared mode."""
     return sum(path.lstat().st_size if dry_run else discard(path) for path in list(shelf.temporaries()))

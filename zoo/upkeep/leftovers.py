@@ -1,10 +1,8 @@
-"""What interrupted runs left under a store's `work/`: kept, so that a rerun goes on where it was, until nobody has come
-back for long.
+"""Remove the state of interrupted runs under a store's `work/` after a grace period; until then a rerun can resume.
 
-    root/work/<name>        the state of one run: a file, or a folder whose `lock` its run holds
+    root/work/<name>        the state of one run: a file, or a folder with a `lock` that the run holds
 
-A run reads its file once and only writes from then on, so a file is removed by age alone. This file knows nothing of
-what is in them.
+A run reads its file once and only writes from then on, so a file is removed by age alone.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ GRACE_SECONDS = 7 * 24 * 3600.0
 
 
 def sweep(work: Path, dry_run: bool = False) -> int:
-    """Remove what abandoned runs left. Best effort: what cannot be removed now is left to the next time.
+    """Remove the state of abandoned runs. Best effort: what cannot be removed now is left to the next sweep.
 
     Returns:
         Bytes of the files that were removed, or would be.

@@ -1,1 +1,1 @@
-"""What the catalogue says of a model: blocks, card, exits."""
+"""Read-only views of a model in the catalogue: blocks, card, exits."""

@@ -1,5 +1,6 @@
-"""A model's chain as people ask for it: its blocks, who shares each, and what was scored against each. Only reads the
-catalogue.
+"""A model's chain for display: its blocks, the models that share each, and the runs scored against each.
+
+Only reads the catalogue.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from zoo.records import Equivalence, ScoredRun
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """A block of a model's chain. `layers` [lo, hi): the layers it has a part in, an empty range for the embedding
-    or the head alone.
+    """A block of a model's chain.
 
-    `shared_with`: the other models whose chains have the same block. `equivalents`: runs of other models that were
-    scored against this very block (BL-06), best first.
+    Fields:
+        layers: Range [lo, hi) of the layers that it covers, in part or whole; empty for the embedding or the head
+            alone.
+        shared_with: The other models that have the same block in their chain.
+        equivalents: Runs of other models that were scored against exactly this block (BL-06), best first.
     """
 
     digest: str
@@ -29,7 +32,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class BlockComponentView:
-    """A component at its place in the model."""
+    """A component at its position in the model."""
 
     layer: int | None
     component: Component
@@ -37,8 +40,11 @@ class BlockComponentView:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """A run of another model, as it was scored: `block` names its components, which that model's chain may have cut
-    into `blocks`.
+    """A run of another model that was scored against a block.
+
+    Fields:
+        block: Digest over the run's components.
+        blocks: The blocks of that model's chain that overlap the run.
     """
 
     block: str
@@ -48,7 +54,7 @@ class Equivalent:
 
 
 def chain_of(reader: Reader, manifest: ModelManifest) -> tuple[BlockView, ...]:
-    """The model's blocks in order, as the catalogue has them now. Raises NotFound when the model was removed."""
+    """Return the model's blocks in order, as the catalogue has them now. Raises NotFound if the model was removed."""
     blocks = reader.chain(manifest.name)
     users = reader.block_models([block.digest for block in blocks])
     alike = _equivalents(reader, manifest.name)
@@ -71,8 +77,9 @@ def _block(
 
 
 def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
-    """Layers that components [lo, hi) have a part in; for the embedding or the head alone, the empty range where it
-    stands.
+    """Return the layers [lo, hi) that components [lo, hi) cover.
+
+    For the embedding or the head alone this is an empty range at its place.
     """
     inside = [each.layer for each in manifest.components[lo:hi] if each.layer is not None]
     if inside:
@@ -83,8 +90,9 @@ def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
 
 
 def _equivalents(reader: Reader, name: str) -> dict[tuple[int, int], tuple[Equivalent, ...]]:
-    """Components [lo, hi) of a model -> what was scored against exactly these. Only stored pairs, either way round
-    (BL-06).
+    """Return components [lo, hi) of a model -> the runs scored against exactly these.
+
+    Only stored pairs count, in either direction (BL-06).
     """
     pairs = [_seen_from(pair, name) for pair in reader.equivalences([name]) if pair.relation == "equivalent"]
     others = {other.model for _, other, _ in pairs}
@@ -99,6 +107,6 @@ def _equivalents(reader: Reader, name: str) -> dict[tuple[int, int], tuple[Equiv
 
 
 def _seen_from(pair: Equivalence, name: str) -> tuple[ScoredRun, ScoredRun, float]:
-    """(the model's own run, the other's, similarity): the relation is symmetric."""
+    """Return (the model's own run, the other's, similarity); the relation is symmetric."""
     mine, other = (pair.a, pair.b) if pair.a.model == name else (pair.b, pair.a)
     return mine, other, pair.similarity

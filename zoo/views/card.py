@@ -1,8 +1,7 @@
-"""A model card from what the catalogue knows: facts in, Markdown with YAML front matter out. No word of it is made up.
+"""Write a model card from the catalogue: Markdown with YAML front matter, stored facts only.
 
 `card_facts` reads, `render` writes; the front matter is what model hubs understand. A source that is a local folder is
-given by its name
-only: a card is made to be published. This file knows nothing of how models are exported.
+given by its name only, since a card is made to be published. This module does not depend on how models are exported.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from zoo.manifest import ModelKind, ModelManifest
 from zoo.records import Document, Equivalence
 from zoo.views.blocks import BlockView
 
-#: Kinds of model -> how a hub calls their relation to the base.
+#: Kind of model -> a hub's name for its relation to the base.
 _RELATIONS: Mapping[ModelKind, str] = {
     "full": "finetune", "bitfit": "finetune", "composed": "merge",
     "lora": "adapter", "prefix": "adapter", "prompt": "adapter", "ia3": "adapter", "adapter": "adapter",
 }  # fmt: skip
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-#: Characters of a digest that are shown in a table of many.
+#: Characters of a digest that are shown in a table.
 _SHORT = 16
-#: Figures of one document that are shown.
+#: Maximum number of figures shown of one document.
 _FIGURES = 60
 
 Table = tuple[Sequence[str], Sequence[Sequence[object]]]
@@ -36,7 +35,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 @dataclass(frozen=True, slots=True)
 class CardFile:
-    """A file that goes with the card: its path, size in bytes and BLAKE3 in hex."""
+    """A file beside the card: its path, size in bytes and BLAKE3 in hex."""
 
     path: str
     nbytes: int
@@ -45,10 +44,12 @@ class CardFile:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """All that a card says of a model.
+    """The content of a card.
 
-    `base_source`: where the base came from, None without one. `tensors_own`, `bytes_own`: of the tensors that no other
-    model names.
+    Fields:
+        base_source: The base's source; None without a base.
+        tensors_own: Number of tensors that no other model references.
+        bytes_own: Bytes of these tensors.
     """
 
     manifest: ModelManifest
@@ -63,7 +64,7 @@ class CardFacts:
 
 
 def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[BlockView, ...]) -> CardFacts:
-    """What the catalogue knows of a model now. Raises NotFound when it was removed."""
+    """Return a model's facts from the catalogue. Raises NotFound if the model was removed."""
     summaries = {model.name: model for model in reader.models()}
     if manifest.name not in summaries:
         raise not_found(manifest.name, [*summaries])
@@ -83,7 +84,7 @@ def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[BlockView, 
 
 
 def render(facts: CardFacts, files: Sequence[CardFile]) -> str:
-    """The card. `files`: those that lie beside it."""
+    """Return the card's text. `files`: the files beside it."""
     sections = [
         (f"# {_cell(facts.manifest.name)}", _table(_about(facts))),
         ("## Blocks", _table(_blocks(facts))),
@@ -102,13 +103,13 @@ digests are equal weights."""
 
 
 def hub_id(source: str) -> str | None:
-    """The hub id in a model's source or name, without a revision; None for anything else, such as a local folder."""
+    """Return the hub id in a model's source or name, without a revision; None for a local folder and the like."""
     name = source.split("@")[0]
     return name if _HUB_ID.fullmatch(name) else None
 
 
 def figures(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, float | int]]:
-    """The numbers in a JSON value, by where they stand; lists are left out."""
+    """Yield (path, number) for the numbers in a JSON value; lists are left out."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from figures(inner, (*path, str(key)))
@@ -117,7 +118,7 @@ def figures(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, float
 
 
 def _front_matter(facts: CardFacts) -> str:
-    """YAML; its scalars and lists are written as JSON, which is YAML too."""
+    """Return the front matter in YAML; its scalars and lists are written as JSON, which is valid YAML."""
     manifest = facts.manifest
     relation = _RELATIONS.get(manifest.kind)
     base = None if manifest.base is None else hub_id(facts.base_source or "") or hub_id(manifest.base)
@@ -209,6 +210,6 @@ def _table(table: Table) -> str:
 
 
 def _cell(value: object) -> str:
-    """Text on one line that cannot end its cell or begin markup of its own."""
+    """Return text on one line, escaped so that it cannot end its cell or begin markup."""
     text = " ".join(str(value).split())
     return re.sub(r"([\\`*<>|\[\]])", r"\\\1", text)

@@ -1,7 +1,7 @@
-"""Exits of a model, which is left behind so many of its layers (BL-30): how they are called, and which chains they are.
+"""Exits of a model, which run only its first layers (BL-30): their names, and the chains that count as exits.
 
-Made by `surgery.chains.exits`, chosen by requests. A name alone says nothing: a model may have been replaced since, or
-a stranger called so.
+`surgery.chains.exits` makes them, requests choose them. A name alone does not prove an exit: the model may have been
+replaced since, or another model may have been given such a name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from zoo.manifest import ModelManifest, Placed, digest_of
 
-#: Between a model's name and the number of its layers that run.
+#: Separates a model's name from the number of layers that run.
 EXIT = "@exit-"
 
 
@@ -19,13 +19,13 @@ def exit_name(model: str, layers: int) -> str:
 
 
 def exit_of(name: str) -> tuple[str, int] | None:
-    """The model and the number of layers that an exit's name says; None for any other name."""
+    """Return the model and the number of layers in an exit's name; None for any other name."""
     model, found, layers = name.rpartition(EXIT)
     return (model, int(layers)) if found and model and layers.isascii() and layers.isdigit() else None
 
 
 def ends_of(manifest: ModelManifest) -> tuple[int, ...]:
-    """By number of layers, from 0 on: the component behind which they have run."""
+    """Return, by number of layers from 0 on, the number of components up to the end of that layer."""
     ends: dict[int, int] = {0: 1}
     for at, placed in enumerate(manifest.components):
         if placed.layer is not None:
@@ -34,23 +34,24 @@ def ends_of(manifest: ModelManifest) -> tuple[int, ...]:
 
 
 def stitch_behind(manifest: ModelManifest, end: int) -> int | None:
-    """The only stitch behind a component, which makes what comes out there as wide as the head; None for none, or
-    several.
+    """Return the index of the only stitch at or after component `end`; None for none or several.
+
+    It converts the exit's output to the width of the head.
     """
     stitches = [at for at, placed in enumerate(manifest.components) if at >= end and placed.component.kind == "stitch"]
     return stitches[0] if len(stitches) == 1 else None
 
 
 def chain_id(components: Iterable[Placed]) -> str:
-    """Which components a chain runs, in order, adapters included."""
+    """Return the digest of the components that a chain runs, in order, adapters included."""
     return digest_of(["chain", [placed.component.digest for placed in components]])
 
 
 def exit_ids(manifest: ModelManifest) -> tuple[frozenset[str], ...]:
-    """By number of layers: what chains its exit there may be (`chain_id`): its own components up to there, and its
-    head.
+    """Return, by number of layers, the `chain_id`s of the chains that are the model's exit there.
 
-    Two where a stitch is behind, for it stands before the head where that reads another width.
+    An exit consists of the model's own components up to there and its head. There are two ids if a stitch follows,
+    since it is inserted before the head if the head reads another width.
     """
     *body, head = manifest.components
     found: list[frozenset[str]] = []
@@ -62,7 +63,7 @@ def exit_ids(manifest: ModelManifest) -> tuple[frozenset[str], ...]:
 
 
 def is_exit(model: ModelManifest, other: ModelManifest) -> bool:
-    """Whether that is an exit of a model as it is now, by name and by what it runs."""
+    """Return whether `other` is an exit of `model` as it is now, by its name and by the components that it runs."""
     named, ids = exit_of(other.name), exit_ids(model)
     return (
         named is not None

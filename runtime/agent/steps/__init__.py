@@ -1,1 +1,1 @@
-"""Rows that wait on a device, the steps made of them, and where their results go."""
+"""Queue the rows of a device, plan its steps, and send their results on."""

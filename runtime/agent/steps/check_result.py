@@ -1,6 +1,4 @@
-"""Whether an engine's result answers the plan it was given. Checked before anything changes, so that a bad one can
-still be failed.
-"""
+"""Check that an engine's result answers its plan, before any state changes, so that the step can still be failed."""
 
 from __future__ import annotations
 
@@ -8,8 +6,10 @@ from runtime.types import Sampled, StepPlan, StepResult
 
 
 def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
-    """The sampled tokens by sequence: one for each row that was to sample and was not put off, and no others. Raises
-    ValueError.
+    """Return the sampled tokens of a step by table name.
+
+    Raises ValueError unless there is exactly one for each row that samples and was not deferred, and the deferred rows
+    are some, but not all, of the plan's.
     """
     if result.step != plan.step:
         raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")

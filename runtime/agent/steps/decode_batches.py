@@ -10,8 +10,8 @@ their state under it, too.
                      ^ prepare() does the work beforehand, while the device waits for the message
 
 A batch is kept here after a step of exactly its rows has ended well. Rows of migrations, speculated rows and rows that
-are only part of a step are never kept. `clear` is called when stages come or go and when a step fails. Pages are taken
-when a step begins, not before.
+are only part of a step are never kept. `clear` is called when stages are loaded or unloaded and when a step
+fails. Pages are taken when a step begins, not before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.messages import SCHEDULER, ForwardRows, RowsDone, RunRows
 from runtime.policy.batching.step import Blocks, HopLimits, all_fit
 from runtime.types import Row, Sampled
 
-#: Batches that are kept: a path that comes back to a device has several, which run in turn.
+#: Batches that are kept. A path that returns to a device has one for each of its hops there; they run in turn.
 _MOST = 8
 #: A batch on a device: its number, the sequence of its first row, and that row's hop.
 _Key = tuple[int, str, int]
@@ -41,11 +41,11 @@ class _Batch:
 
     Fields:
         rows: Its rows; those of the last step until `_advance`, then those of the next one.
-        device: The device that all its rows go on to; None where they end here, or go several ways.
+        device: The device that all its rows go on to; None if they end here, stay here, or go to several devices.
         ends: Whether all its rows are at the end of their paths.
         ready: Whether `rows`, `plan`, `short` and `onward` are those of the next step.
-        plan: The engine's rows; tokens of first hops are missing.
-        short: Places of rows that need another page.
+        plan: The engine's rows; for first hops, token ids are filled in later.
+        short: Indexes of rows that need another page.
         names: Tables of the rows.
         onward: The message to `device`.
     """
@@ -64,7 +64,13 @@ class _Batch:
 
 
 class DecodeBatches:
-    """The persistent batches of one device. `device`: its name in paths; `limits`: of a step."""
+    """The persistent batches of one device.
+
+    Args:
+        device: Its name in paths.
+        tables: Its page tables.
+        limits: Limits of a step.
+    """
 
     def __init__(self, device: str, tables: SequencePageTables, limits: HopLimits) -> None:
         self._device, self._tables, self._limits = device, tables, limits
@@ -74,16 +80,16 @@ class DecodeBatches:
         self._waiting: _Batch | None = None
         self._running: _Batch | None = None
         self._sent: Sequence[QueuedRow] | None = None
-        #: Steps whose rows and plan were those of a batch, advanced by one token.
+        #: Number of steps that took rows and plan from a batch, advanced by one token.
         self.reused = 0
 
     def clear(self) -> None:
-        """Drop all batches: what they were built from has changed."""
+        """Drop all batches, because what they were built from has changed."""
         self._batches.clear()
         self._arrived = self._waiting = self._running = self._sent = None
 
     def prepare(self) -> None:
-        """Advance all batches by one token, in the time in which the device waits for messages."""
+        """Advance all batches by one token, while the device waits for messages."""
         for key, batch in list(self._batches.items()):
             if not batch.ready and not self._advance(batch):
                 del self._batches[key]
@@ -91,9 +97,9 @@ class DecodeBatches:
     # -- a message, and the step of its rows ---------------------------------------------------------------------------
 
     def rows_of(self, message: ForwardRows | RunRows, arrays: Sequence[Array], now: int) -> list[QueuedRow] | None:
-        """Return the rows of a message whose batch is known, None for any other message.
+        """Return the rows of a message if its batch is known, else None.
 
-        The list and its rows are the caller's until the step of these rows has ended.
+        The caller owns the list and its rows until their step has ended.
         """
         self._arrived = self._waiting = None
         if not message.batch:
@@ -121,12 +127,12 @@ class DecodeBatches:
         return rows
 
     def arrived(self, message: ForwardRows | RunRows, rows: list[QueuedRow]) -> None:
-        """Note the rows of a message whose batch is not known yet. All that it had have to be there."""
+        """Record the rows of a message with an unknown batch. Ignored unless every row of the message is there."""
         if message.batch and len(rows) == len(message.seqs):
             self._arrived = message.batch, rows
 
     def begin(self, waiting: Sequence[QueuedRow]) -> tuple[int, tuple[Row, ...], Mapping[str, Array]] | None:
-        """Return number, plan and inputs of the next step, if just a known batch waits and there are pages for it."""
+        """Return number, plan and inputs of the next step, if just a known batch waits and enough pages are free."""
         batch, self._waiting = self._waiting, None
         if batch is None or waiting is not batch.rows or len(waiting) != len(batch.plan):
             return None
@@ -138,7 +144,7 @@ class DecodeBatches:
         return batch.number, self._filled(batch), Stacked(batch.names, first.whole) if isinstance(first, Slice) else {}
 
     def number_of(self, chosen: list[QueuedRow]) -> int:
-        """Return the number of the batch that the rows of a step make up, 0 where they are none or several."""
+        """Return the number of the batch if a step's rows are exactly those of the last numbered message, else 0."""
         arrived, self._arrived = self._arrived, None
         if arrived is None or arrived[1] != chosen or not _decodes(chosen):
             return 0
@@ -154,7 +160,10 @@ class DecodeBatches:
     # -- its results ---------------------------------------------------------------------------------------------------
 
     def first(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
-        """Return the message that carries a step's rows to the next device, if it was built beforehand. Only once."""
+        """Return the message that carries a step's rows to the next device, if it was built beforehand.
+
+        Returns it once per step.
+        """
         batch = self._running
         if batch is None or batch.rows is not rows or self._sent is rows or not _whole(rows):
             return None
@@ -166,12 +175,12 @@ class DecodeBatches:
         return Send(batch.device, batch.onward, (outputs.whole,))
 
     def already_sent(self, rows: Sequence[QueuedRow]) -> bool:
-        """Whether `first` has returned the message for these rows. Only once."""
+        """Return whether `first` has returned the message for these rows, and reset that."""
         sent, self._sent = self._sent, None
         return sent is rows
 
     def results(self, rows: Sequence[QueuedRow], sampled: Mapping[str, Sampled]) -> Send | None:
-        """Return the message with the tokens of a batch whose rows all end here; None for other steps."""
+        """Return the message with the tokens of a batch if all its rows end here; None for any other step."""
         batch = self._running
         if batch is None or batch.rows is not rows or not batch.ends or len(sampled) != len(rows) or not _whole(rows):
             return None
@@ -181,12 +190,12 @@ class DecodeBatches:
         return Send(SCHEDULER, RowsDone(self._device, seqs, epochs, ones, tokens, batch=batch.number))
 
     def number_of_running(self, rows: Sequence[QueuedRow]) -> int:
-        """Return the number that the messages of a step carry on; 0 where its rows are no batch, or not all of it."""
+        """Return the batch number for the messages of a step; 0 if its rows are not a whole batch."""
         batch = self._running
         return 0 if batch is None or batch.rows is not rows or not _whole(rows) else batch.number
 
     def end_step(self, rows: Sequence[QueuedRow], blocks: Blocks) -> None:
-        """Keep the batch whose step has ended well, for the next one."""
+        """Keep the batch of a step that has ended well, for its next step."""
         batch, self._running = self._running, None
         if batch is None or batch.rows is not rows:
             return
@@ -213,7 +222,7 @@ class DecodeBatches:
         )
 
     def _advance(self, batch: _Batch) -> bool:
-        """Make rows, plan and message of the next step out of those of the last one; false if a sequence is closed."""
+        """Build rows, plan and message of the next step from the last one; return False if a sequence is closed."""
         if not all([row.sequence.here for row in batch.rows]):  # noqa: C419
             return False
         told, rows, plan = self._tables.told, [], []
@@ -233,7 +242,7 @@ class DecodeBatches:
         return True
 
     def _filled(self, batch: _Batch) -> tuple[Row, ...]:
-        """Return the plan with what was not known beforehand: tokens, and pages that are taken now."""
+        """Return the plan with what was not known beforehand: tokens, and pages taken now."""
         if batch.rows[0].ids is None and not batch.short:
             return batch.plan
         plan = list(batch.plan)
@@ -248,7 +257,7 @@ class DecodeBatches:
 
 
 def _whole(rows: Sequence[QueuedRow]) -> bool:
-    """Whether all rows of a batch go on as one: none was closed meanwhile, and no next hop is on offer (BL-23)."""
+    """Return whether all rows still go on together: none is closed, and no next hop is on offer (BL-23)."""
     return all([row.sequence.here and not row.sequence.offers for row in rows])  # noqa: C419
 
 
@@ -257,7 +266,7 @@ def _key(message: ForwardRows | RunRows) -> _Key:
 
 
 def _decodes(rows: Sequence[QueuedRow]) -> bool:
-    """Whether all rows are one token of a sequence each, and nothing else goes with them."""
+    """Return whether every row decodes one token, without migration, speculation, division or credit."""
     return all(
         [  # noqa: C419
             row.tokens == row.steps == 1

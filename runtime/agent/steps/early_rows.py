@@ -1,9 +1,8 @@
-"""Rows that came before their sequence was opened here: an agent's message may overtake the scheduler's, for those are
-different links.
+"""Keep rows that arrive before their sequence is opened here.
 
-Contract: at most one row of a sequence, that of its newest epoch, for one row of a sequence is under way at a time.
-Rows of what has been
-closed come late and are never asked for: they are let go when they are old.
+A message of another agent may overtake the scheduler's OpenSequences, because they come over different links. At most
+one row of a sequence is kept, that of its newest epoch: only one is under way at a time. Rows of sequences that are
+already closed are never asked for; `expire` drops them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,17 @@ from dataclasses import dataclass
 from runtime.chains import Array
 from runtime.messages import ForwardRows
 
-#: How long a row is kept: far longer than one link may be behind another, in nanoseconds.
+#: How long a row is kept, in nanoseconds: far longer than one link may lag behind another.
 _KEPT_NS = 30 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyRow:
-    """`rows`: one row. `since`: when it came."""
+    """A message of one row that is kept.
+
+    Fields:
+        since: When it arrived, in ns.
+    """
 
     rows: ForwardRows
     array: Array
@@ -27,6 +30,8 @@ class EarlyRow:
 
 
 class EarlyRows:
+    """The early rows of one device, by sequence."""
+
     def __init__(self) -> None:
         self._rows: dict[str, EarlyRow] = {}
 
@@ -34,7 +39,7 @@ class EarlyRows:
         return len(self._rows)
 
     def store_row(self, rows: ForwardRows, at: int, array: Array, now: int) -> None:
-        """Row `at` of a message, unless a newer one is there."""
+        """Keep row `at` of a message, unless one of a newer epoch is kept already."""
         seq, epoch = rows.seqs[at], rows.epochs[at]
         known = self._rows.get(seq)
         if known is None or known.rows.epochs[0] <= epoch:
@@ -53,7 +58,7 @@ class EarlyRows:
             self._rows[seq] = EarlyRow(row, array, now)
 
     def pop_row(self, seq: str, epoch: int) -> EarlyRow | None:
-        """The row of a sequence that has just been opened; older ones are let go."""
+        """Return the row of a sequence that has just been opened, or None; drop a row of an older epoch."""
         known = self._rows.get(seq)
         if known is None or known.rows.epochs[0] > epoch:
             return None
@@ -61,6 +66,6 @@ class EarlyRows:
         return known if known.rows.epochs[0] == epoch else None
 
     def expire(self, now: int) -> None:
-        """Let go what is old."""
+        """Drop rows that are older than the limit."""
         for seq in [seq for seq, row in self._rows.items() if row.since < now - _KEPT_NS]:
             del self._rows[seq]

@@ -1,7 +1,7 @@
-"""Messages that bring rows, as rows that can wait in a queue. What is of an older epoch, or of a hop that is not here,
-is dropped.
+"""Turn incoming messages into rows for the queue.
 
-Contract: pure but for `early`, which keeps rows whose sequence is not open yet. Nothing is queued here.
+Rows of older epochs, and of hops that are not on this device, are dropped. Rows of a sequence that is not open yet go
+to `EarlyRows`; apart from that the functions are pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from runtime.types import ModelSpec
 def rows_of_go(
     go: RunRows, sequences: Mapping[str, AgentSequence], specs: Mapping[str, ModelSpec], now: int, strides: bool
 ) -> list[QueuedRow]:
-    """Rows of tokens, at the first hops of their paths. `strides`: one row decodes all the tokens that it may."""
+    """Return the rows of a RunRows message, at the first hops of their paths.
+
+    Args:
+        strides: Whether one row decodes all its `steps` tokens in one step; otherwise it gets a credit for them.
+    """
     rows: list[QueuedRow] = []
     at, all_tokens, count = 0, go.tokens, len(go.seqs)
     attempts, ahead = go.attempts or repeat(0, count), go.speculate or repeat(False, count)
@@ -68,8 +72,9 @@ def rows_of_pass(
     early: EarlyRows,
     now: int,
 ) -> list[QueuedRow]:
-    """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose
-    is whose.
+    """Return the rows of a ForwardRows message, at later hops.
+
+    A message with arrays that do not match its rows is dropped.
     """
     came: list[QueuedRow] = []
     parts, attempts = parts_of(rows.counts, arrays), rows.attempts or repeat(0)
@@ -114,14 +119,17 @@ def rows_of_pass(
 
 
 def parts_of(counts: Sequence[int], arrays: Sequence[Array]) -> Sequence[Array | Slice] | None:
-    """Rows' tokens out of arrays that hold those of one row or of several, back to back; None where they do not come
-    out even.
+    """Split arrays into the hidden states of each row; return None if the arrays do not end where rows end.
+
+    Args:
+        counts: Tokens of each row.
+        arrays: Hidden states of one or several rows each, back to back.
     """
     sizes = [array.shape[0] for array in arrays]
     if sizes == list(counts):
         return arrays
     parts: list[Array | Slice] = []
-    at = 0  # of the rows
+    at = 0  # index of the row
     for array, size in zip(arrays, sizes, strict=True):
         lo = 0
         while lo < size and at < len(counts):

@@ -1,4 +1,4 @@
-"""Put the results of rows into messages: to the next hop, or to the scheduler. Decides nothing."""
+"""Put the results of rows into messages to the next hop or to the scheduler."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from runtime.types import PromptLogprobs, Sampled
 
 
 class StepMessages:
-    """What one step has to tell, gathered: one message for each device that rows go on to, and one for the
-    scheduler.
-    """
+    """Collect the results of one step: one message for each device that rows go on to, and one for the scheduler."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -38,14 +36,15 @@ class StepMessages:
             row.sequence.scores.clear()
 
     def part(self, row: QueuedRow, scores: Sequence[PromptLogprobs]) -> None:
-        """Some tokens of a row have run; what they scored is told with the last ones."""
+        """Keep the prompt log-probabilities of a row's part; they are sent with the row's last part."""
         row.sequence.scores += [each for each in scores if each.seq == row.name]
 
     def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs], batch: int = 0) -> list[Send]:
         """Return the messages of the step: one for each device, one for the scheduler.
 
         Args:
-            sampled, scores: Under the names of tables, as the engine has them.
+            sampled: Sampled tokens by table name.
+            scores: Prompt log-probabilities, under table names.
             batch: The number of the step's persistent batch.
         """
         out = [Send(device, pass_of(rows, batch), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
@@ -58,8 +57,9 @@ class StepMessages:
 
 
 def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int = 0) -> Send | None:
-    """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies
-    in one piece.
+    """Return one message with all rows of a step, or None.
+
+    None unless all rows go on to one device and their outputs are one array.
     """
     if (
         not rows
@@ -72,20 +72,24 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int =
 
 
 def next_device(rows: Sequence[QueuedRow]) -> str | None:
-    """Where rows go on to when they are through here, if that is one device for all; there is at least one row."""
+    """Return the device that all rows (at least one) go on to, or None.
+
+    None also if a row is of a migration, speculated or only a part, if its sequence is closed or ends here, or if its
+    next hop is on offer.
+    """
     path, after = rows[0].sequence.path, rows[0].hop + 1
     device = path[after].device if after < len(path) else None
     for each in rows:
         path, after = each.sequence.path, each.hop + 1
         if each.move or each.attempt or not each.sequence.here or after == len(path) or path[after].device != device:
             return None
-        if each.part or after in each.sequence.offers:  # it is not through, or nobody has what comes next yet
+        if each.part or after in each.sequence.offers:  # more of it follows, or its next device is not known
             return None
     return device
 
 
 def pass_of(rows: Sequence[QueuedRow], batch: int = 0) -> ForwardRows:
-    """These rows at the next hop of each."""
+    """Return the message that forwards these rows, each to its next hop."""
     columns = [
         (each.sequence.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
         for each in rows
@@ -113,7 +117,12 @@ def done_of(
     prompts: Mapping[str, Sequence[PromptLogprobs]],
     batch: int = 0,
 ) -> RowsDone:
-    """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
+    """Return the message that reports rows at the end of their paths.
+
+    Args:
+        sampled: Sampled tokens by table name.
+        prompts: Prompt log-probabilities by table name.
+    """
     scores: tuple[PromptLogprobs, ...] = ()
     if prompts:
         scores = tuple(
@@ -141,12 +150,12 @@ def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool)
 
 
 def _count(row: QueuedRow) -> int:
-    """Tokens whose K and V are written since its sequence was told to go."""
+    """Return the tokens with K and V written for the order of the scheduler that this row belongs to."""
     return row.before + row.tokens + row.steps - 1 if row.credit is None else len(row.credit.told)
 
 
 def _earlier(rows: Sequence[QueuedRow]) -> tuple[tuple[Sampled, ...], ...]:
-    """What rows that were decoded on credit got before their last tokens; nothing where none was."""
+    """Return the tokens that rows decoded on credit before their last ones; empty if no row has a credit."""
     if all([each.credit is None for each in rows]):  # noqa: C419
         return ()
     told = [() if each.credit is None else each.credit.told[:-1] for each in rows]
@@ -157,7 +166,7 @@ def _earlier(rows: Sequence[QueuedRow]) -> tuple[tuple[Sampled, ...], ...]:
 
 
 def own_token(sampled: Sampled, seq: str) -> Sampled:
-    """Return a token under the name of its sequence; the engine has it under that of a table."""
+    """Return a token under the name of its sequence; the engine returns it under that of a table."""
     return Sampled(seq, sampled.token, sampled.logprob, sampled.top)
 
 

@@ -1,9 +1,8 @@
-"""Queue the rows that wait on one device, and take those that run in the next step.
+"""Queue the rows that wait on one device, and choose those that run in the next step.
 
-Contract: rows join in the order of their arrival. `take` returns those that run now, with pages for what they write;
-other rows stay, and rows of sequences that were closed are dropped. A step is put off while rows are due back within a
-moment (`policy.batching.batch_wait`). `policy.batching.step` decides whose turn it is; the queue sends nothing and
-knows no engine.
+Rows are queued in the order of arrival. `next_step_rows` returns those that run now and takes the pages that they
+write; the rest stay, and rows of closed sequences are dropped. `policy.batching.step` makes the choice. A step is put
+off while rows are due back shortly (`policy.batching.batch_wait`). The queue sends no messages and calls no engine.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from runtime.agent.steps.round_trips import RoundTrips
 from runtime.policy.batching.batch_wait import until
 from runtime.policy.batching.step import HopDecision, HopLimits, decide
 
-#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either
-#: kind on its own.
+#: With one lane ("all") steps of shadow rows run before those of real rows; with two, each kind has its own lane.
 Lane = Literal["all", "real", "ahead"]
 
 
 def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
-    """Whether a row's sequence, or its move, is as it was when the row came."""
+    """Return whether a row may still run: it is not superseded, its credit not over, its sequence or migration open."""
     if row.move:
         return tables.has(row.name)
     sequence = row.sequence
@@ -35,8 +33,11 @@ def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
 
 
 class RowQueue:
-    """`rows`: that wait, without those that predict. `lingers`: until when the next step is put off; None while it is
-    not.
+    """The waiting rows of one device.
+
+    Attributes:
+        rows: Waiting rows, without shadow rows (those of stand-ins).
+        lingers: Time until which the next step is put off, in ns; None if it is not.
     """
 
     def __init__(
@@ -56,7 +57,11 @@ class RowQueue:
         self.lingers: int | None = None
 
     def add_rows(self, rows: list[QueuedRow], attempts: bool, now: int) -> None:
-        """Rows of sequences join; the list is the queue's from now on. `attempts`: some of them have one."""
+        """Add rows that have arrived; the queue owns the list from now on.
+
+        Args:
+            attempts: Whether some of the rows are speculated.
+        """
         if attempts or self._round_trips.records_returns:
             for row in rows:
                 self._comes(row, now)
@@ -66,15 +71,16 @@ class RowQueue:
             self.rows = [*self.rows, *rows] if self.rows else rows
 
     def put_back(self, rows: Sequence[QueuedRow]) -> None:
-        """Rows that the engine has put off wait at the head, in their order. One that was a part is joined with
-        what is left of it.
+        """Put rows that the engine deferred back at the head, in their order.
+
+        A row that was a part is joined with the rest of its tokens.
         """
         back = [self._rest(row) if row.part else row for row in rows]
         known = set(map(id, back))
         self.rows = [*back, *(each for each in self.rows if id(each) not in known)]
 
     def waits(self, now: int) -> bool:
-        """Whether the next step waits for rows that are due; then `lingers` says how long."""
+        """Return whether the next step waits for rows that are due back, and set `lingers`."""
         self.lingers = None
         trips = self._round_trips
         if trips.due and self.rows:
@@ -83,13 +89,17 @@ class RowQueue:
         return self.lingers is not None
 
     def take_all(self) -> list[QueuedRow]:
-        """All that wait, whose turn is certain and whose pages are there."""
+        """Remove and return all waiting rows, which are known to fit into one step and to have pages."""
         chosen, self.rows = self.rows, []
         self._tables.write([each.name for each in chosen])
         return chosen
 
     def next_step_rows(self, now: int, lane: Lane, running: Sequence[QueuedRow]) -> list[QueuedRow]:
-        """The rows of the next step. What predicts comes first. `running`: rows of steps that are under way."""
+        """Return the rows of the next step. Shadow rows come first, in a step of their own.
+
+        Args:
+            running: Rows of steps that are under way.
+        """
         if self._ahead.queue and lane != "real":
             chosen = self._pick(self._ahead.due([*running, *self.rows], self._stands), now)
             self._ahead.mark_running(chosen)
@@ -97,12 +107,12 @@ class RowQueue:
                 return chosen
         if lane == "ahead":
             return []
-        # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
+        # `_stands`, with a fast path for rows without migration, speculation or credit: nearly all are.
         waiting = [
             each for each in self.rows
             if (each.sequence.here if not (each.move or each.attempt) and each.credit is None else self._stands(each))
         ]  # fmt: skip
-        if running and lane == "all":  # a step is under way: what has to be at rest for its turn waits until it is over
+        if running and lane == "all":  # migrations and speculated rows wait until the step under way is over
             chosen = self._pick([each for each in waiting if not each.move and not each.attempt], now)
         else:
             chosen = self._pick(waiting, now)
@@ -114,12 +124,12 @@ class RowQueue:
         return chosen
 
     def ahead(self, rows: Sequence[QueuedRow]) -> None:
-        """Rows that decode on, on credit, before those that wait."""
+        """Put rows that decode on credit in front of those that wait."""
         if rows:
             self.rows = [*rows, *self.rows]
 
     def starved(self, since: int) -> list[QueuedRow]:
-        """Rows that have waited for pages since before then; they leave."""
+        """Remove and return rows that have waited since before `since` (ns) and for which too few pages are free."""
         late = [
             each
             for each in self.rows
@@ -132,7 +142,7 @@ class RowQueue:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _rest(self, part: QueuedRow) -> QueuedRow:
-        """The row that a part was cut from, whole again."""
+        """Return a part joined with the rest of the row that it was cut from."""
         rest = next((each for each in self.rows if each.name == part.name and not each.move), None)
         return part if rest is None else joined(part, rest)
 
@@ -140,7 +150,7 @@ class RowQueue:
         return stands(row, self._tables)
 
     def _comes(self, row: QueuedRow, now: int) -> None:
-        """If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
+        """Add a row; a speculated one supersedes earlier rows and may get a shadow row."""
         self._round_trips.comes(row.name, now)
         self.rows.append(row)
         if row.attempt:
@@ -148,7 +158,7 @@ class RowQueue:
             self._ahead.comes(row)
 
     def _pick(self, waiting: Sequence[QueuedRow], now: int) -> list[QueuedRow]:
-        """Those of these rows that run now, with pages for what they write."""
+        """Return the rows that run now, with pages for what they write."""
         if not waiting:
             return []
         decision = decide(waiting, self._round_trips.expected(), self._shelf.blocks, self._limits, now)
@@ -164,7 +174,7 @@ class RowQueue:
         return chosen
 
     def _divide(self, waiting: Sequence[QueuedRow], decision: HopDecision, now: int) -> list[QueuedRow]:
-        """Where of some rows a part runs; none of those has a turn."""
+        """Return the rows that run now if some of them are divided. A divided row is never speculated."""
         chosen: list[QueuedRow] = []
         for place in decision.rows:
             row, count = waiting[place], decision.parts.get(place)

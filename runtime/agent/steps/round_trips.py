@@ -1,15 +1,14 @@
-"""Track rows that left a device and come back: how long a round takes, and which rows are due when.
+"""Track rows that left a device and come back: how long a round trip takes, and when which rows are due.
 
-Two kinds of rounds are measured, each only where it is used:
+Two kinds of round trips are measured, each only where it is used:
 
-- `slots` (BL-22): where a block has a limit of its own, every sequence that leaves keeps a slot for its return. How
-  long until then is a countdown from the mean round.
-- `wait_limit`: rows whose path ends and begins here come back as soon as the scheduler has seen their token. A step may
-  wait a moment for them (`policy.batching.batch_wait`). A round longer than the limit counts as the limit, and the row
-  is not waited for. With limit 0 nothing is recorded.
+- `slots` (BL-22): if a block has a row limit of its own, every sequence that leaves keeps a slot for its return, until
+  a deadline that follows from the mean round trip.
+- `wait_limit`: rows of paths that begin and end here come back as soon as the scheduler has handled their token. A step
+  may wait a moment for them (`policy.batching.batch_wait`). A round trip longer than the limit counts as the limit, and
+  the row is not waited for. With limit 0 nothing is recorded.
 
-Until one row has come back there is no mean, and no row counts as due. This module decides nothing and knows no
-messages.
+Until one row has come back there is no mean, and no row counts as due. This module only measures.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ class RoundTrips:
     """Record rows that leave and return.
 
     Args:
-        wait_limit: Longest round that a step waits for, in nanoseconds; 0 for none.
-        slack: How much longer than the mean a round may take, as a share of it.
+        wait_limit: Longest round trip that a step waits for, in nanoseconds; 0 for none.
+        slack: How much longer than the mean a round trip may take, as a share of it.
     """
 
     def __init__(self, wait_limit: int, slack: float) -> None:
         self.wait_limit = wait_limit
-        #: Whether slots are kept: some block here has a limit of its own.
+        #: Whether slots are kept: some block here has a row limit below that of a step.
         self.slots = False
         #: Mean duration of a step here, in nanoseconds.
         self.step = 0.0
@@ -55,25 +54,25 @@ class RoundTrips:
         return self.slots or bool(self._returns)
 
     def leaves(self, row: QueuedRow, device: str, now: int) -> None:
-        """Record that a row has run on `device`, and goes on to another one or to the scheduler."""
+        """Record that a row has run on `device` and goes on to another device or to the scheduler."""
         if self.slots and not row.shadow:
             self._returns[row.name] = now, Return(row.stage, countdown(now, int(self._return_mean), self._slack))
         path = row.sequence.path
         if self.wait_limit and row.hop + 1 == len(path) and path[0].device == device and not row.attempt:
-            # The next row enters at the first hop, whose table may be another than the last hop's.
+            # The next row enters at the first hop, which may have another table than the last one.
             name = row.sequence.keys.get(path[0].lo, row.name)
             self._due.pop(name, None)
             self._due[name] = now
 
     def comes(self, name: str, now: int) -> None:
-        """Record that a row has come. `name`: of the table that it enters at."""
+        """Record that a row has arrived. `name`: key of the page table at which it enters."""
         if self._returns and (left := self._returns.pop(name, None)) is not None:
             self._return_mean = _mean(self._return_mean, now - left[0])
         if self._due and (since := self._due.pop(name, None)) is not None:
             self._due_mean = _mean(self._due_mean, min(now - since, self.wait_limit))
 
     def remove_table(self, name: str) -> None:
-        """Stop to expect rows of a table whose sequence has left the device."""
+        """Stop expecting rows at a table: its sequence has left the device."""
         self._returns.pop(name, None)
         self._due.pop(name, None)
 
@@ -88,7 +87,7 @@ class RoundTrips:
         self.step = _mean(self.step, now - self._began)
 
     def deadline(self, now: int) -> int:
-        """Return when the last of the rows that are due is expected, 0 if none is. Rows over the limit are dropped."""
+        """Return the time by which all rows due are expected, 0 if there are none. Rows over the limit are dropped."""
         latest = 0
         while self._due:
             first, left = next(iter(self._due.items()))

@@ -1,9 +1,11 @@
-"""Make the steps of one device: waiting rows become a plan for the engine, one at a time in each lane.
+"""Plan the steps of one device: turn waiting rows into plans for the engine.
 
-Contract: `next` returns the step that runs now, or None while nothing can; it is under way until `over`. Where the
-engine launches ahead, a second step may be made meanwhile: rows that decode on credit then start from tokens that only
-the engine has (`Row.awaits`). A plan tells the engine what changed since the last one: sequences opened or released,
-and pages. The queue decides which rows run.
+`StepPlanner.next` returns the step that runs now, or None; it is under way until `pop_step`. Each lane has one step
+under way. If the engine launches ahead, a second one may be planned meanwhile: rows that decode on credit then start
+from tokens that only the engine has (`Row.awaits`).
+
+A plan also carries what has changed since the last one: sequences opened or released, and new pages. The queue chooses
+the rows.
 """
 
 from __future__ import annotations
@@ -25,8 +27,15 @@ from runtime.types import Opened, Row, StepPlan
 
 
 class StepPlanner:
-    """`number`: of the latest step. `under_way`: by lane, plans and the rows that they were made of, the oldest
-    first. `ahead`: the engine takes a step before the one under way is over."""
+    """Plan the steps of one device and track those under way.
+
+    Args:
+        looks_ahead: Whether the engine takes a step before the one under way is over.
+
+    Attributes:
+        number: Number of the latest step.
+        under_way: By lane: plans with the rows that they were made of, the oldest first.
+    """
 
     def __init__(
         self,
@@ -51,23 +60,23 @@ class StepPlanner:
         self.under_way: dict[Lane, list[tuple[StepPlan, list[QueuedRow]]]] = {}
 
     def running(self) -> list[QueuedRow]:
-        """Rows that run now, in their order."""
+        """Return the rows of all steps under way, without shadow rows, in their order."""
         return [each for steps in self.under_way.values() for _, rows in steps for each in rows if not each.shadow]
 
     def oldest_step(self, lane: Lane) -> tuple[StepPlan, list[QueuedRow]]:
-        """The oldest step that is under way in a lane. Raises RuntimeError if there is none."""
+        """Return the oldest step under way in a lane. Raises RuntimeError if there is none."""
         if lane not in self.under_way:
             raise RuntimeError("no step is under way")
         return self.under_way[lane][0]
 
     def pop_step(self, lane: Lane) -> None:
-        """The oldest step of a lane is over."""
+        """Remove the oldest step of a lane: it is over."""
         del self.under_way[lane][0]
         if not self.under_way[lane]:
             del self.under_way[lane]
 
     def settle(self, rows: Sequence[QueuedRow]) -> None:
-        """The tables of a step that is over are written by no other one."""
+        """Mark the tables of a finished step as no longer written, except those that another step under way writes."""
         names = [each.name for each in rows]
         if self.under_way:
             names = sorted(
@@ -76,8 +85,10 @@ class StepPlanner:
         self._tables.settle(names)
 
     def next(self, now: int, lane: Lane) -> StageStep | None:
-        """Rows for the engine, or None. Raises RuntimeError while as many steps of this lane are under way as may
-        be.
+        """Return the next step for the engine, or None if there is none now.
+
+        A step without rows is returned if nothing else runs and the engine has tables to forget. Raises RuntimeError
+        while as many steps of this lane are under way as the engine takes.
         """
         if lane in self.under_way:
             if not self._looks_ahead or lane != "all" or len(self.under_way[lane]) > 1:
@@ -121,14 +132,18 @@ class StepPlanner:
         return plan
 
     def _may_look_ahead(self) -> bool:
-        """Whether the step under way leaves nothing to be sent on, and nobody waits for the device to be at rest."""
+        """Return whether a step may be planned while one is under way.
+
+        The rows under way must have one hop each and not be of a migration. Shadow rows, and stages that wait to be
+        dropped, need the device idle.
+        """
         rows = self.running()
         return not (self._ahead.queue or self._shelf.parts) and all(
             len(each.sequence.path) == 1 and not each.move for each in rows
         )
 
     def _expected(self, now: int) -> StageStep | None:
-        """Return the next step of a batch that is known, if nothing but its rows is to be run."""
+        """Return the next step of a known persistent batch, if exactly its rows wait."""
         if self._ahead.queue or self._round_trips.records_returns:
             return None
         known = self._batches.begin(self._queue.rows)

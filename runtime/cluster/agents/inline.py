@@ -117,7 +117,7 @@ class InlineAgent:
         except Exception as error:
             _log.error("the engine cannot be made", exc_info=True)
             return self._end(f"the engine cannot be made: {public(error)}")
-        ahead = looks_ahead(engine)
+        ahead = looks_ahead(engine) and not self._settings.own_lane
         agent = Agent(
             self.device,
             engine.page_capacity,

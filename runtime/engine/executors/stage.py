@@ -107,7 +107,11 @@ class StagedEngine:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: Mapping[str, Array]) -> LaunchedStep:
-        """Begin a step. Raises ValueError for rows without input hidden states, or with inputs of the wrong size."""
+        """Begin a step.
+
+        Raises ValueError for rows without input hidden states, with inputs of the wrong size, or that await a token
+        without a preceding step.
+        """
         before, self._before = self._before, None
         begun = self._begin(plan, inputs, before)
         self._before = begun.sampling
@@ -160,7 +164,7 @@ class StagedEngine:
         """Return links for direct transfers between devices: gloo between CPUs, NCCL between GPUs.
 
         Part of `runtime.transport.interfaces.Connectable`. Outputs stay on the device from now on. Raises NotServable
-        where this build of torch has neither.
+        if torch has no transport for the device.
         """
         from runtime.engine.tensors.links import (
             DirectLinks,

@@ -1,7 +1,7 @@
 """Run a program over a batch that decodes on: positions, angles and pages are updated in place from step to step.
 
-Rows, adapters and layers stay as they were in the step that it was made from. `tables` has to be called whenever a row
-has got pages. The program's halves are copied, so that it may run other rows in between.
+Rows, adapters and layers stay those of the step that it was made from. `tables` has to be called whenever a row gets a
+new page. The program's half layers are copied, so that the program itself may run other rows in between.
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ from runtime.engine.step.context import ForwardContext, PagedMetadata
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """How a program's attention finds its rows: their pages in the step before, and where their angles are looked
-    up.
-    """
+    """What a program's attention needs: the pages of its rows in the step before, and the rotary tables."""
 
     paging: PagedMetadata
     rotary: RotaryTables
 
 
 class Room:
-    """Where calls work in, one after the other."""
+    """A scratch buffer for calls that run one after another."""
 
     def __init__(self) -> None:
         self._tensor = torch.empty(0)
 
     def reserve(self, count: int) -> Tensor:
-        """Room for so many numbers."""
+        """Return a buffer of at least `count` floats; a larger one replaces the last."""
         if self._tensor.numel() < count:
             self._tensor = torch.empty(count)
         return self._tensor
 
 
 class ProgramReuse:
-    """See the top of the file.
+    """A program bound to the rows of one batch.
 
     Args:
-        room: shared with others, whose steps are not these.
-        frame: of the step before, whose rows are one token each; layers: of each half in its paging.
-        attending: None where no half attends.
+        room: Scratch buffer, shared with other batches.
+        frame: Context of the step before, with rows of one token each.
+        layers: Number of each half layer in the paging.
+        attending: Pages and rotary tables; None if no half layer attends.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ProgramReuse:
             self._attend(attending.paging, program.like)
 
     def _attend(self, paging: PagedMetadata, like: Tensor) -> None:
-        """Point to rows of its own, as they were in the step before."""
+        """Set up row state of its own, as it was in the step before, and point the step data to it."""
         step, view = self._step, paging.view(like)
         self._like, self._longest = like, int(paging.lengths.max())
         self._rows = rows = OnwardRows(
@@ -83,14 +82,15 @@ class ProgramReuse:
         self.tables(paging.tables)
 
     def tables(self, tables: Tensor) -> None:
-        """The rows' page tables [rows, layers, groups] from now on."""
+        """Set the rows' page tables [rows, layers, groups] for later steps."""
         step = self._step
         self._rows.lie(tables)
         step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
 
     def run(self, hidden: Tensor) -> None:
-        """Every row one token on: hidden [1, rows, width], in place. Raises IndexError for a row without a page for
-        it.
+        """Run the next step of every row on `hidden` [1, rows, width], in place.
+
+        Raises IndexError for a row without a page for its token.
         """
         if self._attending is not None:
             self._longest += 1

@@ -26,6 +26,7 @@ from runtime.engine.executors.paged import paged_run
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, release_units
 from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.models.registry import kernels_for
 from runtime.engine.models.servable import servable
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pages import groups_for
@@ -82,7 +83,7 @@ class Workbench:
                     "--kv-cache-memory-bytes"
                 )
             pool, device = TensorPool(store, config.device), torch.device(config.device)
-            self._units = ComponentPool(pool, device, config.layers == "fused", config.weights)
+            self._units = ComponentPool(pool, device, config.layers == "fused", config.weights, kernels_for(config))
             self._pool = PagePool(2 * half * pages, half, config.device)
             self._model: LoadedModel = load_model(
                 store, self.manifest, self.blocks, self._units, self._pool, config, None

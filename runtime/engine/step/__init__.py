@@ -1,1 +1,1 @@
-"""One step of an engine: its rows, their layout, segments, and reuse of the step before."""
+"""Run one step of an engine: its rows, their layout, the segments, and reuse of the step before."""

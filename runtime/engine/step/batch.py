@@ -1,7 +1,6 @@
-"""What executors have in common of a step's rows: whose they are, where their tokens stand in a frame, and what gives
-frames.
+"""Define a step's rows by model, and the interfaces through which a step gets forward contexts and programs.
 
-Knows nothing of pages or of dense batches.
+All executors share this module; it depends neither on pages nor on dense batches.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from surgery.modules.components import Where
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Ids number `places` of a model's rows are `tokens` [places], which the host has not seen."""
+    """Ids of a model that only the device has so far: those at `places` are `tokens`, which the step before samples."""
 
     places: Sequence[int]
     tokens: Tensor
@@ -29,11 +28,15 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ModelBatch:
-    """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
+    """One model's rows in a step.
 
-    Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from,
-    [1, tokens, width], in a part of a chain that does not begin with the embedding. `awaited`: which of `ids` only the
-    device has.
+    Fields:
+        rows: The rows.
+        spans: Places of the rows among the model's tokens. Spans beyond those of `rows` are padding.
+        ids: Ids of all tokens.
+        hidden: Hidden states that the tokens start from [1, tokens, width], if the stage does not begin with the
+            embedding.
+        awaited: The ids that are still on the device; None if there are none.
     """
 
     model: LoadedModel
@@ -50,7 +53,7 @@ class ModelBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """One model's part of a segment, for a layer that attends by itself: tokens [lo, hi) as `rows` rows."""
+    """Tokens [lo, hi) of a segment, all of one model, as `rows` rows: for layers that need a batch and a mask."""
 
     lo: int
     hi: int
@@ -60,13 +63,16 @@ class RowChunk:
 
 
 class StepProgram(Protocol):
-    """Units in one call (`engine.kernels.program`)."""
+    """Several units that run in one call (`engine.kernels.program`)."""
 
     def takes(
         self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
     ) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where nothing
-        attends).
+        """Return whether it can run over this context.
+
+        Args:
+            paging: The pages that its attention reads; None if no unit attends.
+            rotary: (cos, sin) for its attention; None if no unit attends.
         """
         ...
 
@@ -81,12 +87,13 @@ class StepProgram(Protocol):
 
 
 class ContextSource(Protocol):
-    """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged
-    one.
+    """Give a step its forward contexts: one for each set of models that run a segment together.
+
+    `engine.step.layout.ContextBuilder` implements it over pages.
     """
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
-        """Token ids [1, tokens] of these models' rows."""
+        """Return the token ids [1, tokens] of these models' rows."""
         ...
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext: ...
@@ -94,19 +101,22 @@ class ContextSource(Protocol):
     def for_layers(
         self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]
     ) -> ForwardContext:
-        """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
+        """Return the context, set to the attention layer that is number `layers[i]` of `models[i]`."""
         ...
 
     def program(
         self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
     ) -> tuple[StepProgram, int] | None:
-        """What runs units [at, end) of a segment at once, and end. `models`: whose segment it is; `key`: the units'
-        digests.
+        """Return a program of units [at, end) of a segment, and end; None if there is none.
+
+        Args:
+            models: The models of the segment.
+            key: Digests of its units.
         """
         ...
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, tokens, width] for these models' tokens."""
+        """Return (cos, sin) [1, tokens, width] for these models' tokens. `key`: the rotary module."""
         ...
 
     def pieces(
@@ -117,12 +127,12 @@ class ContextSource(Protocol):
         rotary: str | None,
         like: Tensor,
     ) -> Iterator[RowChunk]:
-        """The models one by one, for a layer that attends by itself. Raises RuntimeError where there are only pages."""
+        """Yield the models one by one, for a layer that needs a batch of rows. Raises RuntimeError over pages."""
         ...
 
 
 def virtual_spans(batches: Sequence[ModelBatch], adapters: Sequence[str | None]) -> tuple[VirtualSpan, ...]:
-    """Which tokens of a frame of these stand at virtual positions; none once prompts have begun."""
+    """Return the tokens at virtual positions in a context of these batches; empty once all rows are past them."""
     found, base = [], 0
     for batch, adapter in zip(batches, adapters, strict=True):
         count = batch.model.spec.virtual_tokens
@@ -135,7 +145,7 @@ def virtual_spans(batches: Sequence[ModelBatch], adapters: Sequence[str | None])
 
 
 def adapter_spans(adapters: Sequence[str | None], counts: Sequence[int]) -> tuple[AdapterSpan, ...]:
-    """Which tokens use which adapter, when each model has so many tokens."""
+    """Return which tokens use which adapter. `counts`: tokens of each model."""
     spans, base = [], 0
     for adapter, count in zip(adapters, counts, strict=True):
         if adapter is not None and count:

@@ -1,9 +1,8 @@
-"""What one segment's run must know beside its hidden states: who the rows are, where their pages lie, which adapters
-they use.
+"""Describe the rows of a running segment: their positions, their pages and their adapters.
 
-A frame is current while its segment runs (a context variable: transformers' layers drop keyword arguments on the way to
-the attention function; facts, "Cutting transformers models"). `runtime.engine.step.layout` makes frames; attention and
-shared linear layers read them.
+A `ForwardContext` is current while its segment runs. It is a context variable, because transformers' layers drop
+keyword arguments on the way to the attention function (facts, "Cutting transformers models").
+`runtime.engine.step.layout` makes contexts; attention and shared linear layers read them.
 
     tokens   t:  0 1 2 3 4 5 6 ...       rows of all models, back to back; a decode has one token, a chunk several
     tables   [rows, layers, page groups] -> page id       token_pages [layers, tokens] -> page of each token
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RowSpan(msgspec.Struct, frozen=True, gc=False):
-    """One row: tokens [lo, hi) of the frame at positions start, start + 1, …"""
+    """One row: tokens [lo, hi) of the context, at positions start, start + 1, …"""
 
     lo: int
     hi: int
@@ -36,17 +35,17 @@ class RowSpan(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence once this row has run."""
+        """Tokens of the sequence after this row has run."""
         return self.start + self.hi - self.lo
 
     def moved(self, by: int) -> RowSpan:
-        """The same row in a frame where it stands elsewhere."""
+        """Return the same row, `by` tokens further on."""
         return RowSpan(self.lo + by, self.hi + by, self.start) if by else self
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpan:
-    """Tokens [lo, hi) of the frame that use one adapter."""
+    """Tokens [lo, hi) of the context, which use one adapter."""
 
     adapter: str
     lo: int
@@ -55,7 +54,7 @@ class AdapterSpan:
 
 @dataclass(frozen=True, slots=True)
 class VirtualSpan:
-    """Tokens [lo, hi) of the frame that are an adapter's virtual tokens number start, start + 1, …"""
+    """Tokens [lo, hi) of the context, which are an adapter's virtual tokens number start, start + 1, …"""
 
     adapter: str
     lo: int
@@ -64,17 +63,22 @@ class VirtualSpan:
 
     @property
     def source(self) -> slice:
-        """Which of the adapter's virtual tokens these are."""
+        """Which of the adapter's virtual tokens they are."""
         return slice(self.start, self.start + self.hi - self.lo)
 
 
 @dataclass(frozen=True, slots=True)
 class PagedMetadata:
-    """Where tokens of a frame are kept and found: those of its models that put as many tokens into a page.
+    """The pages of a context's tokens, for those of its models that share one page size.
 
-    `tokens`: which of the frame's they are, None for all. `spans`: its rows, in the order of `tables` and `lengths`
-    [rows], the tokens of each once this step has run. `tables` [rows, layers, page groups]; `token_pages` [layers,
-    tokens]; `token_offsets` [tokens].
+    Fields:
+        page_tokens: Tokens in a page.
+        tokens: Indexes of the tokens in the context; None for all of them.
+        spans: The rows, in the order of `tables` and `lengths`.
+        tables: Page ids [rows, layers, page groups].
+        lengths: Tokens of each row after this step [rows].
+        token_pages: Page that each token is written to [layers, tokens].
+        token_offsets: Slot of each token in its page [tokens].
     """
 
     pool: PagePool
@@ -88,65 +92,75 @@ class PagedMetadata:
 
     @property
     def chunks(self) -> Iterator[tuple[int, RowSpan]]:
-        """Rows with more than one token: (row of the tables, span)."""
+        """Rows with more than one token: (index in the tables, span)."""
         return ((row, span) for row, span in enumerate(self.spans) if span.hi - span.lo > 1)
 
     def view(self, like: Tensor) -> PageView:
-        """The pages through the geometry of what is shaped `like` a layer's K: layers of one model may differ in it."""
+        """Return the pool's pages in the geometry of a layer with K shaped like `like`.
+
+        Layers of one model may differ in geometry.
+        """
         _, heads, width = like.shape
         return self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Put K and V of its tokens, among the frame's [tokens, kv_heads, head_dim], into a layer's pages."""
+        """Write K and V to a layer's pages. `key`, `value`: [tokens of the context, kv_heads, head_dim]."""
         if self.tokens is not None:
             key, value = key[self.tokens], value[self.tokens]
         self.view(key).write(self.token_pages[layer], self.token_offsets, key, value)
 
 
 class AttentionBackend(Protocol):
-    """One way to attend over pages, made for one paging (`engine.attention.gathered` is the one that runs anywhere)."""
+    """One implementation of attention over pages, for one paging. `engine.attention.gathered` runs on any device."""
 
     @property
     def paging(self) -> PagedMetadata: ...
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep K and V of the paging's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
+        """Write K and V of the paging's tokens [tokens, kv_heads, head_dim] to a layer's pages."""
         ...
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
-        """Attend with every row of one token, into its place of `out` [the frame's tokens, heads, head_dim]."""
+        """Compute attention of all rows with one token, into their places of `out` [tokens, heads, head_dim]."""
         ...
 
     def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
-        """Attend with the tokens of every other row, into theirs."""
+        """Compute attention of the tokens of all other rows, into their places of `out`."""
         ...
 
 
-#: How a device attends over pages.
+#: Makes the attention over pages of a device.
 PagedMaker = Callable[[PagedMetadata], AttentionBackend]
 
 
 class Dense(Protocol):
-    """The dense batches of a frame's models, set to the layer that runs now."""
+    """The dense batches of a context's models, set to the layer that runs now."""
 
     def attend(self, now: Tokens) -> Tensor:
-        """Keep K and V of the frame's tokens, and attend. Returns [tokens, heads, head_dim]."""
+        """Store K and V of the context's tokens and compute attention; return [tokens, heads, head_dim]."""
         ...
 
 
-#: What a recorded step keeps of joined adapters, by who joined them and which (`engine.adapters.stack_cache`).
+#: Joined adapters that a recorded step keeps, by cache and adapter names (`engine.adapters.stack_cache`).
 Kept = dict[tuple[object, tuple[str, ...]], Any]
 
 
 @dataclass(slots=True)
 class ForwardContext:
-    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends,
-    or `dense` does.
+    """The rows of a running segment (see the top of the file).
 
-    `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what
-    `virtual` tokens compute.
-    `kept`: of the recorded step that this is a frame of; None in all others. `notes`: what its readers made of it once,
-    by its type.
+    Fields:
+        positions: Position of each token [1, tokens].
+        spans: The rows.
+        adapters: Tokens that use an adapter.
+        virtual: Tokens at virtual positions.
+        paging: Attention over pages, one for each page size; empty if nothing attends, or if `dense` is set.
+        layer: Number of the attention layer in `paging` that runs now.
+        dense: Attention over dense batches.
+        prefixes: K and V [virtual tokens, kv width] by adapter, of the layer that runs now. They replace what `virtual`
+            tokens compute.
+        kept: What the recorded step keeps that this context belongs to; None without a recording.
+        notes: Values that readers have derived from this context, by type.
     """
 
     positions: Tensor
@@ -168,14 +182,14 @@ class ForwardContext:
 
     @property
     def covered_by_one(self) -> bool:
-        """Whether one adapter's span is the whole frame."""
+        """Whether one adapter's span covers all tokens."""
         return len(self.adapters) == 1 and self.adapters[0].hi - self.adapters[0].lo == self.tokens
 
     def adapter_index(self, adapters: tuple[str, ...]) -> Tensor:
-        """[tokens]: which of these adapters a token uses; their number where it uses none of them."""
+        """Return for each token [tokens] the index of its adapter in `adapters`; their number if it uses none."""
         index = self._adapter_indices.get(adapters)
         if index is None:
-            # Filled where it is, not copied from a list: a copy from the host cannot be recorded.
+            # Filled on the device instead of copied from a list: a copy from the host cannot be recorded.
             index = torch.full((self.tokens,), len(adapters), device=self.positions.device)
             for span in self.adapters:
                 if span.adapter in adapters:
@@ -184,11 +198,12 @@ class ForwardContext:
         return index
 
     def foreign(self, ranks: tuple[tuple[str, int], ...]) -> Tensor:
-        """[tokens, sum of ranks]: whether a column is of another adapter than a token's. `ranks`: (adapter, rank) in
-        column order.
+        """Return a mask [tokens, sum of ranks] that is true where a column belongs to another adapter than the token's.
 
-        For `masked_fill`: what a stranger's matrix makes of a row may be infinite, and a product with zero would not be
-        zero then.
+        For `masked_fill`: a product with zero would not do, because another adapter's matrix may give infinite values.
+
+        Args:
+            ranks: (adapter, rank), in the order of the columns.
         """
         mask = self._foreign.get(ranks)
         if mask is None:
@@ -209,7 +224,7 @@ _CURRENT: ContextVar[ForwardContext | None] = ContextVar("blockzoo_frame", defau
 
 
 def current() -> ForwardContext:
-    """The frame of the segment that runs now. Raises RuntimeError outside of one."""
+    """Return the context of the segment that runs now. Raises RuntimeError outside of one."""
     frame = _CURRENT.get()
     if frame is None:
         raise RuntimeError("the engine's modules run inside a segment only")
@@ -218,7 +233,7 @@ def current() -> ForwardContext:
 
 @contextmanager
 def running(frame: ForwardContext) -> Iterator[None]:
-    """Make a frame current."""
+    """Make a context current within a `with` block."""
     token = _CURRENT.set(frame)
     try:
         yield

@@ -1,15 +1,15 @@
-"""Run the decode steps of a persistent batch by the call of the step before (native kernels).
+"""Run the decode steps of a persistent batch by repeating the call of the step before (native kernels).
 
     first step    rows -> layouts, contexts, paging -> components ... one call (`step.runner.Call`) ... head    (kept)
     later steps   the same rows, one token on -> embedding or inputs -> that call again (`ProgramReuse`) -> head
 
-Building layouts and contexts for 32 rows costs more than a small part of a chain computes, and from one decode step to
-the next only positions change in them. `StepPlan.batch` numbers the batch. Its steps can be run this way if its rows
-are one token each, of models that run the same components all the way, in one call but for embedding and head.
+Building layouts and contexts for 32 rows costs more than a small part of a chain computes, and only positions change in
+them from one decode step to the next. `StepPlan.batch` numbers the batch. Its steps can run this way if its rows are
+one token each, of models with the same components, and if one call runs all components except embedding and head.
 
-`follow` returns None for a step that has to be run as usual, and has changed nothing then. `remember_step` is called
-after each step that was run as usual, `clear` when stages or adapters come or go. New pages have to be in the tables
-before `follow` is called; tables are read again when their `version` has changed.
+`follow` runs a step, or returns None if it has to run as usual. `remember_step` is called after each step that ran as
+usual, `clear` when stages or adapters are loaded or dropped. New pages have to be in the tables before `follow` is
+called; tables are read again when their `version` has changed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,18 @@ from surgery.modules.components import Where
 
 #: Batches that are kept.
 _MOST = 8
-#: Puts what these rows start from, in this order, into bytes. Raises ValueError where it does not fit.
+#: Writes the hidden states that these rows start from, in this order, to a buffer. Raises ValueError for a wrong size.
 Start = Callable[[Sequence[str], memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ReusedPart:
-    """A model's rows in a step: places in the plan, and among all rows that run together [lo, hi)."""
+    """One model's rows in a step.
+
+    Fields:
+        places: Indexes of the rows in the plan.
+        lo, hi: Range of the rows among all rows that run together.
+    """
 
     model: LoadedModel
     places: tuple[int, ...]
@@ -54,8 +59,12 @@ class ReusedPart:
 
 @dataclass(frozen=True, slots=True)
 class ReusedStep:
-    """What a step gives: tokens, hidden states of stages without a head by row's name, and what ran, where that is
-    traced.
+    """The results of a step.
+
+    Fields:
+        outcome: Sampled tokens and prompt log-probabilities.
+        outputs: Hidden states of stages without a head, by table name.
+        segments: Segments that ran, if traced.
     """
 
     outcome: Outcome
@@ -65,11 +74,13 @@ class ReusedStep:
 
 @dataclass(slots=True)
 class _Kept:
-    """What a batch's last step ran, or how to run the next one.
+    """The last step of a batch, or the prepared call for the next one.
 
     Fields:
-        names: Tables of its rows. (A batch may be split over devices and come here in parts.)
+        names: Tables of its rows. (A batch may be split over devices and arrive here in parts.)
         start: Position of its first row in that step.
+        ran: Batches and call of the step, if it ran as usual.
+        course: The prepared call, after the first step that used it.
     """
 
     names: list[str]
@@ -79,13 +90,13 @@ class _Kept:
 
 
 class DecodeReuse:
-    """The persistent batches of one device. Several may run in turn: those of the hops of a chain that comes back."""
+    """The persistent batches of one device. Several may run in turn: those of the hops of a path that returns here."""
 
     def __init__(self, units: ComponentPool) -> None:
         self._units = units
         self._room = Room()
         self._kept: OrderedDict[tuple[int, str], _Kept] = OrderedDict()
-        #: Steps that were run by the call of the step before.
+        #: Number of steps that repeated the call of the step before.
         self.followed = 0
 
     def clear(self) -> None:
@@ -93,16 +104,16 @@ class DecodeReuse:
         self._kept.clear()
 
     def remember_step(self, plan: StepPlan, batches: Mapping[str, ModelBatch], run: StepRun) -> None:
-        """Keep a step that was run as usual, if the next one of its batch can be run by its call."""
+        """Keep a step that ran as usual, if the next one of its batch can repeat its call."""
         segments = segments_of(batches)
         if plan.batch and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
             names = [row.seq for row in plan.rows]
             self._store_step(plan, _Kept(names, plan.rows[0].start, (batches, run.calls[0])))
 
     def follow(self, plan: StepPlan, start: Start) -> ReusedStep | None:
-        """Run the next step of a batch that is kept. Raises what `start` raises."""
+        """Run a step of a batch that is kept; return None if it has to run as usual. Raises what `start` raises."""
         rows = plan.rows
-        # Taken out: a step that fails now is not followed.
+        # Removed here, so that no step repeats one that fails now.
         kept = self._kept.pop((plan.batch, rows[0].seq), None) if plan.batch else None
         if kept is None or plan.opened or rows[0].start != kept.start + 1 or [row.seq for row in rows] != kept.names:
             return None
@@ -123,8 +134,10 @@ class DecodeReuse:
 
 
 def _is_plain(call: Call, segment: Segment, batches: Mapping[str, ModelBatch]) -> bool:
-    """Whether a step was one call but for embedding and head, over rows of one token each that all sample where there
-    is a head.
+    """Return whether the next step can repeat this one.
+
+    It can if one call ran everything except embedding and head, over rows of one token each, and if all rows sample
+    where there is a head.
     """
     first = next(iter(batches.values())).model
     at, end = int(first.has_embedding), len(segment.units) - int(first.has_head)
@@ -151,7 +164,7 @@ def _all_sampled(batch: ModelBatch) -> bool:
 
 
 class _Course:
-    """What steps over the same rows run. `parts` in the order in which they run together."""
+    """The prepared call for steps over the same rows. `parts`: in the order in which they run together."""
 
     def __init__(self, parts: Sequence[ReusedPart], onward: ProgramReuse, frame: ForwardContext) -> None:
         self._parts, self._onward, first = tuple(parts), onward, parts[0].model
@@ -163,13 +176,12 @@ class _Course:
         counts = [part.hi - part.lo for part in parts]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64)
         self._names: tuple[str, ...] = ()
-        # In front of a head hidden states stay here; else whoever they go to may still read them when the next step
-        # runs.
+        # With a head the buffer is reused. Without one it is not: the next device may read it during the next step.
         self._hidden = _hidden(self._shape) if self._embedding is None and self._head is not None else None
         self._last = ForwardContext(nowhere, (), frame.adapters)
 
     def tables(self, rows: Sequence[Row]) -> Tensor:
-        """Page tables of all rows [rows, layers, groups]."""
+        """Return the page tables of all rows [rows, layers, groups]."""
         self._versions = self._now()
         mine = self._in_order(rows)
         groups = max(part.model.tables.data.shape[2] for part in self._parts)
@@ -187,14 +199,13 @@ class _Course:
         else:
             hidden = self._embedded(self._embedding, mine)
             data = hidden.numpy().data.cast("B")
+        # Made before the layers run: after them the CPU caches are cold, and the next hop waits.
         through = (
             ReusedStep(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data)))
             if self._head is None
             else None
         )
-        self._onward.run(
-            hidden
-        )  # what can be made before it is: behind the layers nothing is in the caches, and the next hop waits
+        self._onward.run(hidden)
         if through is not None or self._head is None:
             return through or ReusedStep(Outcome((), ()))
         with running(self._last):
@@ -205,7 +216,7 @@ class _Course:
         return ReusedStep(sampling_of(batches, wanted, apart, units.operations.largest).read())
 
     def _now(self) -> list[int]:
-        """Which pages have been given out to whom, as numbers that grow."""
+        """Return the versions of the page tables, which grow with every change."""
         return [part.model.tables.version for part in self._parts]
 
     def _in_order(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -220,7 +231,7 @@ class _Course:
 
 
 def _hidden(shape: tuple[int, int, int]) -> tuple[Tensor, memoryview]:
-    """Room for hidden states, and its bytes."""
+    """Return a tensor for hidden states, and its bytes."""
     hidden = torch.empty(shape)
     return hidden, hidden.numpy().data.cast("B")
 
@@ -238,7 +249,7 @@ def _batch(part: ReusedPart, rows: Sequence[Row]) -> ModelBatch:
 def _course(
     units: ComponentPool, room: Room, rows: Sequence[Row], batches: Mapping[str, ModelBatch], call: Call
 ) -> _Course | None:
-    """From the step before; None where the angles of its rows are not looked up."""
+    """Prepare to repeat the call of a step; return None if its rotary embedding has no lookup tables."""
     rotary = units.rotaries.get(call.key) if call.key is not None else None
     if not isinstance(rotary, RotaryTables) or call.paging is None or not isinstance(call.program, Program):
         return None
@@ -252,5 +263,5 @@ def _course(
         lo += len(places[name])
     onward = ProgramReuse(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
     course = _Course(parts, onward, call.frame)
-    onward.tables(course.tables(rows))  # as wide as they are: those of one step end where its longest row does
+    onward.tables(course.tables(rows))  # full width: the tables of a single step end at its longest row
     return course

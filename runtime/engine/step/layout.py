@@ -1,12 +1,13 @@
-"""Where all tokens of a step stand and lie, computed once; a segment's frame is a slice of it.
+"""Compute positions, page tables and page places of a step's tokens once, and cut forward contexts from them.
 
-    Layout: all rows of the models whose page tables have one shape (tokens per page, attention layers), back to back in
-    model order frame(models): neighbours in a layout are views of it, others are picked by index; made once per set of
-    models and step
+    StepLayout        all rows of the models with page tables of one shape (tokens per page, attention layers),
+                      back to back in model order
+    frame(models)     models that are neighbours in a layout are views of it, all other sets are concatenated;
+                      made once per set of models and step
 
-Models that share a layer may have it at different depths, and may put different numbers of tokens into a page (composed
-chains). The first costs another slice of the same tables; the second parts the attention alone, everything else still
-runs once over all rows.
+Models that share a layer may have it at different depths, and may use different page sizes (composed chains). For
+different depths another slice of the same tables is used. For different page sizes only the attention runs apart;
+everything else runs once over all rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from runtime.kv.transfers import put
 
 @dataclass(frozen=True, slots=True)
 class TokenPlace:
-    """Where a model stands in its layout: tokens from `token` on, rows from `row` on."""
+    """Indexes of a model's first token and first row in its layout."""
 
     token: int
     row: int
@@ -34,8 +35,17 @@ class TokenPlace:
 
 @dataclass(slots=True)
 class StepLayout:
-    """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers,
-    tokens].
+    """The tokens of several models, back to back.
+
+    Fields:
+        members: The models, in order.
+        places: First token and row of each model.
+        ids, positions: [1, tokens].
+        tables: Page ids [rows, layers, groups].
+        token_pages: Page that each token is written to [layers, tokens].
+        token_offsets: Slot of each token in its page [tokens].
+        lengths: Tokens of each row after this step [rows].
+        rotaries: (cos, sin) of all tokens, by rotary module and dtype.
     """
 
     members: tuple[str, ...]
@@ -51,16 +61,18 @@ class StepLayout:
 
     @property
     def contents(self) -> tuple[Tensor, ...]:
-        """All that differs between steps of one shape."""
+        """All tensors that differ between steps of one shape."""
         return self.ids, self.positions, self.tables, self.token_pages, self.token_offsets, self.lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How a step is filled up to a shape. `page`: where K and V of rows that are nobody's go; `groups`: page groups
-    that tables have
-    room for, by those that are needed: as many in all layouts whose pages hold as many tokens, since they may stand in
-    one paging.
+    """How a step is padded to a fixed shape.
+
+    Fields:
+        page: Page that the K and V of padding rows go to.
+        groups: Maps the page groups needed to those that the tables have room for. All layouts of one page size get the
+            same number, because one paging may join them.
     """
 
     page: int
@@ -69,9 +81,7 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Models that are neighbours both in a layout and in a segment: a slice of the layout, its layers counted from
-    `shift` on.
-    """
+    """A slice of a layout: models that are neighbours in it and in a segment. `shift`: offset of their layers."""
 
     layout: StepLayout
     tokens: slice
@@ -82,7 +92,7 @@ class _Run:
 def lay_out(
     batches: Mapping[str, ModelBatch], device: torch.device, filling: Filling | None = None
 ) -> list[StepLayout]:
-    """One layout per shape of page tables among the models of the step. `filling`: for batches that were filled up."""
+    """Return one layout for each shape of page tables among the models of the step. `filling`: for padded batches."""
     shapes: dict[tuple[int, int], list[str]] = {}
     for name, batch in batches.items():
         shapes.setdefault((batch.model.spec.page_tokens, batch.model.spec.kv_layers), []).append(name)
@@ -123,18 +133,18 @@ def _layout(
 
 
 def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
-    """The position of every token, and its row."""
+    """Return the position of every token, and the index of its row."""
     positions = put([p for span in spans for p in range(span.start, span.length)], ends.device)
     return positions, put([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], ends.device)
 
 
 def _groups(lengths: Sequence[int], page_tokens: int) -> int:
-    """Page groups that the longest of these rows needs."""
+    """Return how many page groups the longest of these rows needs."""
     return -(-max(lengths) // page_tokens)
 
 
 def _table(batch: ModelBatch, groups: int, filling: Filling | None) -> Tensor:
-    """Page tables of a model's rows [rows, layers, groups]."""
+    """Return the page tables of a model's rows [rows, layers, groups], padding rows included."""
     table = batch.model.pages([row.seq for row in batch.rows], groups)
     more = len(batch.spans) - len(batch.rows)
     if filling is None or not more:
@@ -143,9 +153,10 @@ def _table(batch: ModelBatch, groups: int, filling: Filling | None) -> Tensor:
 
 
 class ContextBuilder:
-    """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them
-    has attached,
-    or None. `kept`: what frames keep of joined adapters (see there).
+    """Build the forward contexts of one step over pages.
+
+    In all methods, `models` are in the order of the step, and `adapters` has the key of each model's adapter, or None.
+    `kept`: joined adapters that a recorded step keeps (`engine.step.context.Kept`).
     """
 
     def __init__(
@@ -169,7 +180,7 @@ class ContextBuilder:
         return _joined([run.layout.ids[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext:
-        """The frame of these models."""
+        """Return the context of these models."""
         made = self._frames.get((models, adapters))
         if made is None:
             positions = _joined(
@@ -186,7 +197,7 @@ class ContextBuilder:
     def for_layers(
         self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]
     ) -> ForwardContext:
-        """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
+        """Return the context, set to the attention layer that is number `layers[i]` of `models[i]`."""
         frame = self.frame(models, adapters)
         frame.layer = min(layers)
         shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
@@ -204,7 +215,7 @@ class ContextBuilder:
         return self._units.programs.get_program(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""
+        """Return (cos, sin) [1, tokens, width] for these models' tokens, in the dtype of `like`. Cached."""
         made = self._rotaries.get((models, key, like.dtype))
         if made is None:
             made = self._rotaries[models, key, like.dtype] = self._tables(models, key, like)
@@ -234,7 +245,7 @@ class ContextBuilder:
         return torch.cat([cos for cos, _ in parts], dim=1), torch.cat([sin for _, sin in parts], dim=1)
 
     def _runs(self, models: Sequence[str], shifts: Sequence[int]) -> Iterator[_Run]:
-        """The models as runs of neighbours with one shift."""
+        """Yield the models as runs of neighbours with the same shift."""
         first = 0
         for at in range(1, len(models) + 1):
             if at == len(models) or shifts[at] != shifts[first] or not self._follows(models[at - 1], models[at]):
@@ -242,7 +253,7 @@ class ContextBuilder:
                 first = at
 
     def _follows(self, before: str, after: str) -> bool:
-        """Whether two models stand next to each other in one layout."""
+        """Return whether two models are neighbours in one layout."""
         home = self._home[before]
         return self._home[after] is home and home.members.index(after) == home.members.index(before) + 1
 
@@ -252,7 +263,7 @@ class ContextBuilder:
         return _Run(layout, slice(lo.token, hi.token + batch.tokens), slice(lo.row, hi.row + len(batch.spans)), shift)
 
     def _spans(self, models: Sequence[str]) -> list[tuple[RowSpan, ...]]:
-        """Each model's rows, where they stand in a frame of all of them."""
+        """Return the rows of each model, placed in a context of all these models."""
         spans: list[tuple[RowSpan, ...]] = []
         base = 0
         for name in models:
@@ -262,7 +273,7 @@ class ContextBuilder:
         return spans
 
     def _page(self, frame: ForwardContext, models: Sequence[str], shifts: Sequence[int]) -> Iterator[PagedMetadata]:
-        """One paging per number of tokens in a page among the models; almost always one for all of them."""
+        """Yield one paging for each page size among the models, almost always one."""
         sizes = [self._home[name].page_tokens for name in models]
         spans = self._spans(models)
         for size in dict.fromkeys(sizes):
@@ -272,7 +283,7 @@ class ContextBuilder:
             yield self._paging(frame, runs, rows)
 
     def _paging(self, frame: ForwardContext, runs: Sequence[_Run], spans: Sequence[RowSpan]) -> PagedMetadata:
-        """Tables of these runs, as deep as the shallowest reaches."""
+        """Return the paging of these runs, with as many layers as the run with the fewest has."""
         page_tokens = runs[0].layout.page_tokens
         depth = min(run.layout.tables.shape[1] - run.shift for run in runs)
         layers = [slice(run.shift, run.shift + depth) for run in runs]
@@ -299,8 +310,9 @@ class ContextBuilder:
 
 
 def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
-    """The tokens of these rows, one range for rows side by side: made where they are, as a copy from the host cannot be
-    recorded.
+    """Return the tokens of these rows, one range for adjacent rows.
+
+    Made on the device, because a copy from the host cannot be recorded.
     """
     ranges = [[spans[0].lo, spans[0].lo]]
     for span in spans:
@@ -311,7 +323,7 @@ def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
 
 
 def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:
-    """Tables [rows, layers, groups] as wide as the widest of them."""
+    """Return tables [rows, layers, groups] that all have as many groups as the widest."""
     width = max(table.shape[2] for table in tables)
     return [
         t if t.shape[2] == width else torch.nn.functional.pad(t, (0, width - t.shape[2]), value=padding) for t in tables

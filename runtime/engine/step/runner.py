@@ -1,13 +1,14 @@
-"""One step: all rows of all models, segment by segment.
+"""Run one step: all rows of all models, segment by segment.
 
     plan.rows --by model--> ids, positions, spans --segments--> hidden states --head, wanted rows only--> logits -->
     tokens
 
-Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them
-again. Rows of a model stay together and models keep one order, so joining and parting are slices. Behind a model's last
-attention only those tokens go on
-whose logits are wanted: of a prompt's chunk the last one, or none. A part of a chain starts from hidden states that its
-rows bring, or ends with those of all its tokens.
+Hidden states are kept by model. A segment joins those of its models, runs its units once over all of them, and splits
+the result. Rows of a model stay together and models keep one order, so both are slices.
+
+After a model's last attention layer only tokens with wanted logits go on: of a prompt's chunk the last one, or none. A
+stage without the embedding starts from hidden states that its rows bring; one without the head ends with the hidden
+states of all its tokens.
 """
 
 from __future__ import annotations
@@ -43,15 +44,13 @@ def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment,
 
 
 def segments_of(batches: Mapping[str, ModelBatch]) -> tuple[Segment, ...]:
-    """What a step over these models runs, in order."""
+    """Return the segments that a step over these models runs, in order."""
     return _segments(tuple((name, batch.model.chain) for name, batch in batches.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked
-    for.
-    """
+    """Units [at, end) of a segment that ran in one call, with its arguments. `key`: the rotary module of `rotary`."""
 
     program: StepProgram
     at: int
@@ -64,12 +63,16 @@ class Call:
 
 
 class StepRun:
-    """The state of one step while it runs. `segments` records what ran, when asked to; `calls` what ran in one call.
+    """The state of one step while it runs.
 
     Args:
-        picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to
-            sample.
-        kept: of a step that is recorded (`engine.step.context.Kept`).
+        trace: Whether `segments` records what runs.
+        picks: Tokens with wanted logits, by model, if they do not follow from the rows; then nothing is sampled.
+        kept: Joined adapters of a step that is recorded (`engine.step.context.Kept`).
+
+    Attributes:
+        segments: The segments that ran, if traced.
+        calls: The units that ran in one call.
     """
 
     def __init__(
@@ -93,41 +96,45 @@ class StepRun:
         self._kept = kept
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
-        # Rows of a token each go through all layers in one call; those whose token nobody reads drop out behind it.
+        # Without chunks all layers may run in one call: rows without wanted logits are dropped after it.
         self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
         self._frames = frames
         self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
 
     def execute(self, largest: Largest = stock_largest) -> Outcome:
-        """Run every segment, then sample. `largest`: how this device finds greedy rows' tokens."""
+        """Run every segment, sample, and wait for the tokens. `largest`: finds the tokens of greedy rows."""
         return self.sample(largest).read()
 
     def sample(self, largest: Largest = stock_largest, before: Sampling | None = None) -> Sampling:
-        """As `execute`, without waiting for what is sampled. `before`: of the step before
-        (`engine.sampling.output`).
+        """Run every segment and sample, without waiting for the tokens.
+
+        Args:
+            largest: Finds the tokens of greedy rows.
+            before: Sampling of the step before (`engine.sampling.output`).
         """
         return sampling_of(self._batches, self._wanted, self.forward(), largest, before)
 
     def forward(self) -> Mapping[str, Tensor]:
-        """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""
+        """Run every segment; return the logits [wanted rows, vocabulary] by model, for models that want any."""
         for segment in segments_of(self._batches):
             self._run(segment)
         return self._logits
 
     @property
     def behind(self) -> Mapping[str, Tensor]:
-        """Hidden states [1, tokens, width] behind what has run, of models without a head."""
+        """Hidden states [1, tokens, width] after the step, of models without a head."""
         return {name: self._hidden[name] for name, batch in self._batches.items() if not batch.model.has_head}
 
     def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
-        """Components [lo, hi) of one model alone, over its rows: what a profile times.
+        """Run components [lo, hi) of one model alone, over its rows. Used to time them for a profile.
 
         Args:
-            hidden: what they start from, [1, tokens, width]; None where lo is the embedding.
+            hidden: Hidden states [1, tokens, width] to start from. None if `lo` is the embedding, or to go on from the
+                last call.
 
         Returns:
-            The hidden states behind them; behind the head, the logits [rows, vocabulary].
+            The hidden states after them; after the head, the logits [rows, vocabulary].
         """
         self._narrows = False
         if hidden is not None:
@@ -163,9 +170,7 @@ class StepRun:
             self._record(segment, units, batches)
 
     def _joined(self, segment: Segment, first: SharedComponent) -> Tensor:
-        """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(,
-        width)].
-        """
+        """Return a segment's input: token ids [1, tokens] for an embedding, else hidden states [1, tokens, width]."""
         if first.kind == "embedding":
             return self._frames.ids(segment.models)
         every = [self._hidden[name] for name in segment.models if self._width(name)]
@@ -173,13 +178,11 @@ class StepRun:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _width(self, name: str) -> int:
-        """How many tokens of a model there are now."""
+        """Return how many tokens of a model are still processed."""
         return len(self._picks[name]) if name in self._narrowed else self._batches[name].tokens
 
     def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
-        """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend
-        no more.
-        """
+        """Drop tokens that unit `at` and later ones do not need: without wanted logits, after the last attention."""
         starts = zip(segment.models, segment.starts, strict=True)
         ripe = {
             name
@@ -198,7 +201,7 @@ class StepRun:
         return hidden if len(kept) == hidden.shape[1] else hidden[:, put(kept, self._device)]
 
     def _behind(self, models: tuple[str, ...], adapters: _Keys) -> ForwardContext:
-        """The frame of models of which some are narrowed."""
+        """Return the context of models with dropped tokens."""
         parts = []
         for name in models:
             positions = self._frames.frame((name,), (None,)).positions
@@ -229,7 +232,7 @@ class StepRun:
     def _run_ahead(
         self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
-        """Several units in one call, where the device can: what is behind them, and the number of the next one."""
+        """Run several units in one call if possible; return the hidden states and the index of the next unit."""
         call = self._call(segment, uses, at, hidden)
         if call is None:
             return None
@@ -262,7 +265,7 @@ class StepRun:
 
     @staticmethod
     def _run_masked(unit: SharedComponent, pieces: Iterable[RowChunk], hidden: Tensor) -> Tensor:
-        """A layer that attends by itself runs over one model's rows at a time, as a batch of rows."""
+        """Run a layer that needs a batch of rows and a mask, one model at a time."""
         parts = []
         for piece in pieces:
             with running(piece.frame):
@@ -271,9 +274,7 @@ class StepRun:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _uses(self, segment: Segment) -> tuple[Iterable[_Keys], Iterable[_Layers]]:
-        """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the
-        models.
-        """
+        """Return, for each unit of a segment, each model's adapter on it and each model's attention layer number."""
         count = len(segment.units)
         models = [
             (self._batches[name].model, start) for name, start in zip(segment.models, segment.starts, strict=True)
@@ -282,11 +283,11 @@ class StepRun:
         return adapters, zip(*(model.kv_index[start : start + count] for model, start in models), strict=True)
 
     def _run_head(self, unit: SharedComponent, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
-        """The head runs over the rows that need logits, not over every token."""
+        """Run the head over the tokens with wanted logits."""
         counts = [len(self._picks[name]) for name in segment.models]
         if not sum(counts):
             return
-        if hidden.shape[1] != sum(counts):  # a part of a chain that is run for itself
+        if hidden.shape[1] != sum(counts):  # `run_part`, which drops no tokens
             edges = itertools.accumulate((self._batches[name].tokens for name in segment.models), initial=0)
             picks = [
                 base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]
@@ -298,7 +299,7 @@ class StepRun:
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
 
     def _record(self, segment: Segment, units: Sequence[SharedComponent], batches: Sequence[ModelBatch]) -> None:
-        """Note what ran; a stitch is told apart from the units around it."""
+        """Record what ran, each stitch as an entry of its own."""
         start = segment.starts[0]
         layers = [placed.layer for placed in batches[0].model.manifest.components[start : start + len(units)]]
         for lo, hi in _told_apart(units):
@@ -315,7 +316,7 @@ class StepRun:
 
 
 def _told_apart(units: Sequence[SharedComponent]) -> Iterator[tuple[int, int]]:
-    """Ranges of a segment's units: each stitch alone, what lies between together."""
+    """Yield ranges of a segment's units: each stitch alone, the units between stitches together."""
     lo = 0
     for at, unit in enumerate(units):
         if unit.kind == STITCH:

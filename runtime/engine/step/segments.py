@@ -1,9 +1,8 @@
-"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15).
+"""Plan which components run once for which models: the segments of a step over the chains of all its models (BL-15).
 
-A *unit* is what a batch can share: a component without its adapter, named by digest. Each model is a sequence of units.
-The plan walks all sequences together, runs each shared unit once for all models that meet there, and fuses units that
-run back to back for the
-same models into one segment. Pure: no torch, no clock.
+A *unit* is what a batch can share: a component without its adapter, named by its digest. Each model is a sequence of
+units. The plan walks all sequences together, runs each shared unit once for all models that meet there, and joins units
+that run back to back for the same models into one segment. Pure functions, without torch.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Units that run back to back for the same models. `starts[i]`: index in the chain of `models[i]` of the first
-    unit.
-    """
+    """Units that run back to back for the same models. `starts[i]`: where they start in the chain of `models[i]`."""
 
     models: tuple[str, ...]
     units: tuple[str, ...]
@@ -25,13 +22,13 @@ class Segment:
 
 
 def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
-    """Segments in an order that respects every chain.
+    """Return the segments of a step, in an order that respects every chain.
 
     Args:
-        chains: model -> its units in order; iteration order fixes the order of models in a segment.
+        chains: Units of each model, in order. Models keep the iteration order within a segment.
 
     Every model's units run exactly once and in order. A unit waits while another model that still needs it has not
-    arrived at it; if all wait for each other (chains that use two units in opposite orders), the one that most models
+    arrived at it. If all wait for each other (chains with two units in opposite orders), the unit that most models
     stand at runs first.
     """
     at = dict.fromkeys(chains, 0)
@@ -50,10 +47,10 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
 
 
 def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wanted: Mapping[str, int]) -> str:
-    """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order.
+    """Return the unit to run next: one that no other model will still arrive at, else the most wanted one.
 
-    `wanted`: how many models have a unit before them. A model that comes to it again is not waited for: it must run it
-    now first.
+    Ties are broken by model order. `wanted`: how many models have a unit before them. A model that arrives at a unit
+    twice is not waited for: it must run it now first.
     """
     standing = Counter(chains[model][index] for model, index in at.items() if index < len(chains[model]))
     for unit, count in standing.items():
@@ -63,7 +60,7 @@ def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wante
 
 
 def _append(segments: list[Segment], models: tuple[str, ...], unit: str, starts: tuple[int, ...]) -> None:
-    """Extend the last segment when the same models go on from where it ends, else open a new one."""
+    """Extend the last segment if the same models go on from its end, else add a new one."""
     last = segments[-1] if segments else None
     if last is not None and last.models == models:
         ends = tuple(start + len(last.units) for start in last.starts)

@@ -1,1 +1,1 @@
-"""Which rows run in a device's next step: paged, dense, and how long to wait for more."""
+"""Decide which rows run in a device's next step, paged or dense, and how long to wait for more."""

@@ -1,22 +1,26 @@
-"""Whether a device waits a moment before its next step for rows that are due back from the scheduler.
+"""Decide whether a device delays its next step for rows that are due back from the scheduler.
 
-A row that has come to the end of its path goes on when the scheduler has seen its token: a control message there and
-one back. A step that begins meanwhile with whoever waits leaves those rows behind for all its length, then they run
-without the others, and so on: two halves that never meet in one batch, and every weight is read once for each of them.
-So
+A row that left the end of its path continues once the scheduler has seen its token: one control message there and one
+back. If a step starts meanwhile with the rows that wait, the returning rows miss it and later run without them, and so
+on: two halves that never meet in one batch, with every weight read once for each half.
 
-    until(...)     the moment up to which the step waits, or None for a step at once
-
-Contract: it waits only where rows are due, for no longer than `limit`, and only where that gains: `due` rows save about
-a step each, and `waiting` rows lose what is left of the round trip. Nobody who is alone waits (BL-14), and a device
-whose rows are away for longer (with other devices, with somebody's tool) does not. Pure; nanoseconds.
+The step waits only if rows are due, for at most `limit`, and only if that gains: each `due` row saves about a step,
+each `waiting` row loses the rest of the round trip. So a sequence that is alone never waits (BL-14), nor does a device
+with rows that are away for longer (on other devices, or during a tool call). Pure; times in nanoseconds.
 """
 
 from __future__ import annotations
 
 
 def until(waiting: int, due: int, deadline: int, step: float, limit: int, now: int) -> int | None:
-    """`due`: rows that are expected by `deadline`; `step`: how long one takes here lately."""
+    """Return the time until which the next step waits, or None to start it at once.
+
+    Args:
+        waiting: Rows that wait here.
+        due: Rows expected back by `deadline`.
+        step: Recent duration of a step here.
+        limit: Longest wait.
+    """
     left = deadline - now
     if not waiting or not due or not 0 < left <= limit or due * step <= waiting * left:
         return None

@@ -1,22 +1,19 @@
-"""Which rows that wait on a device run in its next step (BL-14, BL-22).
+"""Choose which of the rows that wait on a device run in its next step (BL-14, BL-22).
 
-Contract: `decide` takes the rows of all the device's entry queues in the order of arrival and answers with those that
-run:
+`decide` takes the rows of all entry queues of the device, in order of arrival, and returns those that run:
 
-  1. rows that have waited longer than `patience`; rows whose sequence has K and V here; then all others. Within each,
-    first in, first out;
-  2. of one sequence in one stage only the first: chunks of a prompt keep their order, and none is in a step twice;
-  3. through no block more rows than its own limit, whatever stages and models they are of. Of that, slots are kept from
-    those others for
-     sequences that are expected back until their countdowns run out; but not on a block that would have no row at all;
+  1. first rows that have waited longer than `patience`, then rows of sequences with K and V here, then the rest; each
+     first in, first out;
+  2. only the first row of a sequence in a stage: chunks of a prompt keep their order, and none is in a step twice;
+  3. through no block more rows than its limit, whatever their stages and models. Slots are reserved against the rest
+     for sequences that are expected back, until their deadlines; but not on a block that would have no row at all;
   4. no more tokens than the budget, but one row always runs;
-  5. of rows that may be divided as many tokens as the budget leaves, when all others have theirs: prompts do not hold
-    up decodes (TI-08).
-     One that is overdue comes before those that are not.
+  5. of divisible rows as many tokens as the budget leaves after the other rows, so that prompts do not delay decodes
+     (TI-08). An overdue divisible row comes before rows that are not overdue.
 
-A row that is turned away does not hold back rows behind it, which may need other blocks or less of the budget: it gets
-older, and the oldest in its rank cannot be turned away by the budget for long, for whoever comes first fits. It knows
-no pages, clocks, tensors or where rows come from. Plain loops over what the caller keeps: the step waits for this.
+A rejected row does not block rows behind it, which may need other blocks or less of the budget. It ages, and the oldest
+row of its rank cannot be rejected by the budget for long, because the first row always fits. The loops are plain and
+work on the caller's data, because the step waits for the decision.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from typing import Protocol
 
 
 class HopRow(Protocol):
-    """A row in an entry queue, as whoever keeps it has it; `WaitingRow` is the plain one."""
+    """Define a row in an entry queue, as its queue stores it; `WaitingRow` is a plain implementation."""
 
     @property
     def name(self) -> str: ...
@@ -50,9 +47,14 @@ class HopRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitingRow:
-    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it
-    came, in ns;
-    `divisible`: a part of its tokens may run first."""
+    """Describe a row in an entry queue.
+
+    Fields:
+        name: Name of the sequence in that stage.
+        holds: Its sequence has K and V here.
+        since: Time of arrival, in ns.
+        divisible: A part of its tokens may run first.
+    """
 
     name: str
     stage: str
@@ -64,9 +66,7 @@ class WaitingRow:
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A sequence that went on from here and is expected back in `stage`. Nobody waits for it after `deadline`,
-    nanoseconds.
-    """
+    """Describe a sequence that left and is expected back in `stage`. Its slot is reserved until `deadline`, in ns."""
 
     stage: str
     deadline: int
@@ -74,8 +74,11 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The device's block instances. `passes`: the blocks that a row of each stage runs through; `limits`: rows per step
-    of each block.
+    """Describe the device's block instances.
+
+    Fields:
+        passes: Blocks that a row of each stage runs through.
+        limits: Rows per step of each block.
     """
 
     passes: Mapping[str, Sequence[str]]
@@ -84,7 +87,12 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class HopLimits:
-    """`tokens` and `rows` of one step; `patience` in nanoseconds. `divide`: whether rows that may be divided are."""
+    """Configure the limits of one step.
+
+    Fields:
+        patience: Nanoseconds after which a waiting row is overdue.
+        divide: Whether divisible rows are divided.
+    """
 
     tokens: int
     rows: int
@@ -94,9 +102,16 @@ class HopLimits:
 
 @dataclass(frozen=True, slots=True)
 class HopDecision:
-    """`rows`: places in the input, in the order in which they were chosen. Then how many were turned away and why: a
-    later row of the same sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens
-    or rows left (`budget`). `parts`: of the rows that are divided, the tokens that run now, by place."""
+    """Hold the rows of the next step, and counts of the rejected rows by reason.
+
+    Fields:
+        rows: Positions in the input, in the order chosen.
+        behind: Rejected because an earlier row of the same sequence waits.
+        full: Rejected because a block has no slot left.
+        kept: Rejected because the slots left are reserved.
+        budget: Rejected because no tokens or rows are left.
+        parts: For divided rows, by position, the tokens that run now.
+    """
 
     rows: tuple[int, ...]
     behind: int = 0
@@ -107,16 +122,14 @@ class HopDecision:
 
 
 def countdown(now: int, round_trip: int, slack: float) -> int:
-    """The deadline of a sequence that leaves now: its chain's round trip, and `slack` of that more (0.5: half as long
-    again).
-    """
+    """Return the deadline of a sequence that leaves now: its round trip times (1 + `slack`)."""
     return now + int(round_trip * (1 + slack))
 
 
 def decide(
     waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int
 ) -> HopDecision:
-    """The next step of a device. Raises KeyError for a row of a stage that is not there."""
+    """Choose the next step of a device. Raises KeyError for a row of an unknown stage."""
     first, others, behind = _ranked(waiting, now - limits.patience)
     if not returning and all_fit(waiting, blocks, limits):
         return HopDecision((*first, *others), behind)
@@ -137,25 +150,27 @@ def decide(
 
 
 def all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
-    """Whether all of them could run even if they all went through the tightest block: then nothing has to be counted
-    block by block.
+    """Return whether all rows fit even if all went through the block with the lowest limit.
+
+    Then slots need not be counted per block.
     """
     count = len(waiting)
     if count > limits.rows or any(limit < count for limit in blocks.limits.values()):
         return False
     if any(len(set(through := blocks.passes[stage])) < len(through) for stage in {row.stage for row in waiting}):
-        return False  # a block that is passed twice gives two slots to a row
+        return False  # a row takes two slots of a block that it passes twice
     return sum([row.tokens for row in waiting]) <= limits.tokens
 
 
 def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[int], int]:
-    """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same
-    name.
+    """Rank the rows: positions that may take reserved slots, positions of the rest, and the number of duplicates.
+
+    A duplicate is a later row of the same name.
     """
     if all([row.holds and row.since >= overdue for row in waiting]) and len({row.name for row in waiting}) == len(  # noqa: C419
         waiting
     ):
-        return list(range(len(waiting))), [], 0  # a decode step, as most are
+        return list(range(len(waiting))), [], 0  # a plain decode step, the most frequent case
     first: dict[str, int] = {}
     for place, row in enumerate(waiting):
         first.setdefault(row.name, place)
@@ -169,21 +184,21 @@ def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[in
 
 
 def _divided(waiting: Sequence[HopRow], places: Sequence[int], overdue: int) -> tuple[list[int], list[int]]:
-    """Places of rows that run whole, and of those that get what is left; one that is overdue is among the first."""
+    """Split positions into rows that run whole, or are overdue, and divisible rows that get what is left."""
     parts = [place for place in places if waiting[place].divisible and waiting[place].since >= overdue]
     apart = set(parts)
     return [place for place in places if place not in apart], parts
 
 
 class _StepBuilder:
-    """The ledger of one decision: what is left of tokens, rows and each block's slots."""
+    """Track one decision: what is left of tokens, rows and each block's slots."""
 
     def __init__(self, waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> None:
         self._waiting = waiting
         self._passes = blocks.passes
         self._limits = blocks.limits
         self._room = dict(blocks.limits)
-        self._kept: dict[str, int] = {}  # slots that blocks keep
+        self._kept: dict[str, int] = {}  # reserved slots by block
         self._tokens, self._rows = limits.tokens, limits.rows
         self._divide = limits.divide
         self.chosen: list[int] = []
@@ -191,7 +206,7 @@ class _StepBuilder:
         self.full = self.kept = self.budget = 0
 
     def choose_rows(self, places: Sequence[int], spare: bool = False) -> None:
-        """Choose rows in this order while they fit; `spare`: in slots that are not kept."""
+        """Choose rows in this order while they fit. `spare`: not in reserved slots."""
         waiting, passes, room, chosen = self._waiting, self._passes, self._room, self.chosen
         tokens, rows, kept = self._tokens, self._rows, self._kept if spare else {}
         for place in places:
@@ -216,7 +231,7 @@ class _StepBuilder:
         self._tokens, self._rows = tokens, rows
 
     def reserve_slots(self, returning: Sequence[Return], now: int) -> None:
-        """Set slots aside for sequences that are still expected, on blocks that have rows already."""
+        """Reserve slots for sequences that are still expected, on blocks that have rows already."""
         expected: dict[str, int] = {}
         for each in returning:
             if each.deadline > now:

@@ -1,1 +1,1 @@
-"""Which duplicates of K and V to drop (BL-27)."""
+"""Decide which duplicates of K and V to drop (BL-27)."""

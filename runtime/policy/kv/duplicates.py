@@ -1,10 +1,10 @@
-"""Which copies of K and V to drop because their sequence has others: the check once a minute (BL-27).
+"""Choose duplicate copies of K and V to drop, in a check once per minute (BL-27).
 
-Contract: `sweep` drops a copy only if the same sequence has its authoritative copy on another device, under the same or
-a later epoch; it never drops that one, nor one that somebody uses or moves (`leased`). A copy of an older epoch goes at
-once, others when nobody has used them for `idle`. So what every sequence has computed is still there afterwards.
+`sweep` drops a copy only if the same sequence has its authoritative copy on another device, under the same or a later
+epoch. It never drops the authoritative copy, nor one in use or migrating (`leased`). A copy of an older epoch is
+dropped at once, a current one when it has not been used for `idle`. So the computed tokens of every sequence stay.
 
-The paper names the period and no more; this is what the name asks for. Pure: copies and now in, what to drop out.
+The paper only gives the name and the period; the rules are this project's. Pure functions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from typing import Literal
 #: Nanoseconds between two checks (BlockLLM, section 7.1: one minute).
 PERIOD = 60_000_000_000
 
-#: Why a copy stays.
+#: Why a copy is kept.
 Kept = Literal["authoritative", "only", "leased", "used"]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A sequence's pages of one stage on a device. `used`: when last, nanoseconds. One copy of a sequence's stage is
-    `authoritative`.
+    """Describe a sequence's pages of one stage on a device. One copy per sequence and stage is `authoritative`.
+
+    Fields:
+        pages: Number of pages.
+        leased: In use or migrating.
+        used: Time of last use, in ns.
     """
 
     seq: str
@@ -38,7 +42,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`dropped` copies hold `freed` pages; `kept` in the order given, each with its reason."""
+    """Hold the dropped copies with the number of pages freed, and the kept ones with the reason for each."""
 
     dropped: tuple[Copy, ...]
     freed: int
@@ -46,12 +50,12 @@ class Sweep:
 
 
 def due(last: int, now: int, period: int = PERIOD) -> bool:
-    """Whether the next check's time has come."""
+    """Return whether it is time for the next check."""
     return now - last >= period
 
 
 def sweep(copies: Sequence[Copy], now: int, idle: int = 0) -> Sweep:
-    """Which copies to drop now."""
+    """Choose the copies to drop now."""
     owners = {(each.seq, each.stage): each for each in copies if each.authoritative}
     dropped: list[Copy] = []
     kept: list[tuple[Copy, Kept]] = []

@@ -1,1 +1,1 @@
-"""What a move of K and V costs, where it stops, what it recomputes from (BL-16 to BL-18)."""
+"""Estimate what moving K and V costs, decide where it meets, and what it recomputes from (BL-16 to BL-18)."""

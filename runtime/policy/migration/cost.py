@@ -1,16 +1,16 @@
-"""How long a sequence's K and V take to move, and when the move is over (BL-16).
+"""Estimate how long a sequence's K and V take to move, and decide when the migration ends (BL-16).
 
-    T = min over m of max( front(m), (P - m) * copy + m * inputs )        P groups in all, m of them recomputed
+    T = min over m of max( front(m), (P - m) * copy + m * inputs )        P page sets in all, m of them recomputed
 
-    front(m)  chunks of m groups one after another, each at the context before it, and what upstream must do for it
-    copy      a group's way over the link; infinite without one
-    inputs    that of the hidden states that a group is recomputed from, over the same link; none where token ids do
+    front(m)  time to recompute m page sets in chunks, each at the context before it, upstream work included
+    copy      time of a page set over the link; infinite without a link
+    inputs    time over the link of the hidden states that a page set is recomputed from; 0 if from token ids
 
-Recomputing a block needs its input for all of the context: token ids at the start of a chain; elsewhere whoever is
-upstream runs again, which is `upstream` here and charged to the front, that waits for it; or the source ships hidden
-states that it kept, which is `inputs` and charged to the link. The front waits for those of its first chunk only.
+Recomputing a block needs its input for the whole context. At the start of a chain these are token ids. Elsewhere the
+preceding blocks run again, which is `upstream` and charged to the front; or the source sends hidden states that it
+cached, which is `inputs` and charged to the link. The front waits only for the inputs of its first chunk.
 
-Pure arithmetic over costs that the caller takes from profiles. It knows no pages, no clock and not who the sequence is.
+Pure arithmetic on costs that the caller takes from profiles.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ ChunkSeconds = Callable[[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What moving costs. `recompute` None: it cannot be (no inputs). `copy_group`: seconds for a group of pages;
-    infinite: no link.
+    """Hold the costs of a migration.
 
-    `upstream`: seconds that preceding blocks take for a chunk; None where they need not run. `inputs_group`: seconds
-    that a group's kept inputs take over the link.
+    Fields:
+        recompute: Time of a chunk; None if recomputing is impossible (no inputs).
+        copy_group: Seconds to copy a page set; infinite without a link.
+        upstream: Seconds that preceding blocks take for a chunk; None if they need not run.
+        inputs_group: Seconds that the cached inputs of a page set take over the link.
     """
 
     page_tokens: int
@@ -49,23 +51,23 @@ class Costs:
         return max(1, self.chunk_tokens // self.page_tokens)
 
     def chunk(self, context: int, tokens: int) -> float:
-        """Seconds for one chunk of the front."""
+        """Return the seconds for one chunk of the front."""
         if self.recompute is None:
             return math.inf
         return self.recompute(context, tokens) + (self.upstream(context, tokens) if self.upstream is not None else 0.0)
 
     def back(self, groups: int) -> float:
-        """Seconds to copy so many groups; nothing takes no time even over no link."""
+        """Return the seconds to copy `groups` page sets; 0 for none, even without a link."""
         return groups * self.copy_group if groups else 0.0
 
     def link(self, copied: int, recomputed: int) -> float:
-        """Seconds that the link is at work."""
+        """Return the seconds that the link is busy."""
         return self.back(copied) + recomputed * self.inputs_group
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """When both ends meet. `groups`: how many the front recomputes; `tokens`: they hold so many."""
+    """Hold when and where both ends meet: `groups` page sets with `tokens` tokens are recomputed."""
 
     seconds: float
     groups: int
@@ -73,15 +75,16 @@ class Meeting:
 
 
 def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
-    """The best place to meet for `tokens` tokens behind `context` others that are there already; of equals the one
-    copied most.
+    """Return the best meeting point for `tokens` tokens behind `context` existing ones.
+
+    Of equal points the one that copies the most wins.
     """
     total = -(-tokens // costs.page_tokens)
     if (
         costs.inputs_group and costs.inputs_group >= costs.copy_group
-    ):  # every group that is recomputed keeps the link longer
+    ):  # recomputing a page set would occupy the link longer than copying it
         return Meeting(costs.back(total), 0, 0)
-    # The front at a chunk's end, while it would be there before the back.
+    # Advance the front by chunks, while it would reach the end of the chunk before the back.
     reached, done = 0, min(costs.chunk_groups, total) * costs.inputs_group
     while reached < total:
         ahead = min(reached + costs.chunk_groups, total)
@@ -89,7 +92,7 @@ def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
         if after >= costs.link(total - ahead, ahead):
             break
         reached, done = ahead, after
-    # The front is faster up to `reached` and slower behind `ahead`: the best place lies between.
+    # The front is faster up to `reached` and slower beyond `ahead`: the best point lies between.
     best = min(
         (max(done + _chunk(reached, place, tokens, costs, context), costs.link(total - place, place)), place)
         for place in range(reached, min(reached + costs.chunk_groups, total) + 1)
@@ -98,13 +101,13 @@ def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
 
 
 def _chunk(first: int, last: int, tokens: int, costs: Costs, context: int) -> float:
-    """Seconds for the front to recompute groups [first, last) at once."""
+    """Return the seconds for the front to recompute page sets [first, last) in one chunk."""
     lo, hi = first * costs.page_tokens, min(last * costs.page_tokens, tokens)
     return costs.chunk(context + lo, hi - lo) if hi > lo else 0.0
 
 
 class MigrationStage(Enum):
-    """What follows a stage of a move whose sequence runs on at the source."""
+    """Define what follows a stage of a migration during which the sequence ran on at the source."""
 
     CONTINUE = "continue"
     FINAL = "final"
@@ -112,9 +115,11 @@ class MigrationStage(Enum):
 
 
 def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> MigrationStage:
-    """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and
-    ship the rest (FINAL), or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final
-    whatever the number of stages (Llumnix)."""
+    """Decide what follows after `stages` stages, with `remaining_groups` page sets computed meanwhile.
+
+    CONTINUE copies them while the sequence runs. FINAL stops it and copies the rest; few enough page sets are always
+    final (Llumnix). GIVE_UP leaves the sequence where it is, because it grows faster than it moves.
+    """
     if remaining_groups <= limit_groups:
         return MigrationStage.FINAL
     return MigrationStage.GIVE_UP if stages >= max_stages else MigrationStage.CONTINUE

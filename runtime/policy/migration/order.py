@@ -1,16 +1,13 @@
-"""Which sequences leave a device first, so that few shared pages come to be on two devices (BL-18).
+"""Order the sequences that leave a device so that few shared pages end up on two devices (BL-18).
 
-A page that several sequences share is there once on each device that runs one of them, and a move copies it:
-whoever moves has pages of its own afterwards. So
+A page that several sequences share is stored once per device that runs one of them. A move copies it, so a moved
+sequence has its own pages afterwards:
 
-    pages afterwards = pages before + sum over pages of (movers that hold it, less one if nobody else does)
-                    <= pages before + sum over movers of shared(i)           shared(i): pages of sequence i that others
-                                                                             hold too
+    pages afterwards = pages before + sum over pages of (movers that hold it, less one if no other sequence does)
+                    <= pages before + sum over movers of shared(i)           shared(i): pages that sequence i shares
 
-The paper's order minimises that bound for every number of movers, and is the best choice for one mover, and
-wherever no shared page has
-all its holders among the movers. Pure: sets of page numbers in, an order out. It knows no devices and no times but
-the ones it is told.
+The paper's order minimises that bound for every number of movers. It is the best choice for one mover, and whenever no
+shared page has all its holders among the movers. Pure functions on sets of page numbers.
 """
 
 from __future__ import annotations
@@ -22,8 +19,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A sequence that could move. `pages`: its pages on the device but tentative ones (UN-13); `resume`: when it needs
-    them, in ns.
+    """Describe a sequence that could move.
+
+    Fields:
+        pages: Its pages on the device, without tentative ones (UN-13).
+        resume: When it needs them, in ns.
     """
 
     seq: str
@@ -33,15 +33,16 @@ class Mover:
 
 @dataclass(frozen=True, slots=True)
 class RankedMove:
-    """A sequence in the order of moves, and how many of its pages others hold too."""
+    """Hold a sequence in the order of moves, and how many of its pages are shared."""
 
     mover: Mover
     shared: int
 
 
 def order_moves(movers: Sequence[Mover], stay: Collection[Mover] = ()) -> tuple[RankedMove, ...]:
-    """The paper's order (section 5.1): fewer shared pages first, then who resumes sooner, then by name. `stay`: others
-    on the device.
+    """Return the paper's order (section 5.1): fewer shared pages first, then earlier resumption, then name.
+
+    `stay`: the other sequences on the device.
     """
     holders = Counter(page for each in (*movers, *stay) for page in each.pages)
     ranked = [RankedMove(each, sum(holders[page] > 1 for page in each.pages)) for each in movers]

@@ -1,7 +1,6 @@
-"""How fast the two ends of a move are, measured as it goes on, and what each is given so that it takes nothing the
-other would do sooner.
+"""Measure how fast the two ends of a migration are, and divide the work so that both finish together.
 
-Pure arithmetic over what whoever moves tells it; nanoseconds.
+Pure arithmetic on what the caller records; times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -12,8 +11,12 @@ from typing import Literal
 
 @dataclass(slots=True)
 class MigrationPace:
-    """`front`, `back`: nanoseconds for a page group, the latest; None before the first. `front_since`, `back_since`:
-    when each began what it is at (the back: the oldest that has not come)."""
+    """Track the pace of both ends: the front recomputes, the back copies.
+
+    Fields:
+        front, back: Latest time per page set in ns; None before the first.
+        front_since, back_since: When each began its current work (the back: its oldest outstanding fetch).
+    """
 
     front: float | None = None
     back: float | None = None
@@ -21,11 +24,10 @@ class MigrationPace:
     back_since: int = 0
 
     def ahead(self, groups: int, most: int) -> int:
-        """Groups that the back may have under way while so many are left for both: never more than the front would
-        leave to it.
+        """Return the page sets that the back may have under way, with `groups` left for both ends.
 
-        Until both are known one at a time: asked for too much, a slow link would hold up what the front could have done
-        (BL-16).
+        Never more than the front would leave to it. Until both paces are known, one at a time: with too many requests,
+        a slow link would delay what the front could have done (BL-16).
         """
         if self.front is None or self.back is None:
             return 1
@@ -33,8 +35,9 @@ class MigrationPace:
         return max(1, min(most, int(groups * share / 2)))
 
     def chunk(self, tokens: int, most: int) -> int:
-        """Tokens that the front may take at once of so many that are left: no more than it would do before the back
-        comes.
+        """Return the tokens that the front may take at once out of `tokens` left.
+
+        No more than it recomputes before the back would have copied the rest.
         """
         if self.front is None or self.back is None:
             return most
@@ -43,13 +46,16 @@ class MigrationPace:
 
 @dataclass(slots=True)
 class SharedPace:
-    """The same where what the front starts from comes over the link that the back's pages come over: nanoseconds for a
-    page group that a row takes (`row`), and that the link takes for its inputs and its pages; the latest, None before
-    the first.
+    """Track the pace when the inputs of recomputed rows travel over the same link as the copied pages.
 
-    With m of P groups recomputed the row is at it for m * row, the link for m * inputs + (P - m) * pages: both are over
-    at once where m = P * pages / (row + pages - inputs); and where a row is faster than its inputs come, each page that
-    is copied only keeps it waiting.
+    Fields:
+        row: Latest time in ns that a row takes per page set; None before the first.
+        inputs: The same for the link to bring a page set's inputs.
+        pages: The same for the link to bring a page set's pages.
+
+    With m of P page sets recomputed, rows take m * row and the link m * inputs + (P - m) * pages. Both finish together
+    for m = P * pages / (row + pages - inputs). If a row is faster than its inputs arrive, each copied page only delays
+    it.
     """
 
     row: float | None = None
@@ -63,7 +69,7 @@ class SharedPace:
         self._asked[what, lo, hi] = now
 
     def record_arrival(self, what: Literal["inputs", "pages"], lo: int, hi: int, groups: int, now: int) -> None:
-        """It has come: the link was at it since it was asked for, or since what came before it."""
+        """Record an arrival. The link worked on it since its request, or since the previous arrival."""
         took = (now - max(self._asked.pop((what, lo, hi), now), self._came)) / groups
         self._came = now
         if what == "inputs":
@@ -75,8 +81,9 @@ class SharedPace:
         self.row = (now - self.row_since) / groups
 
     def chunk(self, tokens: int, behind: int, most: int) -> int:
-        """Tokens that the front may be given of so many that are left, behind those that it has: its share of all of
-        them, less these.
+        """Return the tokens to give the front out of `tokens` left.
+
+        That is its share of all tokens, less the `behind` tokens that it has already.
         """
         if self.row is None or self.inputs is None or self.pages is None:
             return most
@@ -86,24 +93,32 @@ class SharedPace:
         return max(0, min(most, int(share) - behind))
 
     def supplied(self, groups: int, most: int, now: int) -> bool:
-        """Whether rows of so many groups take as long as the link does for `most` of pages, behind which no inputs
-        come.
+        """Return whether rows of `groups` page sets keep the front busy while the link brings `most` page sets.
+
+        If so, no further inputs need to be requested yet.
         """
         return self.row is not None and groups * self.row >= most * self._page(now)
 
     def fetch(self, left: int, given: int, here: int, waiting: bool, most: int) -> int:
-        """Page groups that may be under way, while so many are left for both and the front was given others, of `here`
-        of which the inputs are here, behind the row that runs; `waiting`: for those of others."""
+        """Return the page sets that may be under way.
+
+        Args:
+            left: Page sets left for both ends.
+            given: Page sets given to the front.
+            here: Those of them with inputs that have arrived, behind the row that runs.
+            waiting: The front waits for inputs of further ones.
+            most: Upper limit.
+        """
         if self.row is None or self.inputs is None or self.pages is None:
             return 1
-        if (left + given) * max(self.row, self.inputs) <= self.pages:  # the front is through before they would come
+        if (left + given) * max(self.row, self.inputs) <= self.pages:  # the front finishes before they would arrive
             return 0
         if waiting:
             return min(most, int(here * self.row / max(self.pages, 1.0)))
         return max(1, min(most, int(left * self.row / max(self.row + self.pages, 1.0) / 2)))
 
     def _page(self, now: int) -> float:
-        """What pages take; as long as none has come, at least as long as they have been awaited."""
+        """Return the time of a page set; before the first arrival, the time that the oldest has been awaited."""
         if self.pages is not None:
             return self.pages
         return max((now - since for (what, _, _), since in self._asked.items() if what == "pages"), default=0)

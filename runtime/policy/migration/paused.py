@@ -1,14 +1,14 @@
-"""Whether a paused sequence's K and V should move while it waits for somebody else, a tool or a person (BL-17).
+"""Decide whether a paused sequence's K and V migrate while it waits for a tool or a person (BL-17).
 
-    T_INT = now - called          how long it has been paused: the estimate, too, of how long it still will be
-                                  (InferCept)
+    T_INT = now - called          time paused so far, also the estimate of the time remaining (InferCept)
     migrate  iff  T_INT > migration time * margin
 
-So a move begins once the pause has lasted as long as the move takes, and lies inside the pause if that lasts twice
-as long; a pause shorter than the move causes no traffic at all. Whoever resumes earlier waits for no longer than
-the move takes, and for nothing if the source goes on serving. Where the length of a pause is known (`expected`),
-what is left of it takes T_INT's place until it is over.
-Pure: times are integer nanoseconds and arguments.
+So a migration starts once the pause has lasted as long as the migration takes, and lies within the pause if that lasts
+twice as long; a pause shorter than the migration causes no traffic. A sequence that resumes earlier waits at most for
+the rest of the migration, and not at all if the source continues to serve it.
+
+If the length of a pause is known (`expected`), its remaining time replaces T_INT until it is over. Pure; times are
+integer nanoseconds and arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PausedSequence:
-    """A sequence that waits since `called`. `expected`: how long it will, where that is known; None where it is not."""
+    """Describe a sequence paused since `called`. `expected`: the expected length of the pause; None if unknown."""
 
     seq: str
     called: int
@@ -27,8 +27,13 @@ class PausedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """`remaining`: how long the pause is taken to last from now; `needed`: the move, with its margin; `again`: when to
-    ask again if it is still paused, None if it moves."""
+    """Hold the decision for a paused sequence.
+
+    Fields:
+        remaining: Estimated remaining time of the pause.
+        needed: Time of the migration, with its margin.
+        again: When to decide again if it is still paused; None if it migrates.
+    """
 
     migrate: bool
     remaining: int
@@ -37,8 +42,9 @@ class Foresight:
 
 
 def foresee(pause: PausedSequence, migration: int, now: int, margin: float = 1.0) -> Foresight:
-    """Decide for one paused sequence whose move would take `migration`. Raises ValueError for a pause that has not
-    begun.
+    """Decide for one paused sequence with a migration time of `migration`.
+
+    Raises ValueError for a pause that has not begun.
     """
     paused = now - pause.called
     if paused < 0:

@@ -1,18 +1,15 @@
-"""From what the front of a move recomputes K and V: token ids, hidden states that were kept where the blocks ran,
-or nothing (BL-16).
+"""Choose what the front of a migration recomputes K and V from: token ids, cached hidden states, or nothing (BL-16).
 
-    blocks that begin the chain                              tokens     known to the scheduler, a few bytes each
-    others, whose device keeps what comes into its stages    inputs     travel over the link that K and V travel over
-    others                                                   none       upstream would have to run again: that is
-                                                                        charged, and not done
+    blocks at the beginning of the chain                     tokens     known to the scheduler, a few bytes each
+    other blocks, if the source caches its stages' inputs    inputs     travel over the same link as K and V
+    other blocks                                             none       the preceding blocks would have to run again:
+                                                                        reported as cost, not done
 
-Inputs only help where they are fewer bytes than the K and V they stand for. A token's hidden states are one width
-of the model, whatever the number of layers behind them; its K and V in one layer are two widths, or, with grouped
-heads, a
-part of one: then it takes a run of several layers. Otherwise the link, which both ends share, would be longer at it
-than at copying everything.
+Inputs only help if they are fewer bytes than the K and V that they replace. A token's hidden states are one model width
+for any number of layers; its K and V are two widths per layer, or a fraction of one with grouped heads, so several
+layers are needed then. Otherwise the link, which both ends share, would be busy longer than if everything were copied.
 
-Pure: bytes in, decision out. Knows no devices and no sequences.
+Pure functions on bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +22,16 @@ Origin = Literal["tokens", "inputs", "none"]
 
 @dataclass(frozen=True, slots=True)
 class RecomputeRun:
-    """Blocks that are to move. `lo`: their first component; `hop`: the first component of the stage that they run in
-    now.
+    """Describe the blocks that are to move.
 
-    `tokens`: computed so far; `virtual`: the sequence begins with positions that are no tokens. `keeps`: bytes that the
-    source keeps of inputs, 0 for none; `input_bytes`: a token's hidden states before component `lo`, 0 if that is not
-    known; `kv_bytes`: K and V of a token in the layers of the run.
+    Fields:
+        lo: Their first component.
+        hop: First component of the stage in which they run now.
+        tokens: Tokens computed so far.
+        virtual: The sequence begins with virtual tokens.
+        keeps: Bytes of inputs that the source caches; 0 for none.
+        input_bytes: Bytes of a token's hidden states before component `lo`; 0 if unknown.
+        kv_bytes: Bytes of K and V of a token in the layers of the run.
     """
 
     lo: int
@@ -44,8 +45,12 @@ class RecomputeRun:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """`reason`: why it starts from nothing, empty if it does not. `upstream`: tokens times components that would have
-    to run again for what it lacks."""
+    """Hold what the front of a migration recomputes from.
+
+    Fields:
+        reason: Why there is nothing to recompute from; empty if there is.
+        upstream: Tokens times components that would have to run again for the missing inputs.
+    """
 
     origin: Origin
     reason: str = ""
@@ -53,7 +58,7 @@ class Front:
 
 
 def front_of(run: RecomputeRun, copy: bool = True) -> Front:
-    """Where the front of a move starts from; without `copy`, whatever there is, however dear."""
+    """Choose what the front recomputes from; without `copy`, any source, whatever it costs."""
     if run.lo == 0:
         return Front("none", "its first positions are no tokens") if run.virtual else Front("tokens")
     again = run.tokens * run.lo

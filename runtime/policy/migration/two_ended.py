@@ -1,18 +1,15 @@
-"""One move of a sequence's K and V, from both ends at once: recomputed from the front, copied from the back, until they
-meet (BL-16).
+"""Track one migration of K and V from both ends at once: recomputed from the front, copied from the back (BL-16).
 
-Contract: a `TwoEnded` belongs to the destination, which is the only one to say who brings a page group. Each group is
+A `TwoEnded` belongs to the destination, which alone assigns page sets to the two ends. Each page set goes
 
-    wanted -> recomputing -> recomputed        wanted -> copying -> copied        (a copy that fails is wanted again)
+    wanted -> recomputing -> recomputed        wanted -> copying -> copied        (a failed copy is wanted again)
 
-so it has exactly one winner: a side is given groups only by `next_front` and `next_back`, and an answer for groups that
-are not given to its side any more is refused. A group is recomputed only when all before it is here, for attention
-reads that. Tokens go in ranges that begin with a group and end with one, or with the last token.
+so it is brought exactly once: an end gets page sets only from `next_front` and `next_back`, and results for page sets
+that are no longer assigned to it are refused. A page set is recomputed only when all before it are here, because
+attention reads them. Token ranges start with a page set and end with one, or with the last token.
 
-Groups that the front has no inputs for (`inputs`) are copied: those that it stands before come first, so that it can go
-on behind them.
-
-It does not know pages' places, tensors, clocks or how fast either side is (`migration` does), and it sends nothing.
+Page sets without inputs for the front (`inputs`) are copied. Those that block the front are copied first, so that it
+can continue behind them. Pure bookkeeping; `pace` tracks how fast each end is.
 """
 
 from __future__ import annotations
@@ -32,22 +29,23 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def met_at(recomputed: Spans) -> int:
-    """The first token that was not recomputed, of a move that is done."""
+    """Return the first token that was not recomputed, of a completed migration."""
     return recomputed[0][1] if recomputed and recomputed[0][0] == 0 else 0
 
 
 class TwoEnded:
-    """The groups of one move. Verbs in pairs: `next_front` and `recomputed`, `next_back` and `copied` or
-    `copy_failed`.
+    """Track the page sets of one migration.
+
+    Operations in pairs: `next_front` and `recomputed`, `next_back` and `copied` or `copy_failed`.
     """
 
     def __init__(
         self, tokens: int, page_tokens: int, recompute: bool = True, copy: bool = True, failures: int = 3
     ) -> None:
-        """`tokens` to bring here, `page_tokens` to a group; which sides may work; after so many failed copies that side
-        gives up.
+        """Start with `tokens` tokens to bring, `page_tokens` per page set.
 
-        Raises ValueError for negative tokens or pages without any.
+        `recompute` and `copy` enable the ends; copying stops after `failures` failed copies. Raises ValueError for
+        negative tokens or `page_tokens` below 1.
         """
         if tokens < 0 or page_tokens < 1:
             raise ValueError(f"{tokens} tokens in pages of {page_tokens} cannot be moved")
@@ -56,41 +54,41 @@ class TwoEnded:
         self._recompute, self._copy = recompute, copy
         self._failures = failures
         self._groups = bytearray(-(-tokens // page_tokens))
-        self._counts = [len(self._groups), 0, 0, 0, 0]  # groups by state
-        self._low = 0  # every group below is here
-        self._high = len(self._groups)  # no group from here on is wanted
-        self._grown = len(self._groups)  # groups from here on grew during the move: copied, if at all possible
-        self._blind = bytearray(len(self._groups))  # groups that the front has no inputs for
+        self._counts = [len(self._groups), 0, 0, 0, 0]  # page sets by state
+        self._low = 0  # every page set below is here
+        self._high = len(self._groups)  # no page set from here on is wanted
+        self._grown = len(self._groups)  # page sets from here on were added during the migration: copied if possible
+        self._blind = bytearray(len(self._groups))  # page sets without inputs for the front
 
-    # -- what is the case ----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it is here."""
+        """Return whether all page sets are here."""
         return self._counts[_State.RECOMPUTED] + self._counts[_State.COPIED] == len(self._groups)
 
     @property
     def stuck(self) -> bool:
-        """Whether groups are wanted that no side can bring any more, now or later."""
+        """Return whether page sets are wanted that neither end can bring."""
         if not self._counts[_State.WANTED] or self._copy:
             return False
         self._close_in()
-        first = self._low  # the first that is not here
+        first = self._low  # the first page set that is not here
         return not self._recompute or (self._groups[first] == _State.WANTED and self._blind[first] == 1)
 
     @property
     def recomputing(self) -> int:
-        """Groups being recomputed: a step may be writing them."""
+        """Return the number of page sets being recomputed, which a step may be writing."""
         return self._counts[_State.RECOMPUTING]
 
     @property
     def copying(self) -> int:
-        """Groups asked for from the source."""
+        """Return the number of page sets requested from the source."""
         return self._counts[_State.COPYING]
 
     @property
     def front_rests(self) -> bool:
-        """Whether the front is neither at work nor could be given anything now: what is next must be copied."""
+        """Return whether the front is idle and has nothing to do now, because the next page set must be copied."""
         if not self._recompute:
             return True
         self._close_in()
@@ -100,15 +98,16 @@ class TwoEnded:
 
     @property
     def front_lacks(self) -> bool:
-        """Whether what is next is nobody's yet: whatever else the front was given must wait for it."""
+        """Return whether the next page set is not assigned; what the front was given beyond it must wait."""
         self._close_in()
         first = self._first_not_brought()
         return first < len(self._groups) and self._groups[first] == _State.WANTED
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Tokens [lo, hi) between both ends: `lo` is the first that is not here, and from `hi` on all are here or given
-        to somebody.
+        """Return the tokens [lo, hi) between both ends.
+
+        `lo` is the first token that is not here; from `hi` on, all tokens are here or assigned.
         """
         self._close_in()
         lo = min(self._low * self._width, self.tokens)
@@ -116,22 +115,25 @@ class TwoEnded:
 
     @property
     def recomputed_spans(self) -> Spans:
-        """Tokens [lo, hi) that were recomputed, in order. Disjoint from those copied; together they are all tokens once
-        it is done.
+        """Return the recomputed token ranges [lo, hi), in order.
+
+        Disjoint from the copied ones; together they cover all tokens once complete.
         """
         return self._spans(_State.RECOMPUTED)
 
     @property
     def copied_spans(self) -> Spans:
-        """Tokens [lo, hi) that were copied, in order."""
+        """Return the copied token ranges [lo, hi), in order."""
         return self._spans(_State.COPIED)
 
     # -- the front -----------------------------------------------------------------------------------------------------
 
     def next_front(self, chunk_tokens: int, ahead: bool = False) -> range | None:
-        """Give the front its next whole groups, as many as `chunk_tokens` hold and at least one; None while there are
-        none for it: they are all given, it is at work, or what it would read, or start from, is still on its way.
-        `ahead`: also while it is at work, those right behind."""
+        """Assign the front its next whole page sets, up to `chunk_tokens` tokens and at least one.
+
+        Returns None if there are none now: all are assigned, or the front is busy, or what it would read or start from
+        is on its way. `ahead`: also while it is busy, the page sets directly behind.
+        """
         if not self._recompute:
             return None
         self._close_in()
@@ -145,7 +147,7 @@ class TwoEnded:
         return self._assign_range(first, last, _State.RECOMPUTING)
 
     def inputs(self, spans: Spans) -> None:
-        """The front has inputs for these tokens, in order, and for no others. Without this it has them for all."""
+        """Set the token ranges, in order, for which the front has inputs. By default it has them for all."""
         blind = bytearray(b"\x01") * len(self._groups)
         for lo, hi in spans:
             first = max(0, -(-lo // self._width))
@@ -155,23 +157,31 @@ class TwoEnded:
         self._blind = blind
 
     def recomputed(self, span: range) -> bool:
-        """The front's groups are here. False, and nothing changes, if they are not the front's."""
+        """Record that the front's page sets are here.
+
+        Returns False, and changes nothing, if they are not assigned to it.
+        """
         return self._settle(span, _State.RECOMPUTING, _State.RECOMPUTED)
 
     def recompute_failed(self, span: range) -> bool:
-        """The front will not bring these; either side may be given them. False if they are not the front's."""
+        """Release page sets that the front will not bring; either end may get them.
+
+        Returns False if they are not assigned to it.
+        """
         return self._settle(span, _State.RECOMPUTING, _State.WANTED)
 
     def stop_recompute(self) -> None:
-        """The front can do no more; what it works on is wanted again."""
+        """Stop the front; the page sets that it works on are wanted again."""
         self._recompute = False
         self._withdraw(_State.RECOMPUTING)
 
     # -- the back ------------------------------------------------------------------------------------------------------
 
     def next_back(self, window_groups: int) -> range | None:
-        """Give the back the last groups that are wanted, up to `window_groups` in a row, but first those that the front
-        waits for and has no inputs for itself; None while there are none. It may be asked again before they have come.
+        """Assign the back the last wanted page sets, up to `window_groups` in a row; None if there are none.
+
+        Page sets that block the front, which has no inputs for them, come first. May be called again before they have
+        arrived.
         """
         if not self._copy:
             return None
@@ -189,16 +199,20 @@ class TwoEnded:
         return self._assign_range(first, self._high, _State.COPYING)
 
     def awaits(self, span: range) -> bool:
-        """Whether these are groups that the back was given: else what has come of them must not be written."""
+        """Return whether these page sets are assigned to the back; otherwise data for them must not be written."""
         return self._are(span, _State.COPYING)
 
     def copied(self, span: range) -> bool:
-        """The back's groups are here. False, and nothing changes, if they are not the back's."""
+        """Record that the back's page sets are here.
+
+        Returns False, and changes nothing, if they are not assigned to it.
+        """
         return self._settle(span, _State.COPYING, _State.COPIED)
 
     def copy_failed(self, span: range) -> bool:
-        """The back's groups did not come; either side may be given them. False if they are not the back's (any
-        more).
+        """Record that the back's page sets did not arrive; either end may get them.
+
+        Returns False if they are not assigned to the back any more.
         """
         if not self._settle(span, _State.COPYING, _State.WANTED):
             return False
@@ -208,18 +222,21 @@ class TwoEnded:
         return True
 
     def stop_copy(self) -> None:
-        """The source is gone: what has not come is the front's, to the end. Groups that are being written must be
-        `copied` first.
+        """Stop the back, because the source is gone; the front brings the rest.
+
+        Page sets that are being written must be reported as `copied` first.
         """
         self._copy = False
         self._withdraw(_State.COPYING)
 
-    # -- the whole -----------------------------------------------------------------------------------------------------
+    # -- both ends -----------------------------------------------------------------------------------------------------
 
     def extend(self, tokens: int) -> None:
-        """The sequence has `tokens` tokens by now. What is new is copied, with all of the last group if that was
-        partial; without copies it is recomputed. Raises ValueError for fewer tokens than before, or unless it is
-        `done`."""
+        """Add the tokens that the sequence has computed since, up to `tokens`.
+
+        The new page sets, and the last one if it was partial, are copied, or recomputed without copies. Raises
+        ValueError for fewer tokens than before, or unless `is_complete`.
+        """
         if not self.is_complete or tokens < self.tokens:
             raise ValueError(f"a move of {self.tokens} tokens cannot go on to {tokens} now")
         first = self.tokens // self._width if tokens > self.tokens else len(self._groups)
@@ -235,16 +252,14 @@ class TwoEnded:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _close_in(self) -> None:
-        """Move both ends over what is settled. Each moves a group at a time and one way only, but for failures and
-        growth.
-        """
+        """Advance both ends over settled page sets; apart from failures and growth each moves in one direction only."""
         while self._low < len(self._groups) and self._groups[self._low] >= _State.RECOMPUTED:
             self._low += 1
         while self._high > self._low and self._groups[self._high - 1] != _State.WANTED:
             self._high -= 1
 
     def _gap_before_front(self) -> int | None:
-        """The first wanted group that keeps the front from others behind it, for want of inputs."""
+        """Return the first wanted page set without inputs that keeps the front from page sets behind it, or None."""
         first = self._first_not_brought()
         if first >= self._high or self._groups[first] != _State.WANTED or not self._blind[first] or not self._recompute:
             return None
@@ -253,7 +268,7 @@ class TwoEnded:
         return first if sighted else None
 
     def _first_not_brought(self) -> int:
-        """The first group that is neither here nor on its way from the source."""
+        """Return the first page set that is neither here nor on its way from the source."""
         first = self._low
         while first < len(self._groups) and self._groups[first] >= _State.COPYING:
             first += 1
@@ -296,7 +311,7 @@ class TwoEnded:
         )
 
     def _within(self, span: range) -> range:
-        """Groups of tokens that are this move's; none for others."""
+        """Return the page sets of a token range; empty if the range is not part of this migration."""
         if not 0 <= span.start < span.stop <= self.tokens:
             return range(0)
         return range(span.start // self._width, -(-span.stop // self._width))

@@ -1,1 +1,1 @@
-"""On which devices block instances are put and moved."""
+"""Decide on which devices block instances are placed, and where they move."""

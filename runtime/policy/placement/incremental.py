@@ -1,10 +1,10 @@
-"""Where the blocks of a chain go that comes while others are served: near what they take the place of, into what room
-there is (BL-30).
+"""Place the blocks of a chain that is added to a running cluster, into the free room (BL-30).
 
-Each block gets one device first: the first of those it would be on that has room, else that of the block before it,
-else the one with most room. Further wishes are fulfilled with what is left. Where that fails the largest blocks are
-placed first, wherever there is most room; if that fails too there is no answer, though a cleverer packing might have
-found one. Nothing that is there moves. Pure; sizes in bytes.
+Each block first gets one device: the first of its wished devices with room, else the device of the block before it,
+else the device with the most room. Further wishes are fulfilled with the room that is left.
+
+If that fails, the largest blocks are placed first, each where the most room is. If that fails too, the result is None,
+although a better packing might exist. Existing blocks do not move. Pure functions; sizes in bytes.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A block that is nowhere yet. `wished`: devices that it would be on, best first."""
+    """Describe a block that is on no device yet. `wished`: preferred devices, best first."""
 
     block: str
     nbytes: int
     wished: tuple[str, ...] = ()
 
 
-#: Bytes that a device has left; None for any number.
+#: Free bytes by device; None for no limit.
 Room = Mapping[str, int | None]
 
 
 def renew(needs: Sequence[Need], room: Room) -> tuple[tuple[str, str], ...] | None:
-    """(block, device) for each need, and once more for each further wish that can be had; None where some need finds no
-    room.
-    """
+    """Return (block, device) for each need, and again for each further wish that fits; None if a need finds no room."""
     first = _wished(needs, _Free(room)) or _packed(needs, _Free(room))
     if first is None:
         return None
@@ -68,7 +66,7 @@ class _Free:
 
 
 def _wished(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
-    """In the order given."""
+    """Place blocks in the order given, by their wishes."""
     found: dict[str, str] = {}
     before = ""
     for need in needs:
@@ -82,7 +80,7 @@ def _wished(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
 
 
 def _packed(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
-    """Largest first."""
+    """Place blocks largest first, by free room only."""
     found: dict[str, str] = {}
     for need in sorted(needs, key=lambda each: -each.nbytes):
         if not len(free) or not free.fits(device := free.most(), need.nbytes):

@@ -1,22 +1,21 @@
-"""On which devices block instances should be: near those they exchange rows with (BL-26), or packed tightly (its
-baseline).
+"""Place block instances near those they exchange rows with (BL-26), or packed tightly (its baseline).
 
-    traffic(a, b)  = rows that went from block a straight to block b in a period, counted: `ClusterLayout.pairs`
-    crossing(a, b) = traffic(a, b) * the part of a's instances on whose server there is no b
+    traffic(a, b)  = rows that went from block a directly to block b in a period, counted: `ClusterLayout.pairs`
+    crossing(a, b) = traffic(a, b) * the share of a's instances on servers without a b
 
-for an instance of a sends to a b beside it if there is one, and a's instances are taken to be used alike. `locality`
-makes small the sum of crossings between servers and, at a small weight, those between devices of one server: on one
-device there is no hop (BL-15).
+An instance of a sends to a b on its server if there is one, and a's instances are assumed to be used equally.
+`locality` minimises the sum of crossings between servers plus, at a small weight, those between devices of one server;
+on one device there is no hop (BL-15).
 
-`place` finds devices for instances that are not there yet; `rearrange` moves ones that are, when that pays: what the
-crossings saved in a period cost must exceed what loading costs by a margin, and whoever moved within the last period
-stays (hysteresis). Both never plan more bytes onto a device than are free there. A move loads before it drops, so it
-needs room at its target while the old one stands, and no instance is ever gone before its replacement is there. At most
-one instance of a block is on a device.
+`place` finds devices for new instances. `rearrange` moves existing ones if it pays: the gain of saved crossings per
+period must exceed the cost of loading by a margin, and an instance that moved within the last period stays
+(hysteresis).
 
-Quality: greedy starts and a local search over single moves and swaps; not always the best (a test reports how far off
-on small clusters).
-Pure: it knows counters, bytes and names, no profiles and no clock.
+Neither plans more bytes onto a device than are free. A move loads before it drops, so it needs room at its target while
+the old instance stands. At most one instance of a block is on a device.
+
+Both are greedy with a local search over single moves and swaps, so the result is not always optimal (a test reports the
+gap on small clusters). Pure functions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Policy = Literal["locality", "frag-min"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoom:
-    """`free`: bytes for weights beside those of the instances that are there."""
+    """Describe a device. `free`: bytes for weights, beyond those of its instances."""
 
     name: str
     server: str
@@ -43,7 +42,7 @@ class DeviceRoom:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A block on a device. `moved`: when it came there, nanoseconds."""
+    """Describe a block on a device. `moved`: when it was placed there, in nanoseconds."""
 
     block: str
     device: str
@@ -52,8 +51,13 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period; `near`: what a row
-    between two devices of a server costs, of one between servers."""
+    """Describe a cluster.
+
+    Fields:
+        nbytes: Bytes of each block.
+        pairs: (sender, receiver) -> rows in the period.
+        near: Cost of a row between two devices of a server, relative to one between servers.
+    """
 
     devices: tuple[DeviceRoom, ...]
     instances: tuple[Instance, ...]
@@ -64,7 +68,7 @@ class ClusterLayout:
 
 @dataclass(frozen=True, slots=True)
 class PlacedInstance:
-    """A new instance of a block. `left`: bytes free on its device when all are placed."""
+    """Describe a new instance of a block. `left`: bytes free on its device after all are placed."""
 
     block: str
     device: str
@@ -73,7 +77,12 @@ class PlacedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where new instances go. `unplaced`: blocks that found no room. `traffic`: of all instances then."""
+    """Hold where new instances go.
+
+    Fields:
+        unplaced: Blocks that found no room.
+        traffic: Traffic of all instances after the placement.
+    """
 
     placed: tuple[PlacedInstance, ...]
     unplaced: tuple[str, ...]
@@ -82,8 +91,15 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """`crossing`: seconds that a row loses on a hop between servers; `nbyte`: seconds to load a byte elsewhere. A move
-    must gain `margin` times what it costs, and an instance stays for at least `period` nanoseconds."""
+    """Configure when moving an instance pays.
+
+    Fields:
+        crossing: Seconds that a row loses on a hop between servers.
+        nbyte: Seconds to load one byte on another device.
+        margin: The gain must be this many times the cost.
+        period: Nanoseconds that an instance stays at least.
+        most: Most moves at once.
+    """
 
     crossing: float
     nbyte: float
@@ -94,11 +110,11 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class InstanceMove:
-    """Load a block on `target`, then drain and drop it on `source`. Moves are made in order, each one whole before the
-    next.
+    """Load a block on `target`, then drain and drop it on `source`. Moves are made in order, one at a time.
 
-    `saved`: weighted crossings per period; `gain`, `cost`: seconds. The two moves of a swap carry those of both
-    together.
+    Fields:
+        saved: Weighted crossings saved per period.
+        gain, cost: Seconds. Both moves of a swap carry the values of the pair.
     """
 
     block: str
@@ -111,7 +127,7 @@ class InstanceMove:
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """Moves, best first, and the traffic per period without and with them."""
+    """Hold the moves, best first, and the traffic per period before and after them."""
 
     moves: tuple[InstanceMove, ...]
     before: Traffic
@@ -121,8 +137,9 @@ class Rearrangement:
 def blend(
     before: Mapping[tuple[str, str], float], latest: Mapping[tuple[str, str], float], keep: float = 0.5
 ) -> dict[tuple[str, str], float]:
-    """Counters for the next decision: those of the last period, and `keep` of what was before. Pairs that have faded
-    are dropped.
+    """Return counters for the next decision: the last period's, plus `keep` times the earlier ones.
+
+    Pairs with a small count are dropped.
     """
     mixed = {pair: keep * before.get(pair, 0.0) + latest.get(pair, 0.0) for pair in sorted({*before, *latest})}
     return {pair: count for pair, count in mixed.items() if count >= 0.5}
@@ -131,10 +148,11 @@ def blend(
 def place(
     blocks: Sequence[str], cluster: ClusterLayout, policy: Policy = "locality", effort: int = 20_000
 ) -> Placement:
-    """Find devices for new instances of `blocks` (one named twice gets two). `effort`: steps that the local search may
-    look at.
+    """Find devices for new instances of `blocks`; a block listed twice gets two.
 
-    frag-min is best fit: larger blocks first, each where least is left over.
+    `effort`: most steps of the local search.
+
+    frag-min is best fit: larger blocks first, each where the least is left over.
     """
     by_size = sorted(blocks, key=lambda block: (-cluster.nbytes[block], block))
     if policy == "frag-min":
@@ -148,8 +166,9 @@ def place(
 
 
 def rearrange(cluster: ClusterLayout, costs: MoveCosts, now: int, effort: int = 5_000) -> Rearrangement:
-    """Moves that pay, given how rows went lately; none of an instance that came within the last period. `effort`: steps
-    looked at.
+    """Return the moves that pay under recent traffic, without instances that moved within the last period.
+
+    `effort`: most steps considered.
     """
     ledger = _ledger(cluster)
     before = ledger.traffic()
@@ -160,7 +179,8 @@ def rearrange(cluster: ClusterLayout, costs: MoveCosts, now: int, effort: int = 
         steps = tuple(TrafficStep(move.block, move.source, move.target) for move in offer)
         if len(moves) + len(steps) > costs.most or not {(step.block, step.source) for step in steps} <= settled:
             continue
-        again = _valued(steps, ledger, costs) if ledger.allows(steps, transient=True) else ()  # others have moved since
+        # earlier moves of this plan have changed the layout
+        again = _valued(steps, ledger, costs) if ledger.allows(steps, transient=True) else ()
         for move, step in zip(again, steps, strict=False):
             ledger.move(step)
             settled.discard((move.block, move.source))
@@ -172,7 +192,7 @@ def rearrange(cluster: ClusterLayout, costs: MoveCosts, now: int, effort: int = 
 
 
 def _steps(ledger: TrafficLedger, movable: Collection[tuple[str, str]]) -> Iterator[tuple[TrafficStep, ...]]:
-    """All steps of instances that may move, those with the most traffic first."""
+    """Yield all steps of instances that may move, those with the most traffic first."""
     there = _by_device(movable)
     for block, source in _busiest(ledger, movable):
         yield from _steps_of(ledger, block, source, there, transient=True)
@@ -181,9 +201,12 @@ def _steps(ledger: TrafficLedger, movable: Collection[tuple[str, str]]) -> Itera
 def _steps_of(
     ledger: TrafficLedger, block: str, source: str, there: Mapping[str, Sequence[str]], transient: bool
 ) -> Iterator[tuple[TrafficStep, ...]]:
-    """Steps that bring an instance to a server of its partners: alone where there is room, else together with one that
-    makes room, which goes to where the first one was or to where it fits best; and steps that bring it and a partner to
-    a device that holds both."""
+    """Yield steps that bring an instance to a server of its partners.
+
+    - The instance alone, where there is room.
+    - Otherwise together with another one that makes room, which goes to the first one's device or to its best fit.
+    - The instance and a partner, to a device that holds both.
+    """
     for target in ledger.near_to(block):
         here = TrafficStep(block, source, target)
         if ledger.has(block, target):
@@ -213,7 +236,7 @@ def _allowed(
 
 
 def _busiest(ledger: TrafficLedger, instances: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those that have traffic to save, the most first."""
+    """Return the instances with traffic to save, the most first."""
     weights = {block: ledger.weight_of([block]) for block in {block for block, _ in instances}}
     return sorted((each for each in instances if weights[each[0]]), key=lambda each: (-weights[each[0]], each))
 
@@ -226,7 +249,7 @@ def _by_device(instances: Collection[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _valued(steps: tuple[TrafficStep, ...], ledger: TrafficLedger, costs: MoveCosts) -> tuple[InstanceMove, ...]:
-    """The steps as moves, if they pay; else none."""
+    """Return the steps as moves if they pay, else an empty tuple."""
     saved = ledger.saved_by(steps)
     gain = saved * costs.crossing
     cost = sum(ledger.nbytes[step.block] for step in steps) * costs.nbyte
@@ -242,7 +265,7 @@ def _ledger(cluster: ClusterLayout) -> TrafficLedger:
     servers = {each.name: each.server for each in cluster.devices}
     free = {each.name: each.free for each in cluster.devices}
     for each in cluster.instances:
-        free[each.device] += cluster.nbytes[each.block]  # adding it takes that off again
+        free[each.device] += cluster.nbytes[each.block]  # `ledger.add` subtracts it again
     ledger = TrafficLedger(servers, free, cluster.nbytes, cluster.pairs, cluster.near)
     for each in cluster.instances:
         ledger.add(each.block, each.device)
@@ -250,14 +273,18 @@ def _ledger(cluster: ClusterLayout) -> TrafficLedger:
 
 
 def _by_traffic(blocks: Sequence[str], cluster: ClusterLayout) -> list[str]:
-    """Blocks in the order in which the busiest pairs name them; the rest behind them."""
+    """Return blocks in the order in which the busiest pairs contain them, the rest behind."""
     pairs = sorted(cluster.pairs, key=lambda pair: (-cluster.pairs[pair], pair))
     rank = {block: place for place, block in reversed(list(enumerate(block for pair in pairs for block in pair)))}
     return sorted(blocks, key=lambda block: rank.get(block, len(pairs) * 2))
 
 
 def _filled(blocks: Sequence[str], cluster: ClusterLayout, packed: bool) -> _Filled:
-    """One after another: where least is left over, or where least traffic is added and of equals least is left over."""
+    """Place blocks one after another.
+
+    `packed`: where the least is left over; otherwise where the least traffic is added, of equals where the least is
+    left.
+    """
     ledger = _ledger(cluster)
     placed: list[tuple[str, str]] = []
     for block in blocks:
@@ -272,14 +299,16 @@ def _filled(blocks: Sequence[str], cluster: ClusterLayout, packed: bool) -> _Fil
 
 
 def _improve(ledger: TrafficLedger, placed: list[tuple[str, str]], effort: int) -> None:
-    """Let each instance take its best step, round after round, until none saves traffic or `effort` steps have been
-    looked at. In place: nothing is loaded yet."""
+    """Apply each instance's best step, round after round, until none saves traffic or `effort` steps are used up.
+
+    Changes are made in place, because nothing is loaded yet.
+    """
     improved = True
     while improved and effort > 0:
         improved = False
         for block, source in _busiest(ledger, placed):
             if (block, source) not in placed:
-                continue  # it made room for another in this round
+                continue  # it was moved to make room in this round
             steps = list(islice(_steps_of(ledger, block, source, _by_device(placed), transient=False), effort))
             effort -= len(steps)
             saved, best = max(

@@ -1,16 +1,16 @@
-"""Where blocks are put at first when there are many devices: each chain whole on one, few distinct weights on each.
+"""Place blocks initially on many devices: each chain whole on one device, few distinct weights per device.
 
-    pack(chains, sizes, limits)     for each chain the device of each of its blocks, or None where it does not fit
-    fill(..., free)                 what goes on devices that are left over: copies of what the others hold, before
-                                    anybody asks
+    pack(chains, sizes, limits)     for each chain the device of each of its blocks, or None if it does not fit
+    fill(..., free)                 copies for devices that are left over, before there is demand
 
-Largest chains first, each onto the device whose load is smallest then: what a device holds of it already costs
-nothing, and of equals the one that needs the fewest bytes more is taken. So a device reads few weights per step,
-and devices that are left over wait for demand. Where that leaves a chain without a place, all are put again with
-sharing first: as few bytes as can be. A chain that is larger than what any device has left is cut, into as few runs
-as `spread` finds room for; blocks that are somewhere already stay there.
+The largest chains come first, each onto the device with the smallest load after it: blocks that the device has already
+cost nothing, and of equals the one that needs the fewest additional bytes wins. So a device reads few weights per step,
+and devices that are left over wait for demand.
 
-Pure; sizes in bytes, limits with 0 for any number.
+If a chain finds no place that way, all are placed again by the fewest additional bytes. A chain larger than the room of
+any device is cut into as few runs as `spread` finds room for; blocks that are placed already stay.
+
+Pure functions; sizes in bytes, limits with 0 for no limit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Mapping, Sequence
 
 from runtime.policy.placement.partition import spread
 
-#: Stands for the bytes of a device that takes any number.
+#: Room of a device without a limit, in bytes.
 _ANY = 1 << 62
-#: Devices that a chain is cut over at most.
+#: Most devices that a chain is cut over.
 _PIECES = 16
 
-#: For each chain the device number of each block, None where it found no place.
+#: For each chain the device number of each block, or None if it found no place.
 Packed = tuple[tuple[int, ...] | None, ...]
 
 
 def pack(chains: Sequence[Sequence[str]], sizes: Mapping[str, int], limits: Sequence[int]) -> Packed:
-    """Place chains, each a sequence of blocks. What has no place does not hinder the others."""
+    """Place chains, each a sequence of blocks. A chain without a place does not affect the other chains."""
     wide = _packed(chains, sizes, limits, sharing=False)
     if None not in wide:
         return wide
@@ -61,7 +61,7 @@ def _whole(
     loads: Sequence[int],
     sharing: bool,
 ) -> tuple[int, ...] | None:
-    """All of it on one device."""
+    """Place a chain on one device, or return None."""
     blocks = dict.fromkeys(chain)
     total = sum(sizes[block] for block in blocks)
     best: tuple[int, int, int] | None = None
@@ -84,7 +84,7 @@ def _cut(
     held: Sequence[set[str]],
     loads: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """In runs over several devices, those with the most room; blocks that are there stay where they are."""
+    """Place a chain in runs over the devices with the most room; blocks that are placed already stay."""
     where: dict[str, int] = {}
     for device, there in enumerate(held):
         for block in there:
@@ -107,9 +107,11 @@ def fill(
     limits: Sequence[int],
     free: Sequence[int],
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """Devices that hold nothing, each with the blocks that it gets: those of another device, whole. Where each copy has
-    the most to do gets
-    the next one: as if all chains were asked for alike, and took as long as they have bytes."""
+    """Return devices that hold nothing, each with the blocks it gets: all blocks of another device.
+
+    The device with the most work per copy gets the next copy. All chains are assumed to have equal demand and to take
+    time in proportion to their bytes.
+    """
     held: dict[int, dict[str, None]] = {}
     work: dict[int, int] = {}
     for chain, plan in zip(chains, packed, strict=True):

@@ -1,9 +1,9 @@
-"""Where blocks are put at first: in chain order over devices, so that each chain changes device as seldom as it can.
+"""Place blocks initially in chain order over devices, so that each chain changes device as rarely as possible.
 
-    spread(sizes, limits)     blocks in order, cut into runs, one for each device: the largest run is as small as can be
-    cells(total, limits)      devices in groups that each hold everything, as many groups as there can be
+    spread(sizes, limits)     cut the blocks in order into one run per device, with the largest run as small as possible
+    cells(sizes, limits)      divide the devices into groups that each hold everything, as many groups as possible
 
-Pure; sizes in bytes. What happens later (scaling, locality) is others' affair (`scaling`, `placement`).
+Pure functions; sizes in bytes. Later changes are made by `policy.scaling` and `policy.placement.locality`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 
 def spread(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | None:
-    """Which device takes each block: device numbers that never fall along the blocks. None where no such cut fits the
-    limits.
+    """Return the device number of each block, never falling along the blocks; None if no cut fits the limits.
 
     Args:
-        sizes: bytes of the blocks, in chain order.
-        limits: bytes that each device takes, 0 for any number.
+        sizes: Bytes of the blocks, in chain order.
+        limits: Bytes that each device takes, 0 for no limit.
 
-    The cut minimises the largest load; of equal ones the first, with its earlier devices full.
+    The cut minimises the largest load; of equal cuts it is the first, with earlier devices full.
     """
     if not limits:
         return None
@@ -44,10 +43,10 @@ def spread(sizes: Sequence[int], limits: Sequence[int]) -> tuple[int, ...] | Non
 
 
 def cells(sizes: Sequence[int], limits: Sequence[int], split: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Devices in groups of one size, neighbours together, each of which holds all blocks; the smallest size that does.
-    Empty if none does.
+    """Divide the devices into groups of neighbours, of the smallest equal size with which each group holds all blocks.
 
-    `split`: one group of all devices, even where fewer would do. Devices that are left over stand in no group.
+    Returns an empty tuple if no size does. Devices that are left over are in no group. `split`: one group of all
+    devices, even if fewer would do.
     """
     count = len(limits)
     for size in range(count if split else 1, count + 1):

@@ -1,8 +1,7 @@
-"""Where block instances are, what memory is left, and how many rows would go between devices: the ledger of a placement
-(BL-26).
+"""Keep the state of a placement: where instances are, what memory is free, and how many rows cross devices (BL-26).
 
-An instance of a sends to a b on its own device if there is one, else to one on its server, else elsewhere; instances of
-a block are taken to be used alike. Changes are made in place and undone by their opposites. It decides nothing.
+An instance of a sends to a b on its own device if there is one, else to one on its server, else elsewhere. The
+instances of a block are assumed to be used equally. Changes are made in place and undone by their opposites.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: What a row between two devices of one server costs, measured by one between servers, where nobody has measured it:
-#: enough to prefer no hop at all.
+#: Default cost of a row between two devices of a server, relative to one between servers: enough to prefer no hop at
+#: all.
 NEAR = 1 / 16
 
 
@@ -22,8 +21,10 @@ Pairs = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Rows per period that change servers, and that change devices within a server; `near`: what one of these costs, of
-    one of those.
+    """Hold the rows per period that change servers, and that change devices within a server.
+
+    Fields:
+        near: Cost of a row between devices, relative to one between servers.
     """
 
     between_servers: float
@@ -37,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class TrafficStep:
-    """An instance of a block goes from one device to another."""
+    """Move an instance of a block from one device to another."""
 
     block: str
     source: str
@@ -45,8 +46,14 @@ class TrafficStep:
 
 
 class TrafficLedger:
-    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows; `near`: as in
-    `Traffic`.
+    """Track instances, free memory and traffic.
+
+    Args:
+        servers: device -> server.
+        free: device -> free bytes.
+        nbytes: block -> bytes.
+        pairs: (sender, receiver) -> rows.
+        near: As in `Traffic`.
     """
 
     def __init__(
@@ -65,20 +72,20 @@ class TrafficLedger:
         for pair, rows in pairs.items():
             for block in pair if pair[0] != pair[1] else ():
                 self._pairs.setdefault(block, {})[pair] = rows
-        self._on: dict[str, dict[str, None]] = {}  # block -> its devices, in the order in which they came
+        self._on: dict[str, dict[str, None]] = {}  # block -> its devices, in order of addition
         self._near: dict[str, Counter[str]] = {}  # block -> server -> instances there
         self._devices: dict[str, list[str]] = {}  # server -> devices
         for device, server in servers.items():
             self._devices.setdefault(server, []).append(device)
 
     def add(self, block: str, device: str) -> None:
-        """Put an instance there; its bytes come off what is free."""
+        """Add an instance and subtract its bytes from the device's free memory."""
         self._on.setdefault(block, {})[device] = None
         self._near.setdefault(block, Counter())[self.servers[device]] += 1
         self.free[device] -= self.nbytes[block]
 
     def remove(self, block: str, device: str) -> None:
-        """Take an instance away."""
+        """Remove an instance."""
         del self._on[block][device]
         near, server = self._near[block], self.servers[device]
         near[server] -= 1
@@ -87,21 +94,21 @@ class TrafficLedger:
         self.free[device] += self.nbytes[block]
 
     def move(self, step: TrafficStep) -> None:
-        """Take an instance from one device to another."""
+        """Move an instance from one device to another."""
         self.remove(step.block, step.source)
         self.add(step.block, step.target)
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def fits(self, block: str, device: str) -> bool:
-        """Whether there is room for an instance, and none of the block yet."""
+        """Return whether a device has room for an instance and none of the block yet."""
         return self.nbytes[block] <= self.free[device] and not self.has(block, device)
 
     def has(self, block: str, device: str) -> bool:
         return device in self._on.get(block, ())
 
     def best_fit(self, block: str, beside: str | None = None) -> str | None:
-        """The device where least is left over, if `beside` comes there too; None where there is no room."""
+        """Return the device where the least is left over, with `beside` placed there too; None if there is no room."""
         needed = self.nbytes[block] + (self.nbytes[beside] if beside is not None else 0)
         free = self.free
         taken = self._on.get(block, {})
@@ -109,8 +116,9 @@ class TrafficLedger:
         return min(fitting, key=free.__getitem__, default=None)
 
     def allows(self, steps: Sequence[TrafficStep], transient: bool) -> bool:
-        """Whether memory suffices for the steps: at each moment, loading before dropping (`transient`), or only in the
-        end.
+        """Return whether memory suffices for the steps.
+
+        `transient`: at each moment, loading before dropping; otherwise only after all steps.
         """
         change: Counter[str] = Counter()
         for step in steps:
@@ -125,15 +133,15 @@ class TrafficLedger:
     # -- traffic -------------------------------------------------------------------------------------------------------
 
     def traffic(self) -> Traffic:
-        """Of all pairs."""
+        """Return the traffic of all pairs."""
         return self._sum({pair: rows for pairs in self._pairs.values() for pair, rows in pairs.items()})
 
     def weight_of(self, blocks: Iterable[str]) -> float:
-        """Of pairs with any of these blocks in them."""
+        """Return the weighted traffic of the pairs that contain any of these blocks."""
         return self._sum({pair: rows for block in blocks for pair, rows in self._pairs.get(block, {}).items()}).weight
 
     def saved_by(self, steps: Sequence[TrafficStep]) -> float:
-        """How much less weight there would be after these steps; negative for more."""
+        """Return the weight that these steps save; negative if they add some."""
         blocks = [step.block for step in steps]
         before = self.weight_of(blocks)
         for step in steps:
@@ -144,19 +152,19 @@ class TrafficLedger:
         return before - after
 
     def weight_with(self, block: str, device: str) -> float:
-        """`weight_of` a block if it had one more instance, on this device."""
+        """Return `weight_of` a block if it had one more instance, on this device."""
         self.add(block, device)
         weight = self.weight_of([block])
         self.remove(block, device)
         return weight
 
     def partners(self, block: str) -> list[tuple[str, str]]:
-        """Instances, (block, device), of the blocks that exchange rows with this one."""
+        """Return the instances, (block, device), of the blocks that exchange rows with this one."""
         blocks = sorted({each for pair in self._pairs.get(block, ()) for each in pair if each != block})
         return [(each, device) for each in blocks for device in self._on.get(each, ())]
 
     def near_to(self, block: str) -> list[str]:
-        """Devices of the servers on which those are."""
+        """Return the devices of the servers that have partners of this block."""
         servers = dict.fromkeys(self.servers[device] for _, device in self.partners(block))
         return [device for server in servers for device in self._devices[server]]
 

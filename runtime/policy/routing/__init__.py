@@ -1,1 +1,1 @@
-"""Where a sequence runs: variants, paths, estimates of latency, bids."""
+"""Decide where a sequence runs: variants, paths, latency estimates, bids."""

@@ -1,9 +1,9 @@
-"""A hop that is offered to several instances at once is run by one of them (BL-23).
+"""Decide which of several instances runs a hop that is offered to all of them (BL-23).
 
-    offer -> accepted by the first that says so; the others are told to forget it; whoever comes later is refused
+    offer -> won by the first bid; the other devices are notified; later bids are refused
 
-The paper has agents broadcast and does not say what if two accept. One book, kept by whoever offers, decides: it is
-asked in some order, and that order is the answer. It knows no devices beyond their names, no clock and no messages.
+The paper has agents broadcast offers and does not define what happens if two accept. Here the offering agent keeps one
+`Bids` book, and the order in which bids reach it decides. No clock and no messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """This device runs it; `cancel`: devices to be told that they do not."""
+    """Report that this device runs the hop. `cancel`: devices to notify that they do not."""
 
     device: str
     cancel: tuple[str, ...]
@@ -22,7 +22,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class BidRefused:
-    """This device does not run it. `exhausted`: nobody is left who could, so that it must be offered anew."""
+    """Report that this device does not run the hop. `exhausted`: no device is left, so the hop must be offered anew."""
 
     reason: str
     exhausted: bool = False
@@ -30,12 +30,12 @@ class BidRefused:
 
 @dataclass(slots=True)
 class _Offer:
-    asked: list[str]  # who has not answered
+    asked: list[str]  # devices that have not declined
     winner: str | None = None
 
 
 class Bids:
-    """Open offers by name. A name is used once until it is closed."""
+    """Hold the open offers by name. A name can be used again after `close`."""
 
     def __init__(self) -> None:
         self._offers: dict[str, _Offer] = {}
@@ -44,13 +44,13 @@ class Bids:
         return len(self._offers)
 
     def offer(self, hop: str, devices: Sequence[str]) -> None:
-        """Offer a hop. Raises ValueError for one that is offered already, or for no devices."""
+        """Offer a hop. Raises ValueError if it is already offered, or without devices."""
         if hop in self._offers or not devices:
             raise ValueError(f"hop {hop} cannot be offered to {len(devices)} devices")
         self._offers[hop] = _Offer(list(dict.fromkeys(devices)))
 
     def accept(self, hop: str, device: str) -> Accepted | BidRefused:
-        """A device would run it. A second time from the winner is refused too: it runs already."""
+        """Process a bid of a device. A second bid of the winner is refused, because the hop runs already."""
         offer = self._offers.get(hop)
         if offer is None:
             return BidRefused("there is no such offer")
@@ -62,8 +62,9 @@ class Bids:
         return Accepted(device, tuple(each for each in offer.asked if each != device))
 
     def decline(self, hop: str, device: str) -> BidRefused:
-        """A device cannot run it, or is gone. If it had it, or was the last one asked, the hop is `exhausted` and its
-        offer closed.
+        """Process a device's refusal or loss.
+
+        If it was the winner, or the last device that was offered the hop, the hop is `exhausted` and its offer closed.
         """
         offer = self._offers.get(hop)
         if offer is None or device not in offer.asked:
@@ -75,10 +76,10 @@ class Bids:
         return BidRefused("it declined", exhausted)
 
     def remove_device(self, device: str) -> tuple[str, ...]:
-        """A device is gone: hops that must be offered anew, because it had them or was the last one asked."""
+        """Process the loss of a device; return the hops that must be offered anew."""
         asked = [hop for hop, offer in self._offers.items() if device in offer.asked]
         return tuple(hop for hop in asked if self.decline(hop, device).exhausted)
 
     def close(self, hop: str) -> None:
-        """The hop has run, or nobody wants it any more. Unknown ones are nothing to do."""
+        """Close an offer that has run or is no longer needed. Does nothing for unknown ones."""
         self._offers.pop(hop, None)

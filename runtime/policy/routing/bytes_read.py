@@ -1,26 +1,28 @@
-"""What a step of a device reads, as the measure of how long it takes.
+"""Measure a device's step time by the bytes that the step reads.
 
-A step that decodes is bound by memory: it reads the weights of each block that any sequence on the device uses, once
-for all of them, and the K and V of all. A sequence gets a token per step, so what all of them wait is the sum over
-devices of sequences x bytes read. A new sequence adds to that what it reads itself, and for all there the weights that
-none there used before. Hence
+A decode step is bound by memory: it reads the weights of every block that a sequence on the device uses, once for all
+of them, and the K and V of all sequences. Each sequence gets one token per step, so the total waiting time is the sum
+over devices of sequences x bytes read.
 
-    paths.by_bytes      a new sequence goes where its blocks are in use already, until the others are better off alone
-    demand.ByBytes      part of a device's sequences goes to another one, which has what they use or gets a copy of it
+A new sequence adds its own K and V to that, and, for all sequences there, weights that none of them used before. Hence
 
-so devices come to serve few foundations each, where counting sequences mixes them. Prompts, which are bound by
-computing, are not in it. Pure; bytes.
+    paths.by_bytes       a new sequence goes where its blocks are in use, until this slows the sequences there too much
+    replicate.ByBytes    part of a device's sequences goes to another device, which has their blocks or loads them
+
+so each device comes to serve few base models, where counting sequences would mix them. Prompts are bound by compute and
+not counted. Pure functions, in bytes.
 """
 
 from __future__ import annotations
 
 
 def added(sequences: int, own: int, weights: int, in_use: bool) -> float:
-    """Bytes that one more sequence adds to the steps of a device, for one block of its chain.
+    """Return the bytes that one more sequence adds to the steps of a device, for one block of its chain.
 
     Args:
-        sequences: on the device before.
-        own: bytes of its K and V for the block.
-        weights: bytes of the block, which is `in_use` there or not.
+        sequences: Sequences on the device before.
+        own: Bytes of its K and V for the block.
+        weights: Bytes of the block's weights.
+        in_use: Whether a sequence there uses the block already.
     """
     return float((sequences + 1) * (own if in_use else own + weights))

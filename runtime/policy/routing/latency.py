@@ -1,14 +1,13 @@
-"""Estimate the latency of each candidate for a request's next hop from the profile tables (BL-21); `routing.variants`
-and `routing.paths` take the least.
+"""Estimate the latency of each candidate for a request's next hop from profiles (BL-21).
 
     Latency   = T_queue + T_compute + T_transfer + T_load
-    T_queue   = the queued batches' own compute times
-    T_transfer= the request's bytes over the link to the candidate's device, and what moving its K and V there takes
-    T_load    = max(T_swap - T_transfer, 0) on an idle device, T_swap on a busy one, 0 where the block is resident
-    T_swap    = bytes of the block that must go, over its way out  +  bytes of the new one, over its way in
+    T_queue   = the compute times of the queued batches
+    T_transfer= the request's bytes over the link to the candidate's device, plus the time to move its K and V there
+    T_load    = max(T_swap - T_transfer, 0) on an idle device, T_swap on a busy one, 0 if the block is resident
+    T_swap    = bytes of the evicted block over its way out  +  bytes of the new block over its way in
 
-The paper writes the way out as device memory bandwidth and the way in as the network's; both are links of the profile
-here, so that off-loading to the host is a matter of which link is named. Pure: profiles and numbers in, the terms out.
+The paper takes device memory bandwidth as the way out and network bandwidth as the way in. Here both are links of the
+profile, so off-loading to the host means naming another link. Pure functions; the result contains all terms.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from runtime.policy.profiles import BlockProfile, LinkProfile
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """A batch in a queue or a request in hand: `rows` that attend to `context` tokens."""
+    """Describe a queued batch or a request: `rows` that each attend to `context` tokens."""
 
     rows: int
     context: int
@@ -28,12 +27,16 @@ class RowWork:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A block on a device that could take the hop.
+    """Describe a block on a device that could run the hop.
 
-    `queue`: batches before it. `joins`: rows of the batch that it becomes part of. `request_bytes` travel over
-    `transfer` (None: it is here already), and `kv_seconds` is what its K and V take to get there (BL-16; 0 where they
-    are, or are none). `resident`: the block is loaded; else it comes over `way_in`, after `evicted_bytes` have gone
-    over `way_out`. `idle`: loading overlaps the transfer.
+    Fields:
+        queue: Batches queued before it.
+        joins: Rows of the batch that the request would join.
+        request_bytes: Bytes that travel over `transfer`; None there means that they are on the device.
+        resident: The block is loaded. Otherwise it is loaded over `way_in`, after `evicted_bytes` have left over
+            `way_out`.
+        idle: Loading overlaps the transfer.
+        kv_seconds: Time to move the request's K and V to the device (BL-16); 0 if they are there or there are none.
     """
 
     name: str
@@ -52,7 +55,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The four terms, in seconds."""
+    """Hold the four terms, in seconds."""
 
     queue: float
     compute: float
@@ -65,7 +68,7 @@ class Latency:
 
 
 def swap_seconds(candidate: Candidate) -> float:
-    """T_swap. Without a way in, what loading from disk was measured to take."""
+    """Return T_swap. Without a `way_in`, loading takes the profile's `load_seconds`."""
     out = (
         candidate.way_out.seconds(candidate.evicted_bytes)
         if candidate.way_out is not None and candidate.evicted_bytes
@@ -76,7 +79,7 @@ def swap_seconds(candidate: Candidate) -> float:
 
 
 def latency_of(candidate: Candidate, work: RowWork) -> Latency:
-    """The four terms for one request on one candidate."""
+    """Return the four terms for one request on one candidate."""
     compute = candidate.block.decode
     transfer = candidate.transfer.seconds(candidate.request_bytes) if candidate.transfer is not None else 0.0
     transfer += candidate.kv_seconds

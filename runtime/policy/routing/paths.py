@@ -1,16 +1,17 @@
-"""Which devices run a new sequence, block by block: one search for the cheapest path, over a table of costs (BL-13,
-BL-15).
+"""Choose the devices of a new sequence: a search for the cheapest path over a cost table (BL-13, BL-15).
 
-    cost of a path = what entering its first device costs  +  sum over blocks of what running each there costs
-                     +  for each change of device: `hop`, and what entering the next device costs
+Each block gets a device:
+
+    cost of a path = cost of entering its first device  +  sum over blocks of the cost of running each on its device
+                     +  for each change of device: `hop`, and the cost of entering the next device
 
 The tables differ in what they count; the search is the same:
 
     by_load       sequences on a device
-    by_latency    seconds of queue, compute and load, from profiles, where all blocks were measured (BL-21)
-    by_bytes      bytes that steps read for it (`policy.routing.bytes_read`), for devices that are bound by memory
+    by_latency    seconds of queue, compute and load, from profiles, if all blocks were measured (BL-21)
+    by_bytes      bytes that steps read for it (`policy.routing.bytes_read`), for memory-bound devices
 
-Pure. The K and V of a sequence that has run stay where they are; only `dispatch` weighs that.
+Pure functions. The location of existing K and V is not considered here; `variants.dispatch` weighs it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ from itertools import pairwise
 
 from runtime.policy.routing.latency import Latency
 
-#: Steps of the search for a path that holds a long sequence, for each length that is tried.
+#: Steps of the search for a path that holds a long sequence, per length tried.
 _TRIES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PathCosts:
-    """`blocks`: for each block, by candidate, what running it there costs. `hop`: each change of device. `enters`: by
-    device, what coming to it costs beside; empty for nothing."""
+    """Hold the cost table of a path search.
+
+    Fields:
+        blocks: For each block, the cost of running it on each candidate device.
+        hop: Cost of each change of device.
+        enters: By device, additional cost of entering it; empty for none.
+    """
 
     blocks: Sequence[Mapping[str, float]]
     hop: float
@@ -37,25 +43,29 @@ class PathCosts:
 
 
 def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop: float) -> PathCosts:
-    """A device costs its load, in sequences, for the part of the chain that runs there."""
+    """Build a table in which a device costs its number of sequences, times the part of the chain that runs there."""
     share = 1.0 / max(len(candidates), 1)
     return PathCosts([{device: loads[device] * share for device in some} for some in candidates], hop)
 
 
 def by_latency(table: Sequence[Mapping[str, Latency]], hop: float) -> PathCosts:
-    """A block costs the seconds that all its terms take; `hop` in seconds, too."""
+    """Build a table in which a block costs the sum of its latency terms, in seconds; `hop` is in seconds, too."""
     return PathCosts([{device: each.total for device, each in row.items()} for row in table], hop)
 
 
 def by_bytes(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> PathCosts:
-    """A block costs the bytes that it adds to all steps there; a device, those that a step there reads before: it is
-    waited for whole at every change of device."""
+    """Build a table in which a block costs the bytes that it adds to all steps of a device.
+
+    `enters`: the bytes that a step of the device reads already; a sequence that enters waits for that whole step.
+    """
     return PathCosts(adds, hop, enters)
 
 
 def cheapest(costs: PathCosts) -> tuple[str, ...] | None:
-    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no
-    candidate."""
+    """Return the device of each block on the cheapest path, or None if a block has no candidate.
+
+    Among equal paths the one with the earlier candidates wins.
+    """
     if not costs.blocks or not all(costs.blocks):
         return None
     enters = costs.enters
@@ -81,7 +91,7 @@ def cheapest(costs: PathCosts) -> tuple[str, ...] | None:
 
 
 def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: float) -> float:
-    """What a path costs, given as a device for each block."""
+    """Return the cost by load of a path, given as the device of each block."""
     hops = sum(one != other for one, other in pairwise(devices))
     return sum(loads[device] for device in devices) / max(len(devices), 1) + hop_cost * hops
 
@@ -89,12 +99,14 @@ def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: floa
 def choose_roomy(
     candidates: Sequence[Sequence[str]], pages: Sequence[int], capacity: Mapping[str, int], groups: int
 ) -> tuple[str, ...] | None:
-    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages` of a
-    group there.
+    """Return the device of each block on a path that holds a sequence of `groups` page sets, as far as possible.
 
-    A device is filled before the next one is taken, that with most room (first fit); where none has room for a
-    block, the one that lacks least. Where that does not hold the sequence, other paths are tried, within limits: of
-    these the one that holds most of it. None where a block has no candidate.
+    Used when the cheapest path does not hold it. `pages`: pages per page set of each block. A device is filled before
+    the next one, that with the most room, is used (first fit); a block with no room anywhere goes where the least is
+    missing.
+
+    If that path does not hold the sequence, a limited search tries other paths, and the one that holds the most of it
+    wins. None if a block has no candidate.
     """
     if not candidates or not all(candidates):
         return None
@@ -118,7 +130,7 @@ def choose_roomy(
 
 
 def _groups_on(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str, int]) -> int:
-    """Page groups that one sequence can have along a path."""
+    """Return the number of page sets that one sequence can have along a path."""
     taken: Counter[str] = Counter()
     for device, more in zip(path, pages, strict=True):
         taken[device] += more
@@ -128,9 +140,9 @@ def _groups_on(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str,
 def _fitting(
     candidates: Sequence[Sequence[str]], pages: Sequence[int], capacity: Mapping[str, int], groups: int
 ) -> tuple[str, ...] | None:
-    """Find a path that holds so many page groups, within `_TRIES` steps: depth first, block by block.
+    """Find a path that holds `groups` page sets, within `_TRIES` steps: depth first, block by block.
 
-    What blocks take that are on one device only is not there for others, so it is taken off first.
+    Pages of blocks with only one candidate device are subtracted first.
     """
     room = {device: capacity[device] // groups for some in candidates for device in some}
     for some, more in zip(candidates, pages, strict=True):
@@ -158,8 +170,11 @@ def _fitting(
 
 
 def _by_room(some: Sequence[str], more: int, room: Mapping[str, int], last: str) -> list[str]:
-    """Devices that have room for a block, the one to try first at the end: that of the block before it, then those with
-    most room. A block without pages needs no second try."""
+    """Return the devices with room for a block, the first to try last in the list.
+
+    The device of the previous block is tried first, then those with the most room. A block without pages gets one
+    device, because another try could not change anything.
+    """
     if len(some) == 1:
         return list(some)
     fitting = (device for device in some if room[device] >= more)

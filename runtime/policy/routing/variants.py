@@ -1,19 +1,19 @@
-"""Where a sequence's next hop runs: candidates, who of them may, and whom to choose (BL-13, BL-19 to BL-21, BL-28,
-BL-29).
+"""Choose where a sequence's next hop runs: on instances of its block or of variants.
 
-Candidates of a use of a block are its instances, ones that could be loaded, and for requests that allow it (`adaptive`)
-instances of equivalent blocks and stitched ones, by their scores against the block that the chain names, and low-rank
-deltas, which have no least score. Of those with room for the request
+Implements BL-13, BL-19 to BL-21, BL-28 and BL-29. The candidates for a block are its instances, instances that could be
+loaded, and, for requests that allow it (`adaptive`), instances of equivalent and stitched blocks, by their scores
+against the chain's own block, and low-rank deltas, which have no least score. Among those with room for the request the
+preference decides:
 
-    latency    all are weighed together: the least latency (BL-21)
-    accuracy   the best score first; the next best only where no instance of it keeps to `limit` seconds (BL-29)
+    latency    the least latency of all (BL-21)
+    accuracy   the best score; a lower score only if no instance of the better one keeps to `limit` seconds (BL-29)
 
-and then, whatever came out, the instance that holds the sequence's K and V goes before it (BL-19): always (`strict`,
-the paper's 5.3), or if it is no more than `margin` seconds slower (the paper's "same status", 5.1). By accuracy an
-owner of a lower score does not.
+The instance that holds the sequence's K and V (the owner) takes precedence over the result (BL-19): always with
+`strict` (the paper's 5.3), otherwise if it is at most `margin` seconds slower (the paper's "same status", 5.1). With
+`accuracy`, an owner of a lower score does not.
 
-A request that is not adaptive gets its own block, always. Pure: `latency` does the sums; the answer shows them all, and
-why others are out.
+A request that is not adaptive always gets its own block. Pure functions on `latency`; the result contains all terms,
+and why each other candidate was excluded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ Rule = Literal["owner", "latency", "accuracy"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An instance that could take the hop. `score`: agreement with the block that the chain names, 1 for that itself;
-    `owner`: it holds the sequence's K and V; `room`: its memory can take the request."""
+    """Describe an instance that could run the hop.
+
+    Fields:
+        score: Agreement with the block that the chain names; 1 for that block itself.
+        owner: It holds the sequence's K and V.
+        room: Its memory can take the request.
+    """
 
     candidate: Candidate
     kind: Kind = "own"
@@ -42,8 +47,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
-    """`equivalent` and `stitched`: the least scores. `margin` and `limit` in seconds; no limit means that accuracy is
-    never given up.
+    """Configure the choice.
+
+    Fields:
+        equivalent, stitched: Least scores of equivalent and stitched blocks.
+        margin: Seconds by which an owner may be slower.
+        limit: Longest latency in seconds for the better score; None: accuracy is never given up.
     """
 
     prefer: Literal["latency", "accuracy"] = "latency"
@@ -56,7 +65,7 @@ class DispatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """An option with its terms. `out`: why it could not be chosen, empty if it could."""
+    """Hold an option with its latency. `out`: why it could not be chosen; empty if it could."""
 
     option: Option
     latency: Latency
@@ -65,7 +74,7 @@ class Rated:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The choice and the rule that made it; all options in the order given."""
+    """Hold the choice and the rule that made it, with all options in the order given."""
 
     chosen: Option
     rule: Rule
@@ -73,19 +82,19 @@ class Dispatch:
 
     @property
     def exact(self) -> bool:
-        """Whether the chain's own block runs."""
+        """Return whether the chain's own block runs."""
         return self.chosen.kind == "own"
 
 
 @dataclass(frozen=True, slots=True)
 class Nowhere:
-    """No option may take the hop now."""
+    """Report that no option can run the hop now."""
 
     rated: tuple[Rated, ...]
 
 
 def dispatch(options: Sequence[Option], work: RowWork, adaptive: bool, limits: DispatchLimits) -> Dispatch | Nowhere:
-    """Choose for one hop. Of equals the first."""
+    """Choose an option for one hop; of equals the first."""
     rated = tuple(Rated(each, latency_of(each.candidate, work), _why_out(each, adaptive, limits)) for each in options)
     able = [each for each in rated if not each.out]
     if not able:
@@ -108,7 +117,7 @@ def _why_out(option: Option, adaptive: bool, limits: DispatchLimits) -> str:
 
 
 def _most_accurate(able: Sequence[Rated], limit: float | None) -> Rated:
-    """The fastest of the best score that keeps to the limit; if none of any score does, the fastest of all."""
+    """Return the fastest option of the best score that keeps to the limit, or the fastest of all if none does."""
     for score in sorted({each.option.score for each in able}, reverse=True):
         best = min((each for each in able if each.option.score == score), key=_seconds)
         if limit is None or best.latency.total <= limit:

@@ -1,1 +1,1 @@
-"""When a block gets another instance or gives one back (BL-24)."""
+"""Decide when a block gets another instance or drops one (BL-24)."""

@@ -1,19 +1,17 @@
-"""When a block gets another instance or gives one back, and which sequences' pages move then (BL-24).
+"""Decide when a block gets another instance or drops one, and which sequences' pages move then (BL-24).
 
-Contract: `scale` looks at each block by itself; other blocks of its chains are not touched.
+`scale` decides for each block separately; other blocks of its chains are not touched.
 
-    up      an instance whose queue is longer than `high` of what would fill its device gets another beside it, the most
-            loaded first,
-            while there is memory for it; sequences go over, fewest shared pages first (BL-18), until both hold
-            about as many pages
-    even    where it has another one whose queue is under `low`, they go there, and nothing is loaded: a further one
-            would be as idle
-    down    an instance that has had nothing to do for `idle`, if others of its block stay, each with a queue under
-            `low`; sequences that
-            are paused there move to them, or it stays
+    up      an instance with a queue over `high` of what would fill its device gets another one beside it, the most
+            loaded first, while there is memory; sequences move there, fewest shared pages first (BL-18), until both
+            hold about the same number of pages
+    even    if the block has another instance with a queue under `low`, the sequences move there and nothing is loaded,
+            because a further instance would be as idle
+    down    an instance without work for `idle` is dropped if the block has other instances, each with a queue under
+            `low`, and its paused sequences find room there
 
-A block that was scaled within `calm` is left alone, and `low` lies under `high`: so the number of instances does
-not swing. Where a new instance goes is `placement`'s to say. Pure: loads, memory and now in, what to do out.
+A block that was scaled within `calm` is left alone, and `low` is below `high`, so the number of instances does not
+oscillate. `placement.locality` chooses the device of a new instance. Pure functions.
 """
 
 from __future__ import annotations
@@ -28,8 +26,14 @@ from runtime.policy.placement.locality import Policy as Placing
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimits:
-    """`high` and `low` as parts of the longest queue (the paper's t; it does not say which), `idle` and `calm` in
-    nanoseconds. `most` new instances at once."""
+    """Configure scaling.
+
+    Fields:
+        high, low: Shares of the longest queue (the paper's t; it gives no values).
+        idle: Nanoseconds without work after which an instance may be dropped.
+        calm: Nanoseconds that a scaled block is left alone.
+        most: Most new instances at once.
+    """
 
     high: float = 0.8
     low: float = 0.4
@@ -44,9 +48,14 @@ class ScalingLimits:
 
 @dataclass(frozen=True, slots=True)
 class BlockDemand:
-    """A block instance. `queue`: rows waiting, of at most `longest` before memory is full. `held`: sequences whose
-    pages are here and could move; `idle_since`: since when nothing waited or ran, nanoseconds; None while something
-    does."""
+    """Describe the load of a block instance.
+
+    Fields:
+        queue: Rows waiting.
+        longest: Most rows that can wait before memory is full.
+        held: Sequences with pages here that could move.
+        idle_since: Since when nothing waits or runs, in ns; None while something does.
+    """
 
     block: str
     device: str
@@ -57,14 +66,17 @@ class BlockDemand:
 
     @property
     def part(self) -> float:
-        """Of the longest queue."""
+        """Return the queue as a share of the longest queue."""
         return self.queue / self.longest if self.longest > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """Load `block` on `device` because of the instance on `hot`; `part`: its queue. Then `moves`, in this order, go
-    from there to it.
+    """Load `block` on `device` to relieve the instance on `hot`, then move sequences there.
+
+    Fields:
+        part: Queue of the instance on `hot`, as a share of the longest queue.
+        moves: Sequences that move, in this order.
     """
 
     block: str
@@ -76,7 +88,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Even:
-    """`moves` go, in this order, from the instance on `hot` to the one on `device`, which is there already."""
+    """Move sequences, in this order, from the instance on `hot` to the existing one on `device`."""
 
     block: str
     device: str
@@ -87,7 +99,7 @@ class Even:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """Drop `block` from `device` once `moves`, (sequence, device), are made."""
+    """Drop `block` from `device` after its `moves`, as (sequence, device)."""
 
     block: str
     device: str
@@ -96,7 +108,7 @@ class ScaleDown:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What to do. `refused`: blocks that need an instance that fits nowhere."""
+    """Hold the decisions. `refused`: blocks that need an instance that fits nowhere."""
 
     ups: tuple[Up, ...]
     downs: tuple[ScaleDown, ...]
@@ -116,9 +128,9 @@ def scale(
     """Decide for all instances.
 
     Args:
-        cluster: devices with what is free for weights, instances, traffic; its instances are those of `loads`.
-        pages: that may come to a device, of those that are free there. changed: when a block was last scaled,
-            nanoseconds.
+        cluster: Devices with free bytes for weights, instances, traffic; its instances are those of `loads`.
+        pages: Pages that may be moved to each device, out of its free ones.
+        changed: When each block was last scaled, in ns.
     """
     calm = [each for each in loads if now - changed.get(each.block, now - limits.calm) >= limits.calm]
     free = {each.device: pages.get(each.device, 0) for each in loads} | dict(pages)
@@ -133,7 +145,7 @@ def scale(
 
 
 def _evens(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits) -> list[Even]:
-    """For each instance that is too busy the least busy one of its block, where that is under `low`."""
+    """Pair each overloaded instance with the least loaded one of its block, if that is under `low`."""
     idle: dict[str, BlockDemand] = {}
     for each in loads:
         if each.part < limits.low and (each.block not in idle or each.part < idle[each.block].part):
@@ -151,7 +163,7 @@ def _evens(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingL
 def _ups(
     loads: Sequence[BlockDemand], cluster: ClusterLayout, pages: dict[str, int], limits: ScalingLimits, placing: Placing
 ) -> tuple[list[Up], list[str]]:
-    """One new instance for each that is too busy, while memory lasts."""
+    """Choose a new instance for each overloaded one, while memory lasts."""
     ups: list[Up] = []
     refused: list[str] = []
     for hot in sorted(loads, key=lambda each: (-each.part, each.block, each.device)):
@@ -170,14 +182,17 @@ def _ups(
 
 
 def _with(cluster: ClusterLayout, block: str, device: str) -> ClusterLayout:
-    """The cluster with one more instance."""
+    """Return the layout with one more instance."""
     nbytes = cluster.nbytes[block]
     devices = tuple(replace(each, free=each.free - nbytes) if each.name == device else each for each in cluster.devices)
     return replace(cluster, devices=devices, instances=(*cluster.instances, Instance(block, device)))
 
 
 def _half(held: Sequence[Mover], room: int) -> list[Mover]:
-    """Sequences to give away: up to half of all their pages, each as its own copy over there, in the order of BL-18."""
+    """Choose sequences to move, with up to half of all their pages, in the order of BL-18.
+
+    Shared pages count once per sequence, because each moves with its own copy.
+    """
     left = min(room, sum(len(each.pages) for each in held) // 2)
     chosen: list[Mover] = []
     for one in order_moves(held):
@@ -188,8 +203,9 @@ def _half(held: Sequence[Mover], room: int) -> list[Mover]:
 
 
 def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits, now: int) -> list[ScaleDown]:
-    """At most one instance of each block: the one that has been idle for longest, if what is paused there finds room
-    elsewhere.
+    """Choose at most one instance per block to drop: the one idle for longest.
+
+    It is dropped only if the other instances have room for its paused sequences and queues under `low`.
     """
     by_block: dict[str, list[BlockDemand]] = {}
     for each in loads:
@@ -216,7 +232,7 @@ def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingL
 def _elsewhere(
     held: Sequence[Mover], others: Sequence[BlockDemand], pages: Mapping[str, int]
 ) -> list[tuple[Mover, str]] | None:
-    """A device for each sequence, the one with the most room; None if one finds none."""
+    """Choose a device for each sequence, the one with the most room; None if one finds no room."""
     room = {each.device: pages.get(each.device, 0) for each in others}
     moves: list[tuple[Mover, str]] = []
     for one in order_moves(held):

@@ -1,14 +1,14 @@
-"""Where part of a device's sequences goes, with a copy of what they use if the other device does not hold it: one
-rule, two measures of load.
+"""Choose a device for part of another device's sequences, with a copy of their blocks if it lacks them.
 
-    replicate(spots, measure)     the best of all moves that the measure offers to a device with room for the copy
+    replicate(spots, measure)     the best of the moves that the measure offers to devices with room for the copy
 
-    BySequences   a device's load is its number of sequences: half the difference goes to the device with the fewest
-    ByBytes       a device's load is its sequences x the bytes that a step reads (`policy.routing.bytes_read`): all or
-                  half of the
-                  part goes where all sequences of both devices then read least
+There are two measures of load:
 
-What switching to another device costs is only the bytes that are not there already (UN-04). Pure.
+    BySequences   number of sequences: half the difference moves to the device with the fewest
+    ByBytes       sequences x the bytes that a step reads (`policy.routing.bytes_read`): all or half of the sequences
+                  move to where the sequences of both devices then read the least in total
+
+A device that has some of the blocks needs only the bytes that are missing (UN-04). Pure functions.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-#: By bytes a change must save so much of what both devices' sequences read: where weights have to be loaded for it, and
-#: where they are there already. Then it costs a sequence a step or two, of the hundreds that it has before it.
+#: With `ByBytes`, the least share of both devices' bytes that a move must save: if weights must be loaded for it, and
+#: if they are there already. In the second case a sequence loses a step or two, out of the hundreds that it still runs.
 _GAIN, _MOVED = 0.1, 0.04
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpot:
-    """A device that could take part of another's sequences. `load`: its sequences; `room`: bytes of weights it still
-    takes, of which a copy needs `more`, 0 where it holds all of it. `reads`: bytes of a step now; `adds`: weights that
-    it would read beside."""
+    """Describe a device that could take part of another device's sequences.
+
+    Fields:
+        load: Its sequences.
+        room: Bytes of weights that it can still take.
+        more: Bytes that a copy needs; 0 if it has all blocks.
+        reads: Bytes that a step reads now.
+        adds: Bytes of weights that its steps would read in addition.
+    """
 
     device: str
     load: float
@@ -38,8 +44,12 @@ class ReplicaSpot:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """So many sequences go to a device, with a copy if it holds none. `rank`: of two the smaller is better, and of
-    equals the first; `gain`: share of what both devices' sequences read that is saved, where that was measured."""
+    """Describe a move of `moves` sequences to a device, with a copy if it has none.
+
+    Fields:
+        rank: Smaller is better; of equals the first wins.
+        gain: Share saved of what both devices' sequences read; 0 if not measured.
+    """
 
     device: str
     moves: int
@@ -48,31 +58,36 @@ class Replica:
 
 
 class Measure(Protocol):
-    """What counts as load."""
+    """Define a measure of load."""
 
     def offers(self, spot: ReplicaSpot) -> Iterator[Replica]:
-        """Moves to a device that are worth their while."""
+        """Yield the moves to a device that are worth making."""
         ...
 
 
 def replicate(spots: Sequence[ReplicaSpot], measure: Measure) -> Replica | None:
-    """The best move for one part of a chain on one device; None where no device with room makes one worth its while."""
+    """Return the best move for one part of a chain on one device, or None if none is worthwhile or fits."""
     offers = (offer for spot in spots if spot.more <= spot.room for offer in measure.offers(spot))
     return min(offers, key=lambda offer: offer.rank, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class BySequences:
-    """A device with `load` sequences, `share` of them of the part. Less than `margin` between two devices is not worth
-    a copy."""
+    """Measure load in sequences, for a device with `load` sequences, `share` of them on the part.
+
+    Fields:
+        margin: Difference between two devices that does not justify a copy.
+    """
 
     load: float
     share: int
     margin: int
 
     def offers(self, spot: ReplicaSpot) -> Iterator[Replica]:
-        """Half the difference; the device with the fewest sequences first, of equals that where most of the blocks
-        are."""
+        """Yield a move of half the difference.
+
+        The device with the fewest sequences ranks first, then that with the most blocks.
+        """
         moves = min(self.share, int(self.load - spot.load) // 2)
         if self.load - spot.load > self.margin and moves:
             yield Replica(spot.device, moves, (spot.load, spot.more, spot.device))
@@ -80,8 +95,13 @@ class BySequences:
 
 @dataclass(frozen=True, slots=True)
 class ByBytes:
-    """A device with `load` sequences, whose step reads `reads` bytes. The part has `count` of them, each with `kv`
-    bytes of pages, and `weights` of blocks that no others there use."""
+    """Measure load in bytes read, for a device with `load` sequences and steps that read `reads` bytes.
+
+    Fields:
+        count: Sequences on the part.
+        kv: Bytes of pages of each of them.
+        weights: Bytes of blocks that only they use there.
+    """
 
     load: float
     reads: float
@@ -90,7 +110,7 @@ class ByBytes:
     weights: int
 
     def offers(self, spot: ReplicaSpot) -> Iterator[Replica]:
-        """All of them or half, whichever saves enough; what saves most first."""
+        """Yield moves of all or half of the sequences that save enough; the largest saving ranks first."""
         before = self.load * self.reads + spot.load * spot.reads
         for moves in dict.fromkeys((self.count, self.count // 2)):
             if moves:

@@ -1,1 +1,1 @@
-"""Which hops are predicted, and whether that pays (BL-25)."""
+"""Decide which hops are predicted, and whether that pays (BL-25)."""

@@ -1,18 +1,16 @@
-"""Which block instances are run ahead by their surrogates, what is accepted, and what that can gain (BL-25).
+"""Choose the block instances that surrogates run ahead of, and accept or reject predictions (BL-25).
 
-Choice: of the instances that may, the `top` part by the time that their queue takes to drain. None may whose block is
-the last of a chain (what comes after it has left and cannot be corrected), or a neighbour in a chain of one that is
-chosen already (errors would add up), or has no surrogate.
+Choice: the `top` share of eligible instances, by the time that their queue takes to drain. An instance is not eligible
+if its block is the last of a chain (its output has left and cannot be corrected), or next to a chosen one in a chain
+(errors would add up), or has no surrogate.
 
-Acceptance: `similarity` takes a prediction whose cosine with the real output reaches the threshold, as the paper does;
-tokens may then differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of
-another is a guess (`agent.speculation.hop`). K and V that downstream wrote meanwhile are tentative until then: neither
-lent, moved nor shared (UN-13), and gone on a miss.
+Acceptance: `similarity` accepts a prediction with a cosine to the real output of at least the threshold, as in the
+paper; tokens may then differ from the chain's own. `exact` accepts only identical bits; the token that results from any
+other prediction is a guess (`agent.speculation.hop`). K and V that later hops write meanwhile are tentative until then:
+not lent, shared or moved (UN-13), and discarded on a miss.
 
-`chain_time` is what a pass takes: behind a chosen block all goes on from its prediction at once, and again from the
-real output if that proves wrong; nothing leaves before all is checked.
-
-Pure: loads, chains and seconds in. It knows neither tensors nor where surrogates come from.
+`chain_time` estimates the time of a pass: behind a chosen block it continues from the prediction at once, and again
+from the real output if the prediction is wrong; nothing is emitted before it is checked. Pure functions.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class SlowHop:
-    """A block instance, and seconds that its queue takes to drain."""
+    """Describe a block instance. `drain`: seconds that its queue takes to drain."""
 
     block: str
     device: str
@@ -34,7 +32,7 @@ class SlowHop:
 
 @dataclass(frozen=True, slots=True)
 class PassedBy:
-    """An instance that its queue would have chosen, and why it was not."""
+    """Describe an instance that would have been chosen by its queue, and why it was not."""
 
     instance: SlowHop
     reason: str
@@ -42,7 +40,7 @@ class PassedBy:
 
 @dataclass(frozen=True, slots=True)
 class Speculated:
-    """`chosen`, the longest queue first, at most `most`."""
+    """Hold the chosen instances, the longest queue first, at most `most`."""
 
     chosen: tuple[SlowHop, ...]
     most: int
@@ -52,8 +50,10 @@ class Speculated:
 def choose(
     instances: Sequence[SlowHop], chains: Sequence[Sequence[str]], surrogates: Collection[str], top: float = 0.1
 ) -> Speculated:
-    """Which instances speculate now. `chains`: their blocks in order; `surrogates`: blocks that have one. Raises
-    ValueError unless `top` is a part of one."""
+    """Choose the instances that speculate now.
+
+    `chains`: their blocks in order; `surrogates`: blocks that have one. Raises ValueError unless 0 <= `top` <= 1.
+    """
     if not 0 <= top <= 1:
         raise ValueError(f"{top} of all instances cannot speculate")
     most = math.ceil(top * len(instances) - 1e-9)
@@ -77,7 +77,7 @@ def choose(
 
 
 def _neighbours(chains: Sequence[Sequence[str]]) -> dict[str, frozenset[str]]:
-    """Block -> blocks right before or behind it in any chain."""
+    """Return for each block the blocks directly before or after it in any chain."""
     beside: dict[str, frozenset[str]] = {}
     for chain in chains:
         for a, b in pairwise(chain):
@@ -87,8 +87,10 @@ def _neighbours(chains: Sequence[Sequence[str]]) -> dict[str, frozenset[str]]:
 
 
 def stands(same: bool, cosine: float, threshold: float | None) -> bool:
-    """Whether a prediction stands for the real output: the `same` bits, or, where there is a threshold, alike enough. A
-    cosine that is no number is a miss."""
+    """Return whether a prediction is accepted: identical bits, or a cosine of at least the threshold, if there is one.
+
+    A NaN cosine is a miss.
+    """
     return same or (threshold is not None and cosine >= threshold)
 
 
@@ -99,9 +101,15 @@ def chain_time(
     chosen: Collection[int],
     wrong: Collection[int] = (),
 ) -> float:
-    """Seconds until a pass through a chain is done and checked. `chosen`: places of blocks that are predicted, `wrong`:
-    those of them whose prediction does not stand. Surrogates and what goes on from them have a stream of their own:
-    nothing waits for a device here."""
+    """Return the seconds until a pass through a chain is done and checked.
+
+    Surrogates and what continues from them have a stream of their own; waiting for devices is not modelled.
+
+    Args:
+        blocks, surrogates, checks: Seconds of each block, its surrogate and the check of its prediction.
+        chosen: Positions of the blocks that are predicted.
+        wrong: Positions among them with a rejected prediction.
+    """
     now = checked = 0.0
     for place, (block, surrogate, check) in enumerate(zip(blocks, surrogates, checks, strict=True)):
         if place not in chosen:

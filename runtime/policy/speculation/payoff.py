@@ -1,16 +1,14 @@
-"""How often a prediction must be right to gain anything, and when one that is not ends (BL-25).
+"""Compute how often a prediction must be right to pay, and end speculation that does not (BL-25).
 
-Per pass, with a hop of b seconds, its stand-in of s, a check of v and the hops behind it of d:
+Per pass, with a hop of b seconds, its stand-in of s, a check of v and the later hops of d:
 
-    right      gains (b + d) - max(s + d, b + v)      what `policy.speculation.choice.chain_time` says of it
-    wrong      costs v + min(d, b - s)                for so long, until the real row comes, devices behind ran for
-                                                      nothing; they are taken
-                                                      for busy: where nobody waits for them a wrong one costs the
-                                                          check alone
-    shared     costs s, right or wrong                the stand-in had the hop's own stream
-    needed     the share of right ones at which the gains are the costs
+    right      gains (b + d) - max(s + d, b + v)      as `policy.speculation.choice.chain_time` computes it
+    wrong      costs v + min(d, b - s)                until the real row comes, the later devices ran for nothing; they
+                                                      are assumed to be busy (on idle ones a miss costs the check alone)
+    shared     costs s, right or wrong                the stand-in ran on the hop's own stream
+    needed     the share of right ones at which gains equal costs
 
-Pure: seconds and outcomes in. Whose they are, and what is done about it, is the scheduler's.
+Pure functions on seconds and outcomes.
 """
 
 from __future__ import annotations
@@ -23,8 +21,10 @@ from runtime.policy.speculation.choice import chain_time
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds: of a hop, its stand-in, the check, and all hops behind it. `shared`: the stand-in has no stream of its
-    own.
+    """Hold the seconds of a hop, its stand-in, the check, and all later hops.
+
+    Fields:
+        shared: The stand-in has no stream of its own.
     """
 
     hop: float
@@ -35,7 +35,7 @@ class Times:
 
     @property
     def needed(self) -> float:
-        """The share of right predictions from which on they gain; above 1 where none can."""
+        """Return the share of right predictions above which speculation gains; above 1 if it cannot gain."""
         blocks, cheap, checks = (self.hop, self.behind), (self.stand_in, 0.0), (self.check, 0.0)
         always = self.stand_in if self.shared else 0.0
         gain = self.hop + self.behind - chain_time(blocks, cheap, checks, {0}) - always
@@ -47,8 +47,12 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`rate` of right ones among the last `count`, of which `needed` are needed. `ends`: it is to be predicted no
-    more.
+    """Hold the judgement on a predicted hop.
+
+    Fields:
+        rate: Share of right predictions among the last `count`.
+        needed: Share that is needed.
+        ends: Speculation of the hop ends.
     """
 
     rate: float
@@ -58,9 +62,7 @@ class Judgement:
 
 
 def judge(outcomes: Sequence[bool], needed: float, window: int) -> Judgement:
-    """Whether a hop goes on being predicted, by the last `window` outcomes; fewer end nothing, and a window of 0 never
-    does.
-    """
+    """Judge a hop by its last `window` outcomes. With fewer outcomes, or a window of 0, speculation does not end."""
     last = outcomes[-window:] if window else ()
     rate = sum(last) / len(last) if last else 0.0
     return Judgement(rate, needed, len(last), 0 < window <= len(last) and rate < needed)

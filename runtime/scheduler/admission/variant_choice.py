@@ -1,26 +1,24 @@
-"""Choose the chain of a new sequence: the one it named, or, where it allows that, one of its variants (BL-20, BL-28,
-BL-29).
+"""Choose the chain of a new sequence: the one that its request names, or one of its variants (BL-20, BL-28, BL-29).
 
     adaptive request -> options: the chain itself, its variants, its nearest low-rank delta that is served
-        -> policy.routing.variants (latency or accuracy first, limits) -> a chain, for good
+        -> `policy.routing.variants` (latency or accuracy first, limits) -> a chain, for the life of the sequence
 
-The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and
-then the batch that the request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a
-limit lets the score fall no further than it must. Without profiles of all blocks in question their times are taken
-from their bytes, which ranks chains and is no measurement; where paths are chosen by what steps read
-(`policy.routing.bytes_read`), from what everybody's steps read with the new sequence on them. Chains that are
-loaded go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
+The latency of an option is that of the batches that wait for the devices of its path, and then of the batch that the
+request would join. As load grows, the latencies of all options grow. With accuracy first, a latency limit is what makes
+a lower score acceptable.
 
-With a delta among the options all are weighed by the batches of one step (BL-21), for its rows join the batch of its
-base, which may run anyway:
+- Latencies follow from profiles if all blocks of all options have one. Otherwise they follow from the bytes of the
+  blocks, which ranks chains but measures nothing.
+- If paths are chosen by bytes read (`policy.routing.bytes_read`), an option without profiles counts the bytes that
+  steps read with the new sequence. Chains that are loaded then go before those that are not (BL-13: an instance, an
+  equivalent one, a new one).
+- With a low-rank delta among the options, latencies are those of one step (BL-21), because the rows of a delta join the
+  batch of its base. The queue is the batches of the other options, and the request joins the option's own batch.
+- With profiles of the chain and its delta, variants without one are left out. Otherwise the delta counts the bytes that
+  it adds to its base, so it is taken wherever it is served.
 
-    queue      rows of the other options' batches      compute    rows of its own batch, and the request
-
-With profiles of the chain and the delta, variants without one are left out. Without both, a delta counts with the
-bytes that it adds to its base, so it is taken wherever it is served.
-
-Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It
-changes nothing.
+A request that is not adaptive always gets its own chain. Each choice is traced with all terms. This module changes no
+state.
 """
 
 from __future__ import annotations
@@ -39,21 +37,23 @@ from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.state import ClusterState
 from runtime.types import ModelSpec, SequenceRequest
 
-#: The batches before a chain's own in a step, and the rows of its own.
+#: The batches of the other options in a step, and the rows of an option's own batch.
 Batches = tuple[tuple[RowWork, ...], int]
 
-#: Where nothing was measured: bytes of weights that a step reads in a second, and rows that cost as much again.
+#: Without profiles: bytes that a step reads per second, and additional rows that double the time of a step.
 _NOMINAL_BYTES = 20e9
 _NOMINAL_ROWS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class VariantChoice:
-    """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
+    """The variants of the served chains, and how one is chosen.
 
-    `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of
-    blocks, under the ids that chains name them by, and of whole chains, under their versions; None for none. New
-    sequences' devices are chosen by them too (`scheduler.routing.estimates`).
+    Fields:
+        variants: Variants that adaptive requests may get.
+        limits: Whether latency or accuracy comes first, the least scores, and the latency limit of accuracy.
+        profiles: Profiles of blocks, by the ids in chains, and of whole chains, by their versions; None for none. Paths
+            are chosen by them too (`scheduler.routing.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -62,7 +62,7 @@ class VariantChoice:
 
 
 class VariantChooser:
-    """See the top of the file."""
+    """Choose variants for adaptive requests."""
 
     def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: LatencyEstimates) -> None:
         self._state = state
@@ -70,7 +70,7 @@ class VariantChooser:
         self._estimates = estimates
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
-        """Return the variant that a request gets; None for the chain that it named."""
+        """Return the variant that a request gets; None for the chain that it names."""
         if not (request.adaptive and self._state.placed):
             return None
         own = Variant(exact.model, exact, exact.version, 1.0)
@@ -109,7 +109,11 @@ class VariantChooser:
     def _option(
         self, request: SequenceRequest, variant: Variant, kind: Kind, profile: BlockProfile, beside: Batches | None
     ) -> Option:
-        """Return a variant as an option. `beside`: the batches of a step with it, if it is weighed by those."""
+        """Return a variant on its cheapest path as an option; without room if no path can run the request.
+
+        Args:
+            beside: The batches of a step with the variant; None to weigh what waits for the devices of its path.
+        """
         chain, score = variant.chain, variant.score
         path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
@@ -128,10 +132,11 @@ class VariantChooser:
         return Option(Candidate(variant.name, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
+        """Return whether the paths of a chain are chosen by bytes read, and not by profiles."""
         return self._state.config.routing == "least-bytes" and not self._estimates.covers(chain)
 
     def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
-        """Where paths go by what is read, only chains that are loaded, if any is."""
+        """Leave room to loaded chains only, if there are any, and if the paths of all are chosen by bytes read."""
         router, loads = self._state.router, self._state.devices.loads
         if not all(self._by_reading(chain) for chain in chains):
             return options
@@ -144,14 +149,14 @@ class VariantChooser:
         return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
 
     def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
-        """Whether a chain could run it at all: it takes the request, and no device has refused a part of it."""
+        """Return whether a chain can run a request: it takes it, and no device has refused a stage of the path."""
         if refusal(request, chain.spec) is not None or self._state.block_map.why_not(chain) is not None:
             return False
         missing = self._state.router.missing(chain, path)
         return all(stage not in self._state.devices[device].stages.refused for device, stage in missing)
 
     def _batches(self, path: Path) -> Iterable[int]:
-        """Rows of the batches that wait for the devices of a path."""
+        """Return the rows of each batch that waits for the devices of a path."""
         devices, instances = {hop.device for hop in path}, self._state.block_map.instances
         counts = self._state.waiting.by_chain()
         waiting = 0
@@ -162,29 +167,28 @@ class VariantChooser:
         return [self._state.config.max_num_seqs] * full + [rest] * (rest > 0)
 
     def _step_batches(self, chains: Sequence[Chain], context: int) -> list[Batches]:
-        """Return for each chain the batches of a step before its own, and the rows of its own."""
+        """Return for each chain the batches of the other chains in a step, and the rows of its own batch."""
         rows: Counter[str] = Counter()
         for alive in {each.loaded_as: each for each in self._state.in_use()}.values():
             rows[_batch_of(alive.spec)] += self._state.users[alive.loaded_as]
         own = [_batch_of(chain.spec) for chain in chains]
-        return [
-            (tuple(RowWork(rows[other], context) for other in dict.fromkeys(own) if other != batch and rows[other]),
-             rows[batch])
-            for batch in own
-        ]  # fmt: skip
+        work = {batch: RowWork(rows[batch], context) for batch in own if rows[batch]}
+        return [(tuple(work[other] for other in work if other != batch), rows[batch]) for batch in own]
 
     # -- profiles ------------------------------------------------------------------------------------------------------
 
     def _chain_profiles(self, variants: Sequence[Variant]) -> list[BlockProfile]:
-        """Return what was measured, if it was for all of them; else what their bytes make likely."""
+        """Return the measured profiles if all variants have one, else nominal ones for all."""
         found = [self._estimates.whole(each.chain) for each in variants]
         measured = [each for each in found if each is not None]
         return measured if len(measured) == len(found) else [self._nominal(each) for each in variants]
 
     def _measured(self, variant: Variant) -> bool:
+        """Return whether a variant has a measured profile."""
         return self._estimates.whole(variant.chain) is not None
 
     def _nominal(self, variant: Variant) -> BlockProfile:
+        """Return a profile that follows from the bytes of a chain's blocks, or from those that a delta adds."""
         chain = variant.chain
         if variant.kind == "delta":
             nbytes = sum(use.adapter_bytes for use in chain.uses)

@@ -206,7 +206,7 @@ class Autoscaler:
                 break
 
     def _relieve(self, queues: Hotspots, now: int) -> None:
-        """Move sequences off devices with many sequences and large steps, where all then read fewer bytes."""
+        """Move sequences off devices with many sequences and large steps, if all steps then read fewer bytes."""
         state, used_paths = self._state, self._state.used_paths
         alive = {each.name: each for each in state.devices if each.alive}
         loads = {name: each.passing.count + queues.sequences.get(name, 0.0) for name, each in alive.items()}
@@ -266,8 +266,8 @@ class Autoscaler:
     ) -> list[ReplicaSpot]:
         """Return other devices with the bytes that their steps read.
 
-        Left out are devices without all of the blocks if the part was copied lately, and devices with a block that
-        drains.
+        Left out are devices without all of the blocks if the part was copied lately, and devices with all of them if
+        one drains.
         """
         placed, used_paths, offers = self._state.block_map, self._state.used_paths, []
         for name in names:

@@ -136,9 +136,9 @@ def _cut(
 
 
 def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
-    """Return all that each sequence uses on a device as one part; most sequences first.
+    """Return, as one part each, what sequences use on a device; most sequences first.
 
-    A copy of such a part on another device adds no hop.
+    What waiting chains have there is a part without sequences. A copy of such a part on another device adds no hop.
     """
     found: dict[tuple[str, ...], list[ScheduledSequence]] = {}
     for sequences in _by_path(device):

@@ -221,7 +221,7 @@ class Passing:
 
     Fields:
         here: Sequences with a path over the device, by name.
-        asked: Names of sequences with a hop that it may come to run (BL-23).
+        asked: Names of sequences with a hop that is offered to it too (BL-23).
     """
 
     here: dict[str, ScheduledSequence] = field(default_factory=dict)

@@ -76,7 +76,10 @@ class PrefixCache:
     # -- adding --------------------------------------------------------------------------------------------------------
 
     def add_sequence(self, sequence: ScheduledSequence, now: int) -> None:
-        """Keep the full page sets of a sequence that is about to leave, unless a cached prefix has them already."""
+        """Keep the full page sets of a sequence that is about to leave.
+
+        Not done if a cached prefix has them already, or if its version is about to be removed.
+        """
         prefix = sequence.shared.prefix
         if (
             self._state.config.prefix_caching != "cached"

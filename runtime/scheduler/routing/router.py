@@ -96,7 +96,7 @@ class Router:
             loads: Sequences by device.
             warm: Use only devices that have loaded the blocks.
             context: Tokens of the sequence's context.
-            groups: Most page sets that the sequence can come to need. If the cheapest route cannot hold them, a roomier
+            groups: Most page sets that the sequence may need. If the cheapest route cannot hold them, a roomier
                 one is returned where there is one.
             on_table: Receives all latency terms of a choice by profiles.
         """

@@ -1,6 +1,6 @@
 """Track which paths sequences are on, and how many tokens have passed each.
 
-These counters are behind the traffic between blocks, and behind the bytes that steps of a device read.
+The traffic between blocks, and the bytes that steps of a device read, follow from these counters.
 
 Contract: one `Passes` for each path of each version of a chain, shared by its sequences, so that a token costs one
 addition. It decides nothing.
@@ -39,7 +39,7 @@ class UsedPaths:
         return known
 
     def of_chain(self, chain: Chain) -> list[Passes]:
-        """Return the paths that tokens of a chain have passed so far."""
+        """Return the usage of each path of a chain that is in use, or was used and is not forgotten yet."""
         return [path_usage for (version, _), path_usage in self._path_usage.items() if version == chain.version]
 
     def enter(self, path_usage: Passes) -> None:

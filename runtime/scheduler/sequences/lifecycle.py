@@ -1,10 +1,15 @@
 """Place sequences on devices and remove them: tables, pages and batch slots, all of them or none.
 
-    refuse      never admitted              seat     onto a path, with pages for its context
-    preempt     off its path, to wait       end      emit the last event       end_sequence   after its last token
+    refuse              answer a request that is not admitted
+    seat, reseat        place a waiting sequence on a path; move a running one to another path
+    settle, narrow      record the winner, or the death of a candidate, of an offered hop (BL-23)
+    grow                take more pages
+    show, hide          add a sequence to the prefix index, or remove it
+    preempt             take a sequence off its path; it waits
+    end, end_sequence   end a sequence with an event without a token; after its last token
 
-Contract: a sequence that leaves gives back all that it had, on every device. Every sequence has exactly one last event.
-Other mechanisms decide; this carries out.
+A sequence that leaves gives back all that it had, on every device. Every sequence has exactly one last event. This
+module carries out what other mechanisms decide.
 """
 
 from __future__ import annotations

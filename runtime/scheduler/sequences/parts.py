@@ -86,7 +86,7 @@ class Waits:
     """Why the next row of a sequence is not simply sent.
 
     Fields:
-        paused: Time of the pause by its caller, in ns, during which it gets no rows; None while it is not paused.
+        paused: Time in ns at which its caller paused it; None while it is not paused. A paused sequence gets no rows.
         move: Number of the migration it is in, 0 for none.
         held: Whether no rows are issued, for the last stage of that migration.
         doomed: Whether it is preempted when its row returns.

@@ -82,7 +82,7 @@ class ScheduledSequence(LiveSequence):
 
     @property
     def longest(self) -> int:
-        """Most page sets that it can come to need, on any path."""
+        """Largest number of page sets that it may need, on any path."""
         spec = self.chain.spec
         return groups_for(
             spec,

@@ -327,7 +327,7 @@ class Speculation:
                 "hop": sequence.ahead.hop,
                 "of": len(sequence.path),
                 "stage": sequence.ahead.stage.id,
-                "turn": one.attempt,
+                "attempt": one.attempt,
             }
             self._state.tell.speculation(now, event, sequence.request, hop.device, one.count, where | extra)
 

@@ -1,1 +1,1 @@
-"""What carries a messenger's frames: pyzmq, Unix SEQPACKET sockets, or both at once."""
+"""Carry a messenger's frames: over pyzmq, Unix SEQPACKET sockets, or both."""

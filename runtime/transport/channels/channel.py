@@ -1,12 +1,11 @@
-"""What carries messages, as frames: to one peer and from it, or to all that have connected to one address and from
-them.
+"""Carry messages as frames, to and from one peer, or all peers that connected to one address.
 
-    Road      a socket of pyzmq: takes everything, in threads of its own
-    DualChannel   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back
-                  in order by their numbers
+    ZmqChannel    a pyzmq socket: takes messages of any size, with threads of its own
+    DualChannel   short messages over `transport.channels.seqpacket`, the rest over a ZmqChannel; the message numbers
+                  restore the order
 
-Contract: for one thread; nothing waits. `put` hands a message over whole or says that there is no room. Each end
-hears in order what it is told.
+For one thread; no call waits. `put` takes a message whole or reports that there is no room. Each end receives its
+messages in order.
 """
 
 from __future__ import annotations
@@ -21,48 +20,53 @@ import zmq
 from runtime.transport.channels.seqpacket import SeqpacketSocket
 from runtime.transport.wire import Frame, number_of
 
-#: Frames of fewer bytes are copied into the transport: what is not wakes a thread of ours when it has gone.
+#: Shorter messages are copied into pyzmq; sending without a copy wakes a thread of this process once it is sent.
 COPIED_BYTES = 1 << 18
-#: Messages taken of one carrier before the others have their turn.
+#: Messages received from one channel before the next channel's turn.
 _BURST = 256
-#: Messages of one end that may be ahead of one that is under way, and how long they wait for it, in seconds. Then they
-#: come as they are, and whoever counts sees what is missing.
+#: Most messages of a peer that may wait for one still under way, and how long they wait, in seconds. After that they
+#: are delivered as they are, and the messenger detects the gap in the numbers.
 _MOST_AHEAD = 4096
 _LONGEST = 10.0
 
-#: Who it is from, empty where there is but one who could be; and its frames.
+#: (link of the sender, empty if the channel has one peer only; frames of the message).
 Came = tuple[bytes, list[memoryview]]
 
 
 class Channel(Protocol):
+    """Define a channel that carries frames."""
+
     @property
     def polled(self) -> Iterable[zmq.Socket[bytes] | int]:
-        """What a poller is to look at."""
+        """Return the sockets or file descriptors to poll."""
         ...
 
     @property
     def late(self) -> bool:
-        """Whether there is something to take that no poller tells of."""
+        """Return whether messages are due that no poller reports."""
         ...
 
     @property
     def closed(self) -> bool: ...
 
     def put(self, frames: list[Frame], to: bytes = b"") -> bool:
-        """False where there is no room. Raises zmq.ZMQError if whom it is for is not there."""
+        """Send a message; False if there is no room. Raises zmq.ZMQError if the receiver is not connected."""
         ...
 
     def receive(self) -> Iterator[Came]:
-        """What is there. Not to be gone on with once it is closed."""
+        """Yield the available messages. Stop iterating once the channel is closed."""
         ...
 
     def close(self, linger_ms: int) -> None:
-        """What was put may still go out for so long."""
+        """Close the channel; queued messages may still be sent for `linger_ms`."""
         ...
 
 
 class ZmqChannel:
-    """A socket of pyzmq. `named`: of several others (a ROUTER), who are known by name."""
+    """Carry messages over a pyzmq socket.
+
+    `named`: the socket is a ROUTER with several peers, identified by link name.
+    """
 
     late = False
 
@@ -79,9 +83,7 @@ class ZmqChannel:
 
     def put(self, frames: list[Frame], to: bytes = b"") -> bool:
         try:
-            copied = (
-                sum(map(len, frames)) < COPIED_BYTES
-            )  # at once, which is cheaper than a message of pyzmq's for each frame
+            copied = sum(map(len, frames)) < COPIED_BYTES  # a copy is cheaper than a pyzmq message object per frame
             self._socket.send_multipart([to, *frames] if self._named else frames, zmq.NOBLOCK, copy=copied)
         except zmq.Again:
             return False
@@ -89,7 +91,7 @@ class ZmqChannel:
 
     def receive(self) -> Iterator[Came]:
         for _ in range(_BURST):
-            # asking whether there is one costs less than an exception that says no
+            # checking first is cheaper than an exception
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frames = [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
@@ -101,15 +103,23 @@ class ZmqChannel:
 
 @dataclass(slots=True)
 class ReorderBuffer:
-    """Puts one end's messages back in order. `due`: the number that is next; `ahead`: what came before its turn;
-    `since`: when the first of these did."""
+    """Put one peer's messages back in order.
+
+    Fields:
+        due: Number of the next message.
+        ahead: Messages that arrived before their turn.
+        since: When the first of these arrived, or the last message was delivered, in seconds.
+    """
 
     due: int = 0
     ahead: dict[int, list[memoryview]] = field(default_factory=dict)
     since: float = 0.0
 
     def put_in_order(self, number: int | None, frames: list[memoryview], now: float) -> list[list[memoryview]]:
-        """What may be heard now. What has no number, or an old one, is for whoever hears it to judge."""
+        """Add a message and return the messages that can be delivered now.
+
+        A message without a number, or with an old one, is delivered at once; the messenger judges it.
+        """
         if number is None or number < self.due:
             return [frames]
         if number > self.due:
@@ -126,10 +136,11 @@ class ReorderBuffer:
         return out
 
     def late(self, now: float) -> bool:
+        """Return whether a missing message is overdue."""
         return bool(self.ahead) and now - self.since > _LONGEST
 
     def all(self) -> list[list[memoryview]]:
-        """Whatever came before its turn, and what is between did not come."""
+        """Return all messages that wait, although those between them are missing."""
         out = [self.ahead[number] for number in sorted(self.ahead)]
         self.due = max(self.ahead, default=self.due - 1) + 1
         self.ahead.clear()
@@ -137,8 +148,10 @@ class ReorderBuffer:
 
 
 class DualChannel:
-    """See the top of the file. Messages carry their numbers (`transport.wire`); whoever has not connected both ways is
-    heard as he comes.
+    """Carry short messages over SEQPACKET sockets and the rest over pyzmq.
+
+    Messages are ordered by their numbers (`transport.wire`). Messages of a peer that is not connected over SEQPACKET
+    are delivered as they arrive.
     """
 
     def __init__(
@@ -165,7 +178,7 @@ class DualChannel:
     def receive(self) -> Iterator[Came]:
         yield from self._short()
         for who, frames in self._channel.receive():
-            yield from self._short()  # what was sent before it has come, as far as it went that way
+            yield from self._short()  # short messages sent before this one have arrived
             yield from self._in_order(who, frames)
         for who, order in list(self._orders.items()):
             if order.ahead and order.late(self._clock()):

@@ -1,15 +1,14 @@
-"""Short messages between processes of one machine: from one's thread straight into the other's socket. One thread
-wakes, and not three.
+"""Send short messages between processes of one machine over a Unix SEQPACKET socket.
 
-A message is a packet (`SOCK_SEQPACKET` of AF_UNIX): it goes whole and at once, or not at all. What does not go, since
-it is long, or the other end has not read what came before, is for somebody else to carry
-(`transport.channels.channel`), in what order, too. Nothing waits here.
+One thread wakes in the receiver per message; pyzmq would wake three. A message is one packet, sent whole and at once or
+not at all. A message that is too long, or that finds the receiver's queue full, is sent by the other channel
+(`transport.channels.channel`), which also restores the order. No call waits.
 
-    packet 0    of whoever connects: who it is
-    packet n    lengths of the frames, and the frames
+    packet 0    name of the connecting link
+    packet n    lengths of the frames, then the frames
 
-Sockets lie in a folder that only their owner can enter. Only where there is Linux (`AVAILABLE`): others have no such
-packets, or no epoll.
+The sockets lie in a folder that only their owner can enter. Linux only (`AVAILABLE`): other systems lack these packets
+or epoll.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 AVAILABLE = hasattr(select, "epoll") and hasattr(socket, "AF_UNIX") and hasattr(socket, "SOCK_SEQPACKET")
-#: Longer messages do not go this way: they would hold up whoever sends while the kernel copies, and soon fill the other
-#: end's queue.
+#: Longest message: larger ones would delay the sender while the kernel copies, and fill the receiver's queue.
 MAX_BYTES = 1 << 17
-#: Behind the path of the other socket.
+#: Suffix added to the path of the pyzmq socket.
 SUFFIX = ".q"
 
 _QUEUE_BYTES = 1 << 21
@@ -36,22 +34,22 @@ _COUNT = struct.Struct("=I")
 
 
 class SeqpacketSocket:
-    """One end of such a connection, or all that others made to one path: then `who` says which. For one thread."""
+    """Hold one end of a connection, or all connections made to one path, by link name. For one thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._listener: socket.socket | None = None
         self._path = ""
         self._ends: dict[bytes, socket.socket] = {}
-        #: By file: who it is (not yet known: None), and its socket.
+        #: By file descriptor: link name (None until received) and socket.
         self._files: dict[int, tuple[bytes | None, socket.socket]] = {}
 
     def fileno(self) -> int:
-        """Readable while there is something to `take`."""
+        """Return a descriptor that is readable while there is something to `receive`."""
         return self._epoll.fileno()
 
     def listen(self, path: str) -> None:
-        """Let others connect. Raises OSError."""
+        """Accept connections at a path. Raises OSError."""
         Path(path).unlink(missing_ok=True)
         listener = _plain()
         try:
@@ -64,7 +62,7 @@ class SeqpacketSocket:
         self._epoll.register(listener, select.EPOLLIN)
 
     def dial(self, path: str, who: bytes) -> bool:
-        """Connect, and say who this is; false where nobody listens. The other end's name is empty here."""
+        """Connect and send the name of the link; False if nothing listens. The other end's name is empty here."""
         end = _plain()
         try:
             end.connect(path)
@@ -80,7 +78,7 @@ class SeqpacketSocket:
         return who in self._ends
 
     def put(self, who: bytes, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Hand a message over; false if it cannot go this way now."""
+        """Send a message; False if it cannot go over this socket now."""
         end = self._ends.get(who)
         if end is None or len(frames) > _MAX_FRAMES or sum(map(len, frames)) > MAX_BYTES:
             return False
@@ -91,12 +89,12 @@ class SeqpacketSocket:
             return False
         except (
             OSError
-        ):  # the other end has gone, or has no memory: whoever watches processes tells of the one, time of the other
+        ):  # the other end is gone, which its supervisor detects, or it has no memory, and the message goes over pyzmq
             return False
         return True
 
     def receive(self, most: int) -> list[tuple[bytes, list[memoryview]]]:
-        """What has come, about `most` messages at most, in order for each end."""
+        """Return the received messages, about `most` of them, in order per connection."""
         out: list[tuple[bytes, list[memoryview]]] = []
         again = True
         while again and len(out) < most:
@@ -104,7 +102,7 @@ class SeqpacketSocket:
             for file, _ in self._epoll.poll(0):
                 known = self._files.get(file)
                 if known is None:
-                    again = self._accept()  # what they have sent already is there, too
+                    again = self._accept()  # their first packets may be there already
                 elif known[0] is None:
                     again |= self._name(known[1])
                 else:
@@ -125,7 +123,7 @@ class SeqpacketSocket:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _accept(self) -> bool:
-        """Whether there were any to let in."""
+        """Accept waiting connections; return whether there were any."""
         came = False
         while self._listener is not None:
             try:
@@ -133,7 +131,7 @@ class SeqpacketSocket:
             except OSError:
                 break
             if len(self._files) >= _MAX_ENDS:
-                end.close()  # it takes the other way
+                end.close()  # it uses pyzmq only
                 continue
             end.setblocking(False)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
@@ -142,8 +140,9 @@ class SeqpacketSocket:
         return came
 
     def _name(self, end: socket.socket) -> bool:
-        """Hear who it is; whether it said so. Whoever connects again is let in: what it says tells whether something
-        was lost.
+        """Read the link's name; return whether it has come.
+
+        A link that connects again is accepted: message numbers reveal whether a message was lost.
         """
         try:
             who = end.recv(_MAX_WHO)
@@ -184,7 +183,7 @@ class SeqpacketSocket:
             except OSError:
                 packet = b""
             frames = _frames(packet)
-            if frames is None:  # it has gone, or speaks otherwise
+            if frames is None:  # closed, or not a valid packet
                 self._remove_end(who)
                 break
             out.append((who, frames))
@@ -192,7 +191,7 @@ class SeqpacketSocket:
 
 
 _NOTHING = bytearray(1)
-#: How long the next packet is, without taking it.
+#: Flags that return the length of the next packet without removing it.
 _LOOK = getattr(socket, "MSG_PEEK", 0) | getattr(socket, "MSG_TRUNC", 0)
 
 
@@ -204,7 +203,7 @@ def _plain() -> socket.socket:
 
 
 def _frames(packet: bytes) -> list[memoryview] | None:
-    """The frames of a packet; None if it is none."""
+    """Return the frames of a packet, or None if it is malformed."""
     if len(packet) < _COUNT.size:
         return None
     (count,) = _COUNT.unpack_from(packet)

@@ -1,8 +1,9 @@
-"""The sockets of one post: how they are made, guarded and bounded.
+"""Create the sockets of one messenger, with authentication and limits.
 
-tcp://      over the network, with the cluster's keys       inproc://   between threads of a process
-ipc://      between processes of one machine                unix://     the same, where short messages take a shorter
-                                                                        way (`transport.channels.seqpacket`)
+tcp://      over the network, with the cluster's keys
+ipc://      between processes of one machine
+unix://     the same, with short messages over SEQPACKET sockets (`transport.channels.seqpacket`)
+inproc://   between threads of a process
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ _UNIX, _IPC = "unix://", "ipc://"
 
 
 class Sockets:
-    """Makes sockets. `keys`: the cluster's; needed, and used, for tcp only. `context`: shared; else one is made.
+    """Create sockets.
 
-    `high_water`: messages that the transport itself holds for a peer, on each side.
+    Args:
+        keys: The cluster's keys; required and used for tcp only.
+        context: Shared ZeroMQ context; None creates one.
+        high_water: Messages that the transport holds for a peer, on each side.
     """
 
     def __init__(self, keys: Keys | None, context: zmq.Context[zmq.Socket[bytes]] | None, high_water: int) -> None:
@@ -37,8 +41,9 @@ class Sockets:
         self._authenticator: Authenticator | None = None
 
     def bound(self, address: str) -> tuple[Channel, str]:
-        """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for
-        tcp without keys; zmq.ZMQError.
+        """Return a channel that peers connect to, and its address.
+
+        Raises ValueError for an invalid address, or for tcp without keys; zmq.ZMQError.
         """
         if not ADDRESS.fullmatch(address.replace("*", "0")):
             raise ValueError(f"{address!r} is no address to listen on")
@@ -46,7 +51,7 @@ class Sockets:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(
             zmq.ROUTER_HANDOVER, 1
-        )  # a peer that connects again is let in: its numbers tell whether something was lost
+        )  # accept a peer that connects again: message numbers reveal whether a message was lost
         if address.startswith("tcp:"):
             self._authenticator = Authenticator(self._context, self._secrets())
             self._secrets().guard(socket)
@@ -58,13 +63,13 @@ class Sockets:
             raise
         if address.startswith(_UNIX) and AVAILABLE:
             seqpacket = SeqpacketSocket()
-            with suppress(OSError):  # others find nobody there, and take the other way
+            with suppress(OSError):  # peers then find no listener and use pyzmq
                 seqpacket.listen(address.removeprefix(_UNIX) + SUFFIX)
             return DualChannel(ZmqChannel(socket, named=True), seqpacket), address
         return ZmqChannel(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def connected(self, address: str, who: bytes) -> Channel:
-        """To one peer; says who this is."""
+        """Return a channel to one peer, which identifies this process by the link's name."""
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, who)
         if address.startswith("tcp:"):
@@ -79,7 +84,7 @@ class Sockets:
         return channel
 
     def close(self) -> None:
-        """Sockets are closed before."""
+        """Close the context and the authenticator. The channels must be closed before."""
         if self._authenticator is not None:
             self._authenticator.close()
         if self._own_context:
@@ -102,7 +107,7 @@ class Sockets:
 
 
 class Waker:
-    """Wakes a poller; `ring` is for any thread."""
+    """Wake a poller; `ring` may be called from any thread."""
 
     def __init__(self) -> None:
         self._waker, self._button = plain.socketpair()
@@ -113,7 +118,7 @@ class Waker:
         return self._waker.fileno()
 
     def ring(self) -> None:
-        with suppress(BlockingIOError, OSError):  # full: it rings; closed: nobody listens
+        with suppress(BlockingIOError, OSError):  # full: already ringing; closed: nothing to wake
             self._button.send(b"\0")
 
     def quiet(self) -> None:

@@ -1,4 +1,4 @@
-"""Engines of integers for one agent: that launch steps as a GPU does, or put rows off as the dense executor does."""
+"""Integer engines for tests of one agent: they launch steps as a GPU does, or defer rows as the dense executor does."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from runtime.types import Row, StepPlan
 
 
 class CountedDevice(IntegerEngine):
-    """`ahead`: steps are launched; a row that awaits a token gets what the step launched before has sampled, and
-    one behind a step that
-    failed is not begun. `puts_off`: who of a plan does not run, drawn by this."""
+    """An integer engine that can launch steps or defer rows.
+
+    Fields:
+        ahead: Steps are launched: a row that awaits a token gets the one that the step launched before it has
+            sampled. A step launched after one that failed does not run.
+        puts_off: Draws the rows of a step that are deferred; None for no deferral.
+    """
 
     def __init__(
         self,
@@ -68,12 +72,14 @@ class CountedDevice(IntegerEngine):
         )
 
     def _with_pages(self, row: Row) -> Row:
-        """Pages that came with a row that was put off are its own."""
+        """Add to a row the pages that it was sent while it was deferred."""
         return structs.replace(row, new_pages=(*self._kept_back.pop(row.seq, ()), *row.new_pages))
 
 
 @dataclass
 class _Over:
+    """A launched step that is already over: its result, or the fault that it raises."""
+
     device: CountedDevice
     told: StageResult | FakeFault
 

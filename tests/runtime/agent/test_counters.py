@@ -1,4 +1,4 @@
-"""The one list of counters: what counts, what is told, what `/metrics` shows."""
+"""The single list of counters: what the agent counts, what it reports, and what `/metrics` shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A device decodes several tokens before it reports: every token is told, once, and nothing behind an end, an abort
-or a fault counts.
+"""A device decodes several tokens on credit before it reports.
+
+Every token is reported once; nothing after an end, an abort or a fault counts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def answer(one: SequenceRequest) -> list[int]:
 
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_a_credit_is_one_report(ahead: bool) -> None:
-    """1 token of the prompt's, then 20 more on credits of 8: 8, 8, 4."""
+    """One token from the prompt's step, then 20 more on credits of 8: 8, 8 and 4."""
     one = ask("a", max_tokens=21, ignore_eos=True)
     made = play([one], ahead, 8)
     assert made.out.tokens("a") == answer(one)
@@ -82,7 +83,7 @@ def test_every_token_has_its_own_scores(ahead: bool) -> None:
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("at", range(1, 10))
 def test_a_stop_within_a_credit_is_the_end(ahead: bool, at: int) -> None:
-    """Whatever the device has decoded behind it is thrown away, and its pages come back (`Driven.end`)."""
+    """Tokens decoded after the stop are discarded, and their pages are freed (`Driven.end`)."""
     plain = answer(ask("a", ignore_eos=True))
     one = ask("a", ignore_eos=True, stop_token_ids=(plain[at],))
     wanted = plain[: plain.index(plain[at]) + 1]
@@ -115,7 +116,7 @@ def test_an_end_is_told_once_however_late_the_scheduler_answers(ahead: bool) -> 
 
 
 def test_a_row_that_waits_longer_has_its_token_by_then() -> None:
-    """Of two that decode on credit only one fits a block from now on: the other's next row is planned a step later."""
+    """From now on only one of two sequences on credit fits a block, so the other's next row is planned a step later."""
     made = Driven(device(True), credit=9)
     asked = [ask(seq, (number,), 12, ignore_eos=True) for number, seq in enumerate("ab")]
     for one in asked:
@@ -153,7 +154,7 @@ def test_an_abort_within_a_credit_ends_it_at_once(ahead: bool) -> None:
 
 @pytest.mark.parametrize("ahead", AHEAD)
 def test_a_failed_step_costs_its_own_tokens_only(ahead: bool) -> None:
-    """What was decoded before it is told; those that ran in the step behind it run again."""
+    """Tokens decoded before the failed step are reported; rows launched in the step after it run again."""
     one, late = ask("a", ignore_eos=True), ask("b", (9, 9), ignore_eos=True)
     made = Driven(device(ahead, fail_at=(5,)), credit=16)
     made.arrive(one)
@@ -180,7 +181,7 @@ def test_a_report_that_is_no_credit_is_refused() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), ahead=st.booleans())
 def test_whatever_comes_and_goes(data: st.DataObject, ahead: bool) -> None:
-    """Few pages, few tokens a step, stops, aborts: everybody gets its own tokens, and every page comes back."""
+    """With few pages, few tokens a step, stops and aborts, each sequence gets its own tokens; all pages are freed."""
     asked = []
     for number in range(data.draw(st.integers(1, 6))):
         prompt = data.draw(st.lists(st.integers(0, 96), min_size=1, max_size=9))
@@ -226,9 +227,7 @@ def test_nothing_but_reports_goes_to_the_scheduler() -> None:
 
 @pytest.mark.parametrize("sharing", ["active", "cached"])
 def test_whoever_wants_scores_of_its_prompt_shares_it_with_others(sharing: Any) -> None:
-    """It takes no part of another's (scores are had by running), and is found by those behind it, also when it has
-    ended.
-    """
+    """It shares no prefix itself, since scores need a run; later sequences share its pages, also after its end."""
     made = Driven(device(False), sharing=sharing)
     made.arrive(ask("a", range(20), 8, ignore_eos=True, prompt_logprobs=1))
     for _ in range(20 if sharing == "cached" else 4):

@@ -1,6 +1,4 @@
-"""Rows that travel together: one array for all of them from an engine to the next, cut only where somebody goes another
-way.
-"""
+"""Rows of one message stay one array from engine to engine; it is cut only where a row goes another way."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def states(*values: int) -> Array:
 
 
 def agent(**to: str) -> Agent:
-    """The one in the middle of these sequences' paths, by where they end."""
+    """Return the agent in the middle of these sequences' paths, by the device of their last hop."""
     made = Agent("d", 64, AgentConfig())
     made.handle(LoadStages((STAGE,), (("b",),)), (), 0)
     made.handle(StageLoaded(STAGE, replace(MODEL.spec, name=STAGE.id, kv_layers=1), 0), (), 0)
@@ -48,7 +46,7 @@ def come(seqs: str, counts: tuple[int, ...]) -> ForwardRows:
 
 
 def ran(made: Agent, values: dict[str, tuple[int, ...]]) -> list[Send]:
-    """A step is run: what sequences' rows give."""
+    """Run a step in which the rows of each sequence give these values; return what is sent."""
     step = made.next_step(0)
     assert step is not None
     names = [row.seq for row in step.plan.rows]
@@ -62,7 +60,7 @@ def ran(made: Agent, values: dict[str, tuple[int, ...]]) -> list[Send]:
 
 
 def rows_in(sends: list[Send]) -> dict[str, dict[str, bytes]]:
-    """By device: each sequence's bytes."""
+    """Return, by device, each sequence's bytes."""
     return {
         send.to: {
             seq: bytes(own(part).data)
@@ -104,7 +102,7 @@ def test_rows_that_part_take_their_own() -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_who_is_gone_does_not_go_on_with_the_others(again: bool) -> None:
-    """Closed, or opened anew under another epoch, while the step runs."""
+    """The sequence is closed, or opened again under another epoch, while the step runs."""
     made = agent(a="y", b="y")
     made.handle(come("ab", (1, 1)), (states(1, 2),), 0)
     step = made.next_step(0)

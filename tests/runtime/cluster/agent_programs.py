@@ -1,5 +1,6 @@
-"""Agents for tests: the real loop and agent with engines that count, in threads or in processes, and a scheduler's end
-of their links.
+"""Agents for tests: the real loop and state machine with counting engines, in threads or processes.
+
+`End` is the scheduler's end of their links.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ M = TypeVar("M", bound=Message)
 
 @dataclass
 class End:
-    """The scheduler's end: what came, apart from reports and beats."""
+    """The scheduler's end of the links: `envelope` has what came, except hellos, reports and heartbeats."""
 
     messenger: Messenger
     envelope: list[Envelope] = field(default_factory=list)
@@ -47,6 +48,7 @@ class End:
     beats: int = 0
 
     def pump(self, seconds: float = 0.01) -> None:
+        """Receive for a while, and sort what came."""
         for item in self.messenger.receive(seconds):
             if isinstance(item, PeerCut):
                 self.cuts.append(item)
@@ -60,13 +62,14 @@ class End:
                 self.envelope.append(item)
 
     def until(self, condition: Callable[[], object], seconds: float = LIMIT) -> None:
+        """Receive until the condition holds; fail after `seconds`."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, (self.envelope, self.cuts)
             self.pump()
 
     def welcome(self, *names: str) -> None:
-        """Wait for agents, and tell them all of each other."""
+        """Wait for the agents' hellos, and send all of them the list of peers."""
         self.until(lambda: set(names) <= self.ready.keys())
         agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
         rails = tuple(
@@ -76,7 +79,7 @@ class End:
             self.messenger.send(name, PeerList(agents, rails))
 
     def next(self, kind: type[M]) -> M:
-        """The next message of a kind; those before it stay."""
+        """Return the next message of a kind; messages before it stay queued."""
         self.until(lambda: any(isinstance(item.message, kind) for item in self.envelope))
         found = next(item for item in self.envelope if isinstance(item.message, kind))
         self.envelope.remove(found)
@@ -91,11 +94,14 @@ def address(envelope: Envelope) -> str:
 
 @dataclass
 class Threaded:
+    """An agent's loop in a thread, and how it ended."""
+
     loop: AgentLoop
     thread: threading.Thread
     ended: list[AgentEnded]
 
     def wait(self) -> AgentEnded:
+        """Wait for the end of the agent, and return it."""
         self.thread.join(LIMIT)
         assert not self.thread.is_alive()
         return self.ended[0]
@@ -105,7 +111,7 @@ class Threaded:
 def threads(
     *names: str, engines: Sequence[StageEngine] = (), **settings: Any
 ) -> Iterator[tuple[End, dict[str, Threaded]]]:
-    """Agents in threads of this process."""
+    """Run agents in threads of this process."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     end = End(Messenger(SCHEDULER, bind="inproc://scheduler", context=context))
     agents = {}
@@ -147,12 +153,14 @@ def _thread(
 
 
 def counting(models: Sequence[IntegerModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
+    """Return the preparation of a counting engine for an agent process."""
     return Preparation(
         "counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others}
     )
 
 
 def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
+    """Return the identity of an agent process with short periods."""
     settings = AgentSettings(report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
     return Identity(
         name,
@@ -168,7 +176,7 @@ def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **ot
 
 @contextmanager
 def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent's process that was told these lines."""
+    """Start an agent process and send it these lines."""
     child = subprocess.Popen(
         [sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -185,11 +193,13 @@ def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]
 
 
 def tell(child: subprocess.Popen[bytes], line: msgspec.Struct | bytes) -> None:
+    """Write a line to the process's input."""
     assert child.stdin is not None
     child.stdin.write((line if isinstance(line, bytes) else msgspec.json.encode(line)) + b"\n")
     child.stdin.flush()
 
 
 def said(child: subprocess.Popen[bytes]) -> Word:
+    """Read a line of the process's output."""
     assert child.stdout is not None
     return msgspec.json.decode(child.stdout.readline(), type=Word)

@@ -1,4 +1,4 @@
-"""Whole clusters for tests: the real scheduler, driver, agents; engines that count; processes or threads."""
+"""Whole clusters for tests: real scheduler, driver and agents with counting engines, in processes or threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 
 LIMIT = 30.0
-#: Two fine-tunes of one foundation: the last part is each one's own.
+#: Two fine-tunes of one foundation; only the last part of each is its own.
 MODELS = (
     counting_model("org/m", "1 2* 3 4* 5 6* 7 8", max_model_len=512),
     counting_model("org/n", "1 2* 3 4* 5 6* 7 9", max_model_len=512),
@@ -33,12 +33,14 @@ DEVICES = ("a", "b", "c")
 
 
 def blocks(models: Sequence[IntegerModel] = MODELS, cuts: Sequence[int] = CUTS) -> list[Block]:
+    """Return the distinct blocks of the models."""
     return list({block.id: block for model in models for block in model.blocks(*cuts)}.values())
 
 
 def processes(
     pages: int = 400, pace: float = 0.0, models: Sequence[IntegerModel] = MODELS, **others: Any
 ) -> ProcessLauncher:
+    """Return a launcher of agent processes with counting engines."""
     settings = AgentSettings(report_seconds=0.05)
     return ProcessLauncher(
         ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others)
@@ -46,6 +48,7 @@ def processes(
 
 
 def in_threads(pages: int = 400) -> ThreadLauncher:
+    """Return a launcher of agents in threads with counting engines."""
     return ThreadLauncher(
         lambda device: lambda: IntegerEngine(MODELS, pages),
         settings=AgentSettings(report_seconds=0.05),
@@ -61,6 +64,7 @@ def cluster(
     log: Callable[[bytes], object] | None = None,
     **config: Any,
 ) -> Iterator[ClusterDriver]:
+    """Run a cluster of `MODELS`; fail if its shutdown takes longer than `LIMIT`."""
     made = (processes() if launcher == "processes" else in_threads()) if isinstance(launcher, str) else launcher
     chains = [model.chain(*CUTS) for model in MODELS]
     driver = ClusterDriver(
@@ -77,11 +81,12 @@ def request(seq: str, prompt: Sequence[int], model: str = "org/m", max_tokens: i
 
 
 def oracle(one: SequenceRequest) -> list[int]:
+    """Return the request's tokens as its model gives them."""
     return expected(next(model for model in MODELS if model.spec.name == one.model), one.prompt, one.sampling)
 
 
 def verify(one: SequenceRequest, events: Sequence[TokenEvent]) -> None:
-    """Each token once, in order, as the model alone gives them, and one end."""
+    """Assert that each token came once, in order, as from the model alone, with one finish."""
     assert [event.finish for event in events if event.finish is not None] == ["length"], events[-1]
     assert events[-1].finish is not None
     assert [event.index for event in events if event.token is not None] == list(range(one.sampling.max_tokens))
@@ -89,6 +94,7 @@ def verify(one: SequenceRequest, events: Sequence[TokenEvent]) -> None:
 
 
 def answered(driver: ClusterDriver, requests: Sequence[SequenceRequest]) -> dict[str, list[TokenEvent]]:
+    """Run requests to their ends, and return the token events of each."""
     got: dict[str, list[TokenEvent]] = {one.seq: [] for one in requests}
     for event in driver.run(requests):
         got[event.seq].append(event)
@@ -97,7 +103,7 @@ def answered(driver: ClusterDriver, requests: Sequence[SequenceRequest]) -> dict
 
 @dataclass
 class Load:
-    """Clients in threads, each with one request after the other until it is told to stop; all are verified."""
+    """Clients in threads, each with one request after the other until `over` is set; every answer is verified."""
 
     driver: ClusterDriver
     clients: int = 4
@@ -137,6 +143,7 @@ class Load:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
+    """Wait until the condition holds; return whether it does in the end."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -146,7 +153,7 @@ def eventually(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
 
 
 def at_rest(driver: ClusterDriver) -> bool:
-    """Nothing runs, and every page is free: by the scheduler's book, and by each agent's own."""
+    """Return whether no sequence runs and every page is free, by the scheduler's and each agent's count."""
     state = driver.state()
     devices = [device for device in driver._scheduler.devices if device.alive]
     return (

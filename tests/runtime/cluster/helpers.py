@@ -1,5 +1,6 @@
-"""Drivers that stop when a test ends, engines that wait or break when they are told to, clients that never wait for
-ever.
+"""Helpers for tests of drivers: drivers that stop when a test ends, engines that wait or fail on demand.
+
+Clients have timeouts, so that none waits for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LIMIT = 20.0
 
 
 class Gate:
-    """Holds steps back until it is opened, so that a test can act in the middle of one."""
+    """Holds each step until the gate is opened, so that a test can act during a step."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -33,7 +34,7 @@ class Gate:
         assert self.passes.acquire(timeout=LIMIT)
 
     def wait(self) -> None:
-        """Until a step is in the middle."""
+        """Wait until a step has reached the gate."""
         assert self.entered.acquire(timeout=LIMIT)
 
     def open(self, steps: int = 100_000) -> None:
@@ -41,7 +42,7 @@ class Gate:
 
 
 class Broken(WholeEngine):
-    """Raises what it is told to, at every step."""
+    """An engine that raises `error` at every step once it is set."""
 
     error: BaseException | None = None
 
@@ -57,6 +58,7 @@ class Broken(WholeEngine):
 
 @contextmanager
 def driver(engine: WholeEngine | None = None, **config: Any) -> Iterator[ClusterDriver]:
+    """Run a driver of one inline device; fail if its shutdown takes longer than `LIMIT`."""
     one = inline(engine or WholeEngine([M], 4000), **config)
     try:
         yield one
@@ -65,6 +67,7 @@ def driver(engine: WholeEngine | None = None, **config: Any) -> Iterator[Cluster
 
 
 def expected(one: SequenceRequest) -> list[int]:
+    """Return the request's tokens as the model `M` gives them."""
     return answer(M, one.prompt, one.sampling)
 
 
@@ -73,6 +76,7 @@ def tokens(events: list[TokenEvent], seq: str) -> list[int]:
 
 
 def outcome(act: Callable[[], object]) -> str:
+    """Return what a call returns or raises, as text."""
     try:
         return repr(act())
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Real models over real agents, for tests: two families, an adapter, a stitched chain, a stand-in, and what each of
-them answers.
+"""Clusters of real models over real agents for tests, and each model's expected answers.
 
-Answers of foundations are `generate`'s of transformers. Others are one engine's that has the whole model
-(`tests/runtime/engine` holds that against a recomputation of the stack without any cache).
+The models are two foundations of two families, an adapter, a stitched chain and a stand-in. Answers of foundations
+are `generate`'s of transformers; those of the adapter and the stitched chain come from one engine with the whole
+model (`tests/runtime/engine` compares that with a recomputation of the stack without any cache).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ COUNT = 20
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
 CONFIG = EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4)
 LENGTHS = (3, 11, 26)
-#: Pages of a device: enough for what runs at once, not for much more.
+#: Pages of a device: enough for what runs at once, and little more.
 PAGES = 160
 LIMIT = 60.0
 
-#: A prompt of a model.
+#: A model's name and the number of its prompt.
 Question = tuple[str, int]
 
 
 def put_family(bench: Bench) -> None:
-    """Two foundations of two families, an adapter, a stitched chain, and a stand-in for one layer of the first."""
+    """Store two foundations of two families, an adapter, a stitched chain, and a stand-in for one layer."""
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, **wide)
@@ -63,18 +63,19 @@ def put_family(bench: Bench) -> None:
     put_stitch(bench.store, "llama", "wide")
     put_chain(bench.store, "stitched", ("llama", 0, 2), ("wide", 0, 2))
     put_chain(bench.store, "cheaper", ("llama", 0, 1), ("slim", 1, 2), ("llama", 2, 3), embedding="llama", head="llama")
-    with bench.store.catalog.writing() as writer:  # components 3 and 4 are its second layer's
+    with bench.store.catalog.writing() as writer:  # components 3 and 4 are those of its second layer
         writer.put_equivalences(
             [Equivalence("surrogate", ScoredRun("llama", 3, 5), ScoredRun("cheaper", 3, 5), "probe", 0.5)]
         )
 
 
 def questions() -> dict[Question, tuple[int, ...]]:
+    """Return all prompts by model and number."""
     return {(model, number): prompt for model in MODELS for number, prompt in enumerate(prompts(len(model), LENGTHS))}
 
 
 def answers_of(bench: Bench) -> dict[Question, list[int]]:
-    """What each model gives alone, transformers' own for foundations."""
+    """Return each model's own answers; those of foundations are checked against transformers."""
     answers: dict[Question, list[int]] = {}
     for model in MODELS:
         engine = PagedDevice(bench.store, CONFIG, [model])
@@ -99,9 +100,9 @@ def cluster(
     boundary_bytes: int = 0,
     direct: DirectConfig | None = None,
 ) -> Iterator[tuple[ClusterDriver, Any]]:
-    """These models over so many agents; and the fleet that they are."""
+    """Run these models over so many agents; yield the driver and the launcher."""
     half = half_page(bench.store, CONFIG, [*MODELS, "wide", "slim"])
-    # Each device holds the longest sequence alone: any block may go to any device, and no answer becomes shorter by it.
+    # Each device can hold the longest sequence alone, so any block can go to any device without shortening an answer.
     engine = replace(CONFIG, kv_cache_memory_bytes=2 * half * PAGES, max_model_len=96)
     described = [describe_chain(bench.store, name, engine, half, 1) for name in MODELS]
     settings = {
@@ -148,20 +149,21 @@ def asked(question: Question, seq: str) -> SequenceRequest:
 
 
 def tokens(events: Sequence[TokenEvent]) -> list[int]:
-    """Of one sequence, each told once, in order, with one end."""
+    """Return the tokens of one sequence, after asserting that each came once, in order, with one finish."""
     assert [event.finish for event in events if event.finish] == ["length"], events[-1:]
     assert [event.index for event in events if event.token is not None] == list(range(COUNT))
     return [event.token for event in events if event.token is not None]
 
 
 def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) -> Any:
-    """Do something with the scheduler on its thread, between two events; what it gives."""
+    """Call `act` with the scheduler on its thread, between two events; return its result."""
     answer: Future[Any] = Future()
 
     def run(now: int) -> None:
         try:
             answer.set_result(act(driver._scheduler, now))
-            driver._scheduler_loop._handle_events([Tick()], now)  # what it has to say goes out with an event's commands
+            # sends what `act` has queued, with an event's commands
+            driver._scheduler_loop._handle_events([Tick()], now)
         except BaseException as error:
             answer.set_exception(error)
 
@@ -171,8 +173,9 @@ def on_scheduler(driver: ClusterDriver, act: Callable[[Scheduler, int], Any]) ->
 
 @dataclass
 class Load:
-    """Clients in threads that ask one question after the other until told to stop; every answer is held against the
-    model's own.
+    """Clients in threads that send one question after the other until `over` is set.
+
+    Every answer is compared with the model's own.
     """
 
     driver: ClusterDriver
@@ -212,7 +215,7 @@ class Load:
                 return
 
     def running(self) -> list[str]:
-        """Sequences that run now."""
+        """Return the sequences that run now."""
         return on_scheduler(
             self.driver, lambda scheduler, now: [seq for seq, each in scheduler.sequences.items() if each.path]
         )

@@ -1,4 +1,4 @@
-"""A Direct without tensors: what is sent lies in the test's hands until it lets it come, or not."""
+"""A tensor transport without tensors: the test decides what arrives."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice
 
 
 class StandIn:
-    """Implements `runtime.transport.interfaces.TensorTransport` for one agent. `links`: peers that it has a link to;
-    `accepts`: that have one to it.
+    """A fake of `runtime.transport.interfaces.TensorTransport` for one agent.
+
+    Fields:
+        links: Peers that it has a link to.
+        accepts: Peers that have a link to it.
+        offered, heard, ended, forgotten, sent, expected: Calls that it received, with their arguments.
+        to_say: Notices that `drain_notices` will return.
+        arrived: Tensors that `drain_arrivals` will return.
     """
 
     def __init__(self, process_group: str = "rail") -> None:
@@ -58,7 +64,7 @@ class StandIn:
         self.expected.append((peer, ticket))
 
     def come(self, peer: str, ticket: int, arrays: Sequence[Array] = (), error: str = "") -> None:
-        """Let it come, or not."""
+        """Let a tensor arrive, or fail with `error`."""
         self.arrived.append(ArrivedTensor(peer, ticket, tuple(arrays), error))
 
     def drain_arrivals(self) -> list[ArrivedTensor]:

@@ -1,5 +1,6 @@
-"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own,
-though agents die.
+"""Hops dispatched among agents over processes and sockets (BL-23): each of the model's tokens comes once.
+
+Agents die meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from runtime.types import TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 
-#: Each holds half a chain: the first half is on two of them, the other on the other two.
+#: Each holds half a chain: two have the first half, the other two the second.
 DEVICES = ("a", "b", "c", "d")
 
 
@@ -40,7 +41,7 @@ def test_real_agents_offer_hops_and_lose_and_double_none() -> None:
             return driver.state().counters.hops_won
 
         def warm() -> bool:
-            """Alternatives are loaded when they are first looked for."""
+            """Run a request; return whether a hop was won. Alternatives are loaded when they are first considered."""
             one = request(f"warm-{won()}-{os.urandom(4).hex()}", (1, 2, 3), max_tokens=2)
             verify(one, answered(driver, [one])[one.seq])
             return won() > 0

@@ -1,7 +1,7 @@
-"""`kill -9` at random moments under load, with sequences on the move: no request lost, none twice, none altered, no
-page leaked.
+"""`kill -9` at random moments under load, while sequences move: no request is lost, doubled or altered.
 
-The benchmark of the same name does it a hundred times and prints how long recovery takes; this is its quick version.
+No page leaks either. The benchmark of the same name makes a hundred kills and prints recovery times; this is its
+quick version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead
-(`benchmarks.cluster.phases`).
+"""`kill -9` of an agent's process in each phase of its work, in which it is held until it dies.
 
-The same, event by event, under the virtual clock: `tests/runtime/scheduler/devices/test_deaths.py`.
+The phases are those of `benchmarks.cluster.phases`. `tests/runtime/scheduler/devices/test_deaths.py` does the same,
+event by event, under the virtual clock.
 """
 
 from __future__ import annotations

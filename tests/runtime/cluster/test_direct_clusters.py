@@ -1,5 +1,6 @@
-"""Whole clusters whose tensors go directly (gloo on a CPU): tokens, kills, what never comes, what comes changed, and
-the way back.
+"""Whole clusters with direct tensor transport (gloo on a CPU): tokens, kills, lost and corrupted tensors.
+
+It also tests the fallback to the host path.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ DIRECT = DirectConfig(receive_timeout_s=1.0)
 
 
 class Counting(LinkedIntegerEngine):
-    """`process_group`: what its links go by."""
+    """A counting engine whose links use the process group `process_group`."""
 
     process_group: Gloo
 
@@ -76,9 +77,7 @@ def links(driver: Any) -> dict[str, dict[str, str]]:
 
 
 def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
-    """Real processes. Whoever is killed has tensors on their way, to it and from it; its next life gets links of its
-    own.
-    """
+    """A killed process has tensors under way to and from it; its next incarnation gets new links."""
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
     launcher = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
     with cluster(launcher, prefix_caching="off") as driver:
@@ -100,7 +99,7 @@ def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
 
 
 def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes_by_the_host() -> None:
-    swallows = tuple(range(8, 60))  # of each link: some come before
+    swallows = tuple(range(8, 60))  # per link: some tensors arrive before
     with cluster(in_threads({name: Faulty(swallows=swallows) for name in DEVICES}), prefix_caching="off") as driver:
         begin, wrong = time.monotonic(), 0
         while not any(
@@ -124,14 +123,14 @@ def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes
 
 @pytest.mark.parametrize("fault", ["none", "changed", "swallowed"])
 def test_pages_that_move_directly_are_verified(fault: str) -> None:
-    """What comes changed is not written: the move says so, and the source serves on. What never comes ends the link: it
-    comes by the host, if the move has not given up by then."""
+    """A corrupted page is not written: the move fails, and the source goes on.
+
+    A page that never comes ends the link, and is sent over the host if the move has not failed by then.
+    """
     one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
     tags = tuple(range(2, 100))
     process_group = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
-    process_group.sound = (
-        True  # of the first move some pages go by the host, while the link is made, and some perhaps directly
-    )
+    process_group.sound = True  # pages of the first move go over the host while the link is made, some perhaps directly
     made = [with_rail(process_group, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
     with threads("a", "b", engines=made, direct=replace(DIRECT, receive_timeout_s=0.5)) as (end, _):
         end.welcome("a", "b")
@@ -166,7 +165,7 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
             return found.message
 
         first = move(1)
-        assert isinstance(first, MigrationReady)  # it begins the link
+        assert isinstance(first, MigrationReady)  # it makes the link
         end.messenger.send("b", FinishMigration(1, "s", 1, False))
         end.until(lambda: ("b", "direct") in end.reports["a"].links)
         process_group.sound = False
@@ -187,7 +186,7 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
             decode(end, one, whole, 5, tokens)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
         if fault == "swallowed" and isinstance(second, MigrationFailed):
-            assert isinstance(move(3), MigrationReady)  # by the host again
+            assert isinstance(move(3), MigrationReady)  # over the host again
 
 
 def test_agents_whose_tensors_cannot_meet_go_by_the_host() -> None:

@@ -1,4 +1,7 @@
-"""One device under the scheduler, on its thread: streams, clients that leave, models, ends. Every wait has a limit."""
+"""One device under the scheduler, on its thread: streams, clients that leave, models, shutdown.
+
+Every wait has a limit.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +187,7 @@ def test_a_model_that_does_not_fit_is_not_left_in_the_engine() -> None:
         assert [found.name for found in engine.models()] == ["m"]
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- drain and shutdown ------------------------------------------------------------------------------------------------
 
 
 def test_drain_waits_for_what_runs_and_refuses_what_comes() -> None:
@@ -205,7 +208,7 @@ def test_shutdown_ends_what_is_unfinished() -> None:
     one = inline(WholeEngine([M], 4000, pace=gate), max_num_seqs=1)
     events = one.run([request("a", max_tokens=1000), request("b")])
     gate.wait()
-    assert not one.shutdown(0.01)  # the step is still under way
+    assert not one.shutdown(0.01)  # the step is still running
     gate.open()
     assert one.shutdown(LIMIT)
     assert one.shutdown(LIMIT)

@@ -1,4 +1,4 @@
-"""One device under the scheduler, when its engine or its agent fails: nobody hangs, nothing leaks out."""
+"""One device under the scheduler, when its engine or its agent fails: no request hangs, and no detail leaks out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.runtime.cluster.helpers import LIMIT, Broken, Gate, M, collect, drive
 from tests.runtime.cluster.whole import WholeEngine
 from tests.runtime.virtual import request, spec
 from zoo.errors import Unavailable
-
-# -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_step_ends_its_sequences_and_the_driver_goes_on() -> None:

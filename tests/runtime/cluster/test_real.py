@@ -1,9 +1,10 @@
-"""Stored models over agents of their own, as plain processes and as Ray actors: tokens are the model's alone, whatever
-is done meanwhile.
+"""Stored models over real agents, as plain processes and as Ray actors: each model's own tokens, whatever happens.
 
-Two agents as `zoo serve --agents 2` starts them, with nothing switched on; three with all of it on: moves of each kind,
-instances that come, go and change places, predicted hops, `kill -9`. Agents are slow to start, so all tests of a kind
-share theirs. Ray is an extra: its half says loudly when it is not there.
+- Two agents as `zoo serve --agents 2` starts them, with every mechanism off.
+- Three agents with moves of each kind, instances that come, go and change places, speculated hops and `kill -9`.
+
+Agents are slow to start, so all tests of a kind share theirs. Ray is an extra; the skip message says so if it is
+missing.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def answers(family: Bench) -> dict[Question, list[int]]:
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver]:
-    """As `zoo serve` puts it together, sharing off, and nothing of what goes by the clock due."""
+    """A cluster as `zoo serve` makes it, without prefix caching; no periodic mechanism is due during the tests."""
     given = {
         "agents": 2,
         "backend": request.param,
@@ -104,7 +105,10 @@ def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[Clust
 
 
 def at_rest(driver: ClusterDriver) -> bool:
-    """Nothing runs; with donors let go every page is free, by the scheduler's book and by each agent's own."""
+    """Return whether no sequence runs and every page is free, by the scheduler's and each agent's count.
+
+    Cached prefixes are dropped first.
+    """
 
     def look(scheduler: Scheduler, now: int) -> bool:
         scheduler.prefix_cache.clear()
@@ -119,7 +123,7 @@ def at_rest(driver: ClusterDriver) -> bool:
 def test_plain_batches_over_two_agents_give_each_models_own_tokens(
     two: ClusterDriver, answers: dict[Question, list[int]]
 ) -> None:
-    """All questions at once."""
+    """All questions are sent at once."""
     ones = {f"q{number}": question for number, question in enumerate(answers)}
     got: dict[str, list[Any]] = {seq: [] for seq in ones}
     for event in two.run([asked(question, seq) for seq, question in ones.items()]):
@@ -128,7 +132,7 @@ def test_plain_batches_over_two_agents_give_each_models_own_tokens(
     for chain in two._scheduler.chains():
         assert {name for use in chain.uses for name in two._scheduler.block_map.instances[use.block]} == {
             *DEVICES[:2]
-        }  # it is spread
+        }  # the chain is spread over both agents
     counters = two.state().counters
     assert (
         two.view.moves().started,
@@ -177,9 +181,7 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
 
 
 def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answers: dict[Question, list[int]]) -> None:
-    """Over real processes: hidden states travel for the front, pages for the back, and clients get each model's own
-    tokens.
-    """
+    """Over real processes, hidden states are sent for the front and pages for the back; tokens are each model's own."""
     config, trace, rng = (
         ClusterConfig(placement="partition", prefix_caching="off", prefill_chunk=8, migration_final_sets=1),
         ListTrace(),
@@ -216,9 +218,7 @@ def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answe
 def test_predicted_hops_and_a_death(
     three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]
 ) -> None:
-    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place
-    taken.
-    """
+    """The hop of the blocks that a stand-in replaces is speculated exactly, while an agent is killed."""
     driver, launcher, _ = three
     (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
     blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
@@ -226,7 +226,7 @@ def test_predicted_hops_and_a_death(
     def where(block: str) -> list[str]:
         return list(driver._scheduler.block_map.instances[block])
 
-    home = where(chain.uses[0].block)[0]  # where the chain begins: never the last hop
+    home = where(chain.uses[0].block)[0]  # the device where the chain begins, which is never the last hop
 
     def gather(scheduler: Scheduler, now: int) -> None:
         for block, source in [(each, name) for each in blocks for name in where(each) if name != home]:
@@ -258,9 +258,7 @@ def test_predicted_hops_and_a_death(
 def test_instances_come_and_go_and_change_places(
     three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]
 ) -> None:
-    """What `scaler` and `rearranger` order, for every block in turn: one more, with sequences that go there; one less;
-    one elsewhere.
-    """
+    """For several blocks in turn: add an instance, move sequences to it, and remove the old instance."""
     driver, _, trace = three
     names = list(dict.fromkeys(use.block for chain in driver._scheduler.chains() for use in chain.uses))
 
@@ -272,7 +270,9 @@ def test_instances_come_and_go_and_change_places(
                 sequence.chain.uses, devices_of(sequence.chain, sequence.path) if sequence.path else (), strict=False
             ):
                 if use.block == block and source != target:
-                    orders.wish(MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
+                    orders.move_request(
+                        MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24")
+                    )
 
     def where(block: str) -> list[str]:
         return list(driver._scheduler.block_map.instances[block])

@@ -1,5 +1,6 @@
-"""Stored models over agents whose tensors go directly (gloo on a CPU): each model's own tokens, moves, predictions, a
-death.
+"""Stored models over agents with direct tensor transport (gloo on a CPU): each model's own tokens.
+
+Also covers moves, speculation and a death.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def test_two_agents_as_zoo_serve_makes_them(
     with Zoo(family.store.root) as zoo:
         driver = start_cluster(zoo, gather(None, given), Chosen(tuple(MODELS), ()), None, None)
         try:
-            for turn in ("first", "second"):  # the link is made while the first are under way
+            for turn in ("first", "second"):  # the link is made while the first requests run
                 ones = {f"{turn}{number}": question for number, question in enumerate(answers)}
                 got: dict[str, list[Any]] = {seq: [] for seq in ones}
                 for event in driver.run([asked(question, seq) for seq, question in ones.items()]):
@@ -72,8 +73,9 @@ def test_two_agents_as_zoo_serve_makes_them(
 
 
 def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: dict[Question, list[int]]) -> None:
-    """Three agents, a hop predicted, pages copied, computed again from tokens and from what was kept; one agent is
-    killed meanwhile.
+    """Three agents with a speculated hop: pages are copied, and recomputed from tokens and from kept inputs.
+
+    One agent is killed meanwhile.
     """
     config = ClusterConfig(
         placement="partition",

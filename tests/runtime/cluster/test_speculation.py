@@ -1,6 +1,4 @@
-"""Predicted hops over real agents: messages cross the wire, ticks choose by reports, tokens are the chain's own,
-counters tell of it.
-"""
+"""Speculated hops over real agents: messages over sockets, the choice by reports, the chain's own tokens, counters."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 
 def test_exact_tokens_over_real_agents() -> None:
-    """Where rows wait is a bottleneck: from then on new sequences have that hop predicted. Its device is the
-    slowest here by far.
-    """
+    """New sequences have the bottleneck hop speculated; its device is by far the slowest."""
     stand_in = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
     def engine(device: str) -> IntegerEngine:

@@ -1,8 +1,7 @@
-"""One device with models that are known by their specs only, over an engine of integers: the driver and the HTTP of
-stored models.
+"""One device with models known by their specs only, on an integer engine, for tests of the driver and of HTTP.
 
-A model is its blocks in a row: the first one has all layers that attend, each other one is one component. Blocks of
-one name are equal.
+A model is its blocks in a row: the first block has all layers with attention, each further one is one component.
+Blocks with equal names are equal.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from zoo.errors import NotFound
 
 
 def model_of(spec: ModelSpec) -> IntegerModel:
-    """What a spec stands for."""
+    """Return the integer model for a spec."""
     first, *others = spec.blocks or ("",)
     parts = [IntegerPart(_seed(f"{first}{layer}"), True, 1000 // spec.kv_layers) for layer in range(spec.kv_layers)]
     return IntegerModel(spec, (*parts, *(IntegerPart(_seed(block)) for block in others)))
 
 
 def answer(spec: ModelSpec, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
-    """All tokens that a sequence gets, its end included."""
+    """Return all tokens that a sequence gets, its end token included."""
     return expected(model_of(spec), prompt, sampling)
 
 
 def chain_of(spec: ModelSpec) -> Chain:
+    """Return the chain of a spec, one use for each of its blocks."""
     layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
     ends = [spec.kv_layers + at for at in range(len(spec.blocks))]
     uses = [
@@ -54,8 +54,9 @@ def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
 
 
 class WholeEngine(IntegerEngine):
-    """Runs models by their specs, and tells what ran, block by block. `available`: can be loaded beside those that
-    are served.
+    """An engine that runs models by their specs, and reports what ran by block.
+
+    `available`: models that can be loaded in addition to the served ones.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class WholeEngine(IntegerEngine):
         super().__init__([model_of(spec) for spec in self.known.values()], pages, page_bytes=16 * width, **options)
 
     def models(self) -> tuple[ModelSpec, ...]:
-        """Those that are loaded."""
+        """Return the specs of the loaded models."""
         return tuple(self.known[stage.model] for stage in self._stages.values())
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
@@ -95,8 +96,11 @@ def inline(
     sharing: PrefixCaching = "off", credit: int = 1, clock: Callable[[], int] | None = None,
     deltas: Mapping[str, Rewriting] = MappingProxyType({}), profiles: Sequence[BlockProfile] = (),
 ) -> ClusterDriver:  # fmt: skip
-    """One agent alone, as `zoo serve` makes it of stored models. `deltas`: model -> what it may answer for; `profiles`:
-    of blocks and chains.
+    """Return a driver with one inline agent, as `zoo serve` makes it for stored models.
+
+    Args:
+        deltas: By model, the full fine-tune that it may answer for.
+        profiles: Of blocks, and of whole chains by their versions.
     """
     made = [engine]
     agent = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)

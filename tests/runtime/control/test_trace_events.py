@@ -1,4 +1,4 @@
-"""What the trace is told of a step's runs."""
+"""Trace events for the segments of a step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from runtime.types import SegmentRun, TraceEvent
 
 
 class Kept:
+    """A trace sink that keeps all events."""
+
     def __init__(self) -> None:
         self.events: list[TraceEvent] = []
 

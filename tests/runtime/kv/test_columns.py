@@ -1,4 +1,4 @@
-"""Columns against a picture of them: rows of cells, right-aligned, in a dictionary that stands for the store."""
+"""`Columns` against a model: right-aligned rows of cells, with dictionaries in place of the physical store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ CAPACITY = 24
 
 
 class Picture:
-    """Rows as lists of cells (a token's number, or None), and a store in which every cell is kept where `physical`
-    says.
+    """A model of `Columns`: rows as lists of cells, and a store that has each cell at its physical column.
+
+    A cell is a token's number, or None for padding.
     """
 
     def __init__(self) -> None:
@@ -89,8 +90,9 @@ def test_every_row_finds_its_cells_whatever_comes_and_goes(data: st.DataObject) 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=20, max_size=80), st.integers(1, 4))
 def test_an_endless_stream_keeps_the_cache_as_short_as_its_longest_row(lengths: list[int], slots: int) -> None:
-    """Rows of one prompt token each come as others end: with release the cache is never longer than the longest that
-    lives (BA-06).
+    """With release, the cache is never longer than the longest running row (BA-06).
+
+    A row of one prompt token comes whenever one ends.
     """
     columns, left = Columns(8), []
     waiting = list(lengths)
@@ -127,7 +129,7 @@ def test_a_longer_row_extends_to_the_left_and_a_window_to_the_right() -> None:
 
 
 def test_empty_rows_hold_nothing_back() -> None:
-    """A finished row without a successor must not stop the release for ever (BA-06)."""
+    """A finished row without a successor does not block the release for ever (BA-06)."""
     columns = Columns(4)
     columns.enter(4)
     columns.remove_row(0)

@@ -1,4 +1,4 @@
-"""The page book: conservation of pages under anything that can happen to sequences."""
+"""`PageBook`: pages are conserved under all operations on sequences."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def test_what_was_tentative_is_forgotten_and_written_again(tokens: int) -> None:
 
 
 def test_tables_of_which_one_has_more_become_one() -> None:
-    """A row came through one hop and not the next: what is forgotten of the one leaves its last group as full as the
-    other's.
+    """One table has a token more than the other: after `recut` the last group is as full as the shorter one's.
+
+    A row has run on one hop and not on the next one.
     """
     book, narrow = PageBook(30), spec("part", kv_layers=1, page_tokens=4)
     for name, tokens in (("a", 9), ("b", 12)):
@@ -147,7 +148,7 @@ def test_check_finds_damage(damage) -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Random sequences of two shapes that grow, stall and go, beside a model of how many pages each must hold."""
+    """Random sequences of two page shapes that grow, stall and end, with a model of the pages that each must hold."""
 
     def __init__(self) -> None:
         super().__init__()

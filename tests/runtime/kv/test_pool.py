@@ -1,5 +1,6 @@
-"""Pages through several geometries: a layer with narrow heads shares its pages' number of tokens with a wide one of the
-same model.
+"""The page pool with several geometries: a layer with narrow heads has as many tokens per page as a wide one.
+
+Both layers are of the same model.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def test_more_tokens_than_fit_are_refused(pool):
 
 
 def test_pages_are_read_and_written_as_bytes(pool):
-    """What a page holds beyond its tokens travels with it; a copy stays what it was."""
+    """Bytes of a page beyond its tokens are copied too; a copy does not change later."""
     view = pool.view(NARROW, 4)
     k, v = some(NARROW, 4, 1), some(NARROW, 4, 2)
     view.write(torch.tensor([2, 2, 2, 2]), torch.arange(4), k, v)

@@ -1,14 +1,13 @@
-"""The paper's Figure 15 as an oracle: every block is predicted, and the real chain runs beside, block by block on real
-inputs (BL-25).
+"""The paper's Figure 15 as an oracle: every block is speculated, and the real chain runs beside it (BL-25).
 
     no speculation             T6   b + b + b
     all right and unchecked    T2   s + s + s
     wrong in A, the first      T3   b + v + s + s         a gain of T6 - T3
     wrong in C, the last       T6   b + b + b             a gain of 0
-    all right and checked      T5   b + b + v + s         each waits for the check of the one before: the best there is
+    all right and checked      T5   b + b + v + s         each waits for the check of the one before: the best case
 
-with real blocks of b, surrogates of s and checks of v seconds. The figure itself is not at hand: this is the reading
-under which all that the text says of it is so.
+b, s and v are the seconds of a real block, a surrogate and a check. The figure itself is not at hand: this reading
+agrees with all that the paper's text says about it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure15:
-    """Times of a pass in the paper's scenarios: T6, T2, the one asked for, T5."""
+    """Times of a pass in seconds in the paper's scenarios.
+
+    Fields:
+        none: Without speculation (T6).
+        ideal: All predictions right and unchecked (T2).
+        after_errors: With the given errors.
+        checked: All predictions right and checked (T5).
+    """
 
     none: float
     ideal: float
@@ -29,17 +35,16 @@ class Figure15:
 
     @property
     def gain(self) -> float:
-        """What is gained with the errors asked for, against no speculation: T6 - T3 for one in the first block, 0 in
-        the last.
-        """
+        """Return the seconds saved with the given errors: T6 - T3 for one in the first block, 0 in the last."""
         return self.none - self.after_errors
 
 
 def figure_15(
     blocks: Sequence[float], surrogates: Sequence[float], checks: Sequence[float], wrong: Collection[int] = ()
 ) -> Figure15:
-    """Every block of a chain predicted, the real chain beside it. Unchecked where nothing is wrong (`after_errors` is
-    `ideal` then).
+    """Return the times of a chain in which every block is speculated, with wrong predictions at `wrong`.
+
+    Without errors nothing is checked, and `after_errors` equals `ideal`.
     """
     none = math.fsum(blocks)
     last_wrong = max(wrong, default=-1)

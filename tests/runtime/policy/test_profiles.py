@@ -1,4 +1,4 @@
-"""Look-ups in profile tables: measured points come back, more work never costs less, values between lie between."""
+"""Look-ups in profile tables return measured points, interpolate between them, and never let more work cost less."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def grids(draw: st.DrawFn) -> Grid:
         (8, 300, 8.0),
         (2, 200, 2.25),
         (1, 10, 1.0),  # below what was measured
-        (32, 100, 6.0 + 16 * 4 / 12),  # beyond: on along the last slope, 4 s for 12 rows
-        (1, 500, 3.0),  # and 1 s for 200 tokens
+        (32, 100, 6.0 + 16 * 4 / 12),  # beyond: along the last slope, 4 s for 12 rows
+        (1, 500, 3.0),  # 1 s for 200 tokens
     ],
 )
 def test_by_hand(batch, context, seconds):
@@ -49,10 +49,10 @@ def test_more_work_never_costs_less(grid, batch, more_rows, context, more_tokens
 
 
 def test_a_longer_context_costs_no_less_beyond_the_last_batch():
-    """Noise that makes the slope fall with the context once let it."""
+    """Regression: noise that makes the slope fall with the context allowed it."""
     grid = Grid((1, 2), (1, 2, 3, 4), ((0.0, 0.0, 1.0, 0.0), (0.0, 1.0, 0.0, 0.0)))
     assert grid.at(3, 3) >= grid.at(3, 2) == pytest.approx(2.0)
-    # Steepest between two contexts that were measured.
+    # The slope is steepest between two measured contexts.
     grid = Grid(
         (1, 2, 3, 4),
         (1, 3, 4, 5),

@@ -1,6 +1,8 @@
-"""Random schedules of everything at once: short pages, moves, deaths, aborts, pauses, shared beginnings, predicted
-hops, new versions, scaling, balancing, placement, pages that do not verify, wires of all speeds. One seed, one
-schedule."""
+"""Random schedules that combine all mechanisms; one seed gives one schedule.
+
+They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
+balancing, placement, pages that fail verification, and links of all speeds.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
-#: Few words, so that a wrong prediction often brings the right token. N shares most of M; P and Q are later versions of
-#: it.
+#: A small vocabulary, so that a wrong prediction often gives the right token. N shares most of M; P and Q are later
+#: versions of it.
 M, N, P, Q = (
     counting_model(name, parts, vocab_size=3, max_model_len=96)
     for name, parts in (
@@ -31,24 +33,24 @@ M, N, P, Q = (
 )
 CUT = (2, 5)
 KNOWN = (M, N, P, Q)
-#: Until when something happens by the clock.
+#: Time (ns) until which clock ticks come.
 END = 600 * MS
 
 
 @dataclass
 class Anything(Changing):
-    """A cluster whose schedule is its seed's. `expect` is for those sequences that were not aborted."""
+    """A cluster whose schedule is drawn from its seed. `expect` checks the sequences that were not aborted."""
 
     seed: int = 0
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        predicted = self.seed % 3 == 0  # nothing that keeps hops from being predicted
+        predicted = self.seed % 3 == 0  # switch off what keeps hops from being speculated
         self.devices = 3 if predicted else rng.choice((2, 3, 4))
         self.pages, self.latency = rng.choice((70, 90, 150, 400)), rng.choice((MS // 100, MS // 10, MS // 3))
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0, 200.0, 50.0))
         self.restart = rng.choice((5, 50)) * MS
-        self.relay_config = AgentConfig(
+        self.agent_config = AgentConfig(
             recompute_chunk=rng.choice((4, 16, 64)),
             fetch_window=rng.choice((1, 2, 4)),
             page_timeout_ms=rng.choice((50, 2000)),
@@ -84,7 +86,7 @@ class Anything(Changing):
         self.ticks(rng.choice((2, 5)) * MS, END)
 
     def _interrupt(self, rng: random.Random) -> None:
-        """Some are paused for a while, some are aborted."""
+        """Pause some sequences for a while and abort some."""
         paused, gone = rng.choice((0.0, 0.3)), rng.choice((0.0, 0.2))
         for seq in tuple(self.requests):
             if rng.random() < paused:
@@ -96,7 +98,7 @@ class Anything(Changing):
                 del self.requests[seq]
 
     def expect_end(self) -> None:
-        """Everybody has had what was due, and nothing is left, once what is held for others is let go."""
+        """Assert that every sequence finished and, once cached prefixes are dropped, nothing is left on any device."""
         self.scheduler.prefix_cache.clear()
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         self.run()
@@ -105,7 +107,7 @@ class Anything(Changing):
 
 
 def asked(rng: random.Random, count: int) -> list[SequenceRequest]:
-    """Requests of a few beginnings, for both models, of two tenants."""
+    """Return requests for both models, of two tenants, whose prompts share a few prefixes."""
     systems = [[rng.randrange(3) for _ in range(length)] for length in (0, 8, 13)]
     ones = []
     for number in range(count):

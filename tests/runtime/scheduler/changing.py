@@ -1,5 +1,6 @@
-"""A virtual cluster whose models come and go: what became of each update, and which version each sequence was given
-when it came.
+"""A virtual cluster whose models are updated and withdrawn while it runs.
+
+It records the answer to each update, and the version that each sequence was given on arrival.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from tests.runtime.scheduler.virtual_cluster import VirtualCluster
 
 
 def as_version(model: IntegerModel, of: str, *cuts: int) -> Chain:
-    """A counting model as a version of a model of another name, which engines find under its own."""
+    """Return a counting model's chain as a version of the model `of`; engines load it under the model's own name."""
     return replace(model.chain(*cuts), spec=replace(model.spec, name=of), source=model.spec.name)
 
 
 def serve(
     model: IntegerModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()
 ) -> ServeModel:
+    """Return the event that serves a counting model as a version of the model `of`."""
     return ServeModel(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
 
 
 @dataclass
 class Changing(VirtualCluster):
-    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in
-    order.
+    """A virtual cluster that checks each sequence against the version it was given.
 
-    `every`: books are checked behind each so-many-th event.
+    Fields:
+        known: All models that the engines can load.
+        given: By sequence: the name its version is loaded under.
+        updated: Answers to updates, in order.
+        every: Page accounting is checked after every so many events.
     """
 
     known: Sequence[IntegerModel] = ()
@@ -61,7 +66,7 @@ class Changing(VirtualCluster):
         super().carry_out(commands)
 
     def expect(self) -> None:
-        """Every sequence has the tokens of the version that it was given, and nothing is left anywhere."""
+        """Assert that every sequence has the tokens of the version it was given, and nothing is left on any device."""
         models = {model.spec.name: model for model in self.known}
         for seq, request in self.requests.items():
             told = self.told[seq]
@@ -70,11 +75,11 @@ class Changing(VirtualCluster):
         self.expect_empty()
 
     def loaded(self) -> set[str]:
-        """What of is loaded on any device, as the scheduler knows it."""
+        """Return the models of which the scheduler records a loaded stage on any device."""
         return {stage.model for device in self.scheduler.devices for stage in device.stages.loaded}
 
     def expect_only(self, *models: tuple[IntegerModel, Sequence[int]]) -> None:
-        """Devices hold blocks and stages of these models, and nothing else; engines and scheduler agree."""
+        """Assert that devices hold blocks and stages of these models only, and that engines and scheduler agree."""
         blocks = {block.id for model, cut in models for block in model.blocks(*cut)}
         assert (
             {block for device in self.scheduler.devices for block in device.plan.blocks}

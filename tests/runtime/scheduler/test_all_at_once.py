@@ -1,6 +1,4 @@
-"""Everything that a scheduler does, at once, at random: all tokens are right, nothing is left, and the same again in
-every process.
-"""
+"""All scheduler mechanisms at once, at random: tokens are right, nothing is left, and runs are reproducible."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ CUT = (2, 3)
 
 
 class Hasty(VirtualCluster):
-    """Checks its books behind every tenth event only: that takes most of the time."""
+    """A virtual cluster that checks its state after every tenth event only: the checks take most of the time."""
 
     def check(self) -> None:
         if self._count % 10 == 0:
@@ -33,8 +31,9 @@ class Hasty(VirtualCluster):
 
 
 def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualCluster:
-    """Two models on four devices of three servers, all of control switched on and impatient, stand-ins, ended sequences
-    that stay.
+    """A cluster of two models on four devices of three servers, with all controllers on and short intervals.
+
+    It also has stand-ins, and prefix caching in one of its modes.
     """
     control = ControlConfig(
         rearrange_interval_ms=30, interval_ms=5, cooldown_ms=20, idle_ms=40, migration_timeout_ms=200,
@@ -68,7 +67,7 @@ def crowd(rng: random.Random, pages: int = 60, **changes: object) -> VirtualClus
 
 
 def ask(cluster: VirtualCluster, rng: random.Random, count: int = 40) -> list[str]:
-    """Sequences that are paused once, a fifth of them given up on the way; whose those are."""
+    """Add requests that are paused once, and abort a fifth of them; return the aborted ones."""
     gone: list[str] = []
     for number in range(count):
         one = request(f"s{number}", range(1 + rng.randrange(20)), rng.choice("ab"), max_tokens=rng.randrange(2, 40))
@@ -88,7 +87,7 @@ def played(seed: int) -> VirtualCluster:
     cluster = crowd(
         rng, rng.choice((60, 90, 400)), latency=rng.choice((MS // 100, MS // 4)),
         page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        relay_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
+        agent_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
         lanes=rng.choice((("all",), ("real", "ahead"))),
     )  # fmt: skip
     gone = ask(cluster, rng)
@@ -109,7 +108,7 @@ def test_all_tokens_are_right_and_nothing_is_left(seed: int) -> None:
 
 
 def digest() -> str:
-    """Of all that was said and told."""
+    """Return a digest of all messages and trace events."""
     cluster = played(2)
     told = hashlib.blake2b(digest_size=16)
     for entry in (*cluster.sent, *cluster.trace.events):
@@ -118,7 +117,7 @@ def digest() -> str:
 
 
 def test_no_order_of_a_set_decides() -> None:
-    """Sets of text have another order in each process."""
+    """Sets of strings have another order in each process."""
     code = f"from {__name__} import digest; print(digest())"
     seen = set()
     for seed in ("1", "2"):

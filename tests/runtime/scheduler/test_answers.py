@@ -1,6 +1,4 @@
-"""A device that says something else of a row than it was asked for: that row's sequence ends with the reason, and
-nothing else is hurt.
-"""
+"""A device that reports a wrong number of tokens for a row ends that row's sequence with an error, and no other one."""
 
 from __future__ import annotations
 

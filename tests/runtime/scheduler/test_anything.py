@@ -1,6 +1,4 @@
-"""Everything at once, at random (`anything`): tokens are the models' own, books agree after every event, nothing hangs,
-nothing is left.
-"""
+"""Random schedules of everything at once (`anything`): right tokens, accounting that agrees, and no hang."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ def test_whatever_happens_together(seed: int) -> None:
 
 
 def test_schedules_do_have_all_of_it() -> None:
-    """So that the test before this one proves something: each thing happens in one of these schedules at least."""
+    """The schedules contain what the test above is about: each event happens in at least one of them."""
     seen = dict.fromkeys(
         ("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths"), 0
     )

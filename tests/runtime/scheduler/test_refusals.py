@@ -1,5 +1,6 @@
-"""A device that cannot load what it is asked for: its blocks run elsewhere, now or when the others are back; no request
-ends for it.
+"""Blocks of a device that refuses to load them run on other devices, now or when those are back.
+
+No request ends because of one refusal.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ M = counting_model("m", "1 2* 3* 4")
 
 
 class Small(IntegerEngine):
-    """Has no room for anything."""
+    """An engine that refuses every load."""
 
     def load(self, stage: Stage) -> ModelSpec:
         raise NotServable("no room")
 
 
 def one_small(*small: str) -> VirtualCluster:
-    """Two devices that are to hold everything, some of which cannot."""
+    """A cluster of two devices that should hold everything; those named in `small` refuse every load."""
 
     def made(name: str) -> IntegerEngine:
         return (Small if name in small else IntegerEngine)([M], 256, device=name)
@@ -46,12 +47,12 @@ def test_what_a_device_refuses_runs_on_the_others() -> None:
 
 
 def test_while_the_others_are_away_it_waits_for_them() -> None:
-    """d1 is asked only when d0 has died; that it cannot is no reason to end what d0 will run again."""
+    """d1 gets the load only once d0 has died; its refusal does not end the sequences that d0 will run again."""
     cluster = one_small("d1")
     cluster.ask(request("a", range(4), "m", max_tokens=40))
     cluster.at(10 * MS, lambda: cluster.kill("d0"))
     cluster.ask(request("b", range(4), "m", max_tokens=8), at=20 * MS)
-    for when in range(20):  # new sequences would rather go to whoever has less to do
+    for when in range(20):  # new sequences prefer the device with less load
         cluster.ask(request(f"c{when}", range(4), "m", max_tokens=8), at=(80 + 2 * when) * MS)
     cluster.run()
     cluster.expect()
@@ -79,7 +80,10 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
 
 
 class Stuffed(IntegerEngine):
-    """Has no room for anything for a while. `asked`: how often it was asked."""
+    """An engine that refuses every load while it is full.
+
+    `asked`: how many loads it was sent.
+    """
 
     asked = 0
     full = True
@@ -101,10 +105,10 @@ def stuffed(*, ticks: int = 4000) -> tuple[VirtualCluster, Stuffed]:
 
 
 def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
-    """A device had no room for the moment: it is not held against it for its life."""
+    """A device without room for the moment is tried again later in the same incarnation."""
     cluster, engine = stuffed(ticks=200)
     cluster.ask(request("a", range(4), "m"), at=MS)
-    cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # it is not asked for at once
+    cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # the load is not retried at once
     cluster.at(8_000 * MS, lambda: setattr(engine, "full", False))
     view, seen = ClusterView(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
     for second in (3, 14, 50):
@@ -122,7 +126,7 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
 
 
 def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:
-    """One request a second for an hour: each is told why, and few of them cost the device an attempt."""
+    """One request a second for an hour: each ends with the reason, and few of them cost the device an attempt."""
     cluster, engine = stuffed()
     in_flight: list[int] = []
     for second in range(1, 3600):
@@ -137,7 +141,7 @@ def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:
 
 @pytest.mark.parametrize("large", range(12))
 def test_the_one_of_many_devices_that_is_large_enough_is_found(large: int) -> None:
-    """Others are weighed each time, not all of them."""
+    """Each request weighs only some of the candidates."""
 
     def made(name: str) -> IntegerEngine:
         return IntegerEngine([M], 40 if name == f"d{large}" else 8, device=name)

@@ -1,4 +1,4 @@
-"""Chains over several devices: the model's own tokens whatever happens, and books that agree after every event."""
+"""Chains over several devices: the model's own tokens whatever happens; page accounting agrees after every event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
 M = counting_model("m", "1 2* 3 4* 5* 6")
-#: Shares its first parts with M.
+#: Has the same first parts as M.
 N = counting_model("n", "1 2* 3 4* 8 9", page_tokens=4)
 CUTS = [(1, 3, 4), (1, 3, 4)]
 
@@ -39,7 +39,7 @@ def test_tokens_are_the_models_own_however_the_chain_is_cut(devices: int) -> Non
 
 
 def test_blocks_on_one_device_run_without_a_hop() -> None:
-    """BL-15: hops are changes of device; a chain of four blocks on two devices has one."""
+    """BL-15: a hop is a change of device, so a chain of four blocks on two devices has one."""
     cluster = VirtualCluster([M], [(1, 3, 4)], devices=2)
     cluster.ask(request("a", range(1, 6), "m", max_tokens=5))
     cluster.run()
@@ -87,7 +87,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
     chunk, window = rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
     cluster = VirtualCluster(
         [M, N], CUTS, devices=3, pages=rng.choice((120, 400)),
-        relay_config=AgentConfig(recompute_chunk=chunk, fetch_window=window, page_timeout_ms=200),
+        agent_config=AgentConfig(recompute_chunk=chunk, fetch_window=window, page_timeout_ms=200),
         page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
     )  # fmt: skip
     for one in some(14, seed):
@@ -144,9 +144,7 @@ def test_a_prompt_larger_than_a_device_is_refused_with_a_reason() -> None:
 def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_nowhere_where_it_would_end_earlier() -> (
     None
 ):
-    """Both devices have all blocks, and the cheapest path is on one of them; its pages there are not enough for the
-    answer.
-    """
+    """Both devices have all blocks, and the cheapest path is on one of them, whose pages are too few for the answer."""
     long = counting_model("long", "1 2* 3 4* 5* 6", max_model_len=128)
     cluster = VirtualCluster(
         [long], [(1, 3, 4)], devices=2, pages=48, config=ClusterConfig(devices=2, placement="replicate")
@@ -158,7 +156,7 @@ def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_no
     devices = devices_of(a.chain, a.path)
     first = range(devices.index(devices[-1]))
     assert "end sooner" in str(cluster.migrate("a", first, devices[-1]))
-    for at in (60, 200):  # it is let in anew, the second time with more than one device holds
+    for at in (60, 200):  # it is admitted again, the second time with more pages than one device has
         cluster.at(at * MS, lambda: cluster.kill(devices[0]))
     cluster.run()
     cluster.expect()
@@ -166,7 +164,7 @@ def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_no
 
 
 def test_pages_that_do_not_verify_are_not_used() -> None:
-    """The move is given up, or recomputed; the tokens stay the model's."""
+    """The move is aborted, or its pages are recomputed; the tokens stay the model's."""
     cluster = VirtualCluster(
         [M], [(1, 3, 4)], devices=3, config=ClusterConfig(devices=3, placement="partition"), damage=lambda pages: True
     )
@@ -180,7 +178,7 @@ def test_pages_that_do_not_verify_are_not_used() -> None:
 
 
 def test_whoever_has_no_pages_on_a_device_does_not_give_way_there() -> None:
-    """`n` attends on d1 only: that d0 is short of pages for `m` is no reason to run any of its sequences again."""
+    """`n` has attention on d1 only: when d0 is short of pages for `m`, no sequence of `n` is preempted."""
     one, other = counting_model("m", "1 2* 3 4"), counting_model("n", "5 6 7 8*")
     cluster = VirtualCluster([one, other], [(2,), (2,)], devices=2, pages=16)
     cluster.ask(*(request(f"m{at}", range(8), "m", max_tokens=40, arrival=at) for at in range(4)))
@@ -194,7 +192,7 @@ def test_whoever_has_no_pages_on_a_device_does_not_give_way_there() -> None:
 
 
 def test_a_move_does_not_shorten_an_answer() -> None:
-    """Both halves on one device leave room for half the tokens: who may need more stays on two."""
+    """Both halves on one device leave room for half the tokens: a sequence that may need more stays on two."""
     cluster = VirtualCluster([counting_model("m", "1 2* 3* 4", max_model_len=64)], [(2,)], devices=2, pages=12)
     cluster.ask(request("long", range(4), "m", max_tokens=40), request("short", range(4), "m", max_tokens=12))
     said: dict[str, set[str | None]] = {"long": set(), "short": set()}

@@ -1,9 +1,9 @@
-"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. Same inputs,
-same events.
+"""Scheduler, agents and counting engines under one virtual clock, with a heap instead of processes and sockets.
 
-Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on
-its way to it. After
-every event all books are checked: scheduler, relays, pages, and that owners hear each token once, in order.
+The same inputs give the same events. Messages take `latency` ns and arrive in order between two ends. A device that
+is killed loses all its state and all messages on their way to it.
+
+After every event everything is checked: scheduler, agents, pages, and that each token event comes once and in order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MS = 1_000_000
 
 @dataclass
 class Node:
-    """One life of a device."""
+    """One incarnation of a device."""
 
     name: str
     agent: Agent
@@ -62,6 +62,28 @@ class Node:
 
 @dataclass
 class VirtualCluster:
+    """A scheduler and its devices under one virtual clock; times are in ns.
+
+    Fields:
+        models, cuts: Counting models to serve, and where each one's chain is cut.
+        chains, blocks: Further chains and blocks, for engines of `make_engine`.
+        make_engine: Makes the engine of a device by its name; None for counting engines.
+        devices: Number of devices, named d0, d1 and so on.
+        pages: KV pages of a device.
+        latency: Time of a message between two ends.
+        page_bytes_per_ms: Speed of a link for pages and kept hidden states.
+        restart: Time until a dead device is replaced.
+        limits: Bytes of weights that each device may hold; empty for no limit.
+        replace: Whether dead devices are replaced.
+        alpha, beta: Time of a counting engine's step, and of each token in it.
+        surrogates, stand_ins: Stand-ins by model, as the scheduler and as counting engines need them (BL-25).
+        lanes: Lanes of each device's steps.
+        costs: Returns the time of a step; None for the engine's own.
+        alike: Compares hidden states of a stand-in with the real ones; None for the engine's own.
+        damage: Selects pages and hidden states whose digest is wrong.
+        servers: The server of each device.
+    """
+
     models: Sequence[IntegerModel] = ()
     cuts: Sequence[Sequence[int]] = ()
     chains: Sequence[Chain] = ()
@@ -70,7 +92,7 @@ class VirtualCluster:
     devices: int = 2
     pages: int = 256
     config: ClusterConfig | None = None
-    relay_config: AgentConfig = field(default_factory=lambda: AgentConfig(recompute_chunk=8, fetch_window=1))
+    agent_config: AgentConfig = field(default_factory=lambda: AgentConfig(recompute_chunk=8, fetch_window=1))
     latency: int = MS // 10
     page_bytes_per_ms: float = 1e9
     restart: int = 50 * MS
@@ -86,12 +108,12 @@ class VirtualCluster:
     adaptation: VariantChoice | None = None
     damage: Callable[[PageData], bool] = lambda pages: False
     servers: Sequence[str] = ()
-    #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops
-    #: have them do.
+    #: Whether agents prepare their next steps while idle, and send first the rows that other devices wait for, as their
+    #: loops do.
     prepares: bool = True
-    #: How long a stage takes to load.
+    #: Returns the time (ns) that a stage takes to load.
     loading: Callable[[], int] = lambda: MS
-    #: What a message takes beside `latency`.
+    #: Returns the time (ns) that a message takes in addition to `latency`.
     delay: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
@@ -117,9 +139,10 @@ class VirtualCluster:
         for number in range(self.devices):
             self.at(0, lambda name=f"d{number}": self.bring_up(name))
 
-    # -- what a test does ----------------------------------------------------------------------------------------------
+    # -- actions of a test ---------------------------------------------------------------------------------------------
 
     def ask(self, *requests: SequenceRequest, at: int = 0) -> None:
+        """Send requests to the scheduler at a time (ns), and record their token events."""
         for request in requests:
             self.requests[request.seq] = request
             self.told[request.seq] = Told()
@@ -129,15 +152,17 @@ class VirtualCluster:
         self.at(at, lambda: self.tell(AbortSequence(seq)))
 
     def ticks(self, every: int, until: int) -> None:
+        """Send the scheduler a `Tick` every so many ns until a time."""
         for when in range(every, until, every):
             self.at(when, lambda: self.tell(Tick()))
 
     def at(self, when: int, act: Callable[[], None]) -> None:
+        """Schedule a call, at once if the time is over."""
         self._count += 1
         heapq.heappush(self._heap, (max(when, self.now), self._count, act))
 
     def run(self, until: int | None = None, most: int = 200_000) -> None:
-        """Until nothing is left to happen, or that time."""
+        """Run events until none is left, or until that time (ns)."""
         for _ in range(most):
             if not self._heap or (until is not None and self._heap[0][0] > until):
                 return
@@ -147,13 +172,13 @@ class VirtualCluster:
         raise AssertionError(f"still busy after {most} events")
 
     def run_one(self) -> None:
-        """One event."""
+        """Run one event."""
         self.now, _, act = heapq.heappop(self._heap)
         act()
         self.check()
 
     def expect(self) -> None:
-        """Every sequence has exactly its own model's tokens, and nothing is left anywhere."""
+        """Assert that every sequence has exactly its own model's tokens, and that nothing is left on any device."""
         models = {model.spec.name: model for model in self.models}
         for seq, request in self.requests.items():
             told = self.told[seq]
@@ -162,19 +187,18 @@ class VirtualCluster:
         self.expect_empty()
 
     def expect_empty(self) -> None:
+        """Assert that no sequence is alive, and that only cached prefixes hold pages."""
         assert not self.scheduler.busy, "sequences are alive"
         if len(self.scheduler.prefix_cache):
-            self.expect_donors()
+            self.expect_cached_prefixes()
         for node in self.living():
             counts = node.agent.pages()
             assert counts.free == counts.capacity, (node.name, counts)
             assert not node.agent._kept.nbytes, (node.name, node.agent._kept.nbytes)
         assert all(device.pages.used == 0 for device in self.scheduler.devices)
 
-    def expect_donors(self) -> None:
-        """Cached prefixes hold all pages that are held, in the scheduler's accounting and the agents' books; then nothing
-        is.
-        """
+    def expect_cached_prefixes(self) -> None:
+        """Assert that scheduler and agents agree that cached prefixes have all used pages; then drop them."""
         for node in self.living():
             device, counts = self.scheduler.devices[node.name], node.agent.pages()
             assert counts.capacity - counts.free == device.pages.used == device.pages.idle, (
@@ -191,22 +215,20 @@ class VirtualCluster:
         return [node for node in self.nodes.values() if node.alive]
 
     def kill(self, name: str) -> None:
-        """The process is gone at once; the scheduler hears of it a little later, and so does whoever brings up
-        another.
-        """
+        """Kill a device now; the scheduler is notified one `latency` later and restarts it."""
         node = self.nodes.get(name)
         if node is not None and node.alive:
             node.alive = False
             self.at(self.now + self.latency, lambda: self.tell(AgentDown(name, "killed")))
 
     def migrate(self, seq: str, blocks: range, target: str, **how: bool) -> str | None:
-        """Move blocks of a sequence; the reason if that cannot be."""
+        """Move blocks of a sequence; return the reason if that is refused."""
         why = self.scheduler.migrations.start(self.scheduler.sequences[seq], blocks, target, self.now, **how)
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         return why
 
     def migrate_some(self, rng: random.Random, **how: bool) -> str | None:
-        """Move a random run of blocks of a random sequence somewhere."""
+        """Move a random run of blocks of a random sequence to a random device."""
         running = [sequence for sequence in self.scheduler.sequences.values() if sequence.path and sequence.chain]
         if not running:
             return "nobody runs"
@@ -221,10 +243,11 @@ class VirtualCluster:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def bring_up(self, name: str) -> None:
+        """Start an incarnation of a device."""
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
         self.nodes[name] = Node(
-            name, Agent(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine
+            name, Agent(name, engine.page_capacity, self.agent_config, self.alike or engine.alike), engine
         )
         limit = self.limits[number] if self.limits else 0
         ready = AgentHello(
@@ -236,7 +259,7 @@ class VirtualCluster:
             limit,
             name,
             self.servers[number] if self.servers else "",
-            activation_cache_bytes=self.relay_config.activation_cache_bytes,
+            activation_cache_bytes=self.agent_config.activation_cache_bytes,
         )
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
@@ -247,6 +270,7 @@ class VirtualCluster:
         )
 
     def tell(self, event: Any) -> None:
+        """Let the scheduler handle an event now, and carry out its commands."""
         self.carry_out(self.scheduler.handle(event, self.now))
 
     def carry_out(self, commands: Iterable[Any]) -> None:
@@ -265,8 +289,11 @@ class VirtualCluster:
             self.told[event.seq].take(event)
 
     def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
-        """Deliver later, behind whatever this sender has sent there."""
-        free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one thing at a time
+        """Deliver a message later, after all earlier ones from this sender to this receiver.
+
+        `extra` is the time (ns) that its arrays take on the link.
+        """
+        free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one transfer at a time
         if extra:
             self._free[sender, to] = free
         due = max((free if extra else self.now) + self.latency + self.delay(), self._last.get((sender, to), 0))
@@ -289,6 +316,7 @@ class VirtualCluster:
             self.obey(node, node.agent.handle(message, arrays, self.now))
 
     def obey(self, node: Node, commands: Iterable[Any]) -> None:
+        """Carry out an agent's commands, and start its next steps."""
         for command in commands:
             match command:
                 case Send(to, message, arrays):
@@ -327,6 +355,7 @@ class VirtualCluster:
         self.start(node)
 
     def start(self, node: Node) -> None:
+        """Start a step on each free lane of a device that has one to run."""
         for lane in self.lanes if node.alive else ():
             if lane not in node.running and (step := node.agent.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
@@ -353,6 +382,7 @@ class VirtualCluster:
             self.obey(node, node.agent.finish_step(result, self.now, lane))
 
     def check(self) -> None:
+        """Check the scheduler and all agents, and that no agent holds more pages than the scheduler counts."""
         self.scheduler.check()
         for node in self.living():
             node.agent.check()

@@ -136,7 +136,7 @@ def impostor(server: Running, name: str, *devices: str, life: int | None = None)
     """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
     driver: Any = server.driver
     post = Messenger(name, next(LIVES) if life is None else life)
-    post.learn("scheduler", 0, driver._remote_agents._post.address)
+    post.learn("scheduler", 0, driver._remote_agents._messenger.address)
     for device in devices:
         post.learn(device, *address_of(driver, device))
     yield post
@@ -164,11 +164,11 @@ def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(
 ) -> None:
     asked = Asked(server, [[5, 6, 7]], 40)
     driver: Any = server.driver
-    driver._remote_agents._post.admit(lambda name, life: True)  # as if somebody had started it
+    driver._remote_agents._messenger.admit(lambda name, life: True)  # as if somebody had started it
     with impostor(server, "z") as post:
         post.send("scheduler", AgentHello("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
         assert "it is of version" in denied(post)
-    driver._remote_agents._post.admit(driver._remote_agents.lifecycles.begun)
+    driver._remote_agents._messenger.admit(driver._remote_agents.lifecycles.begun)
     asked.expect()
     with server.http() as http:
         assert [each["device"] for each in http.get("/health").json()["agents"]] == [*DEVICES]

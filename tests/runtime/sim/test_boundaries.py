@@ -1,6 +1,4 @@
-"""Moves in the simulator, with and without what came into blocks kept: the policy's table sets it, and both ends bring
-what they should.
-"""
+"""Moves in the simulator, with and without kept inputs of blocks, as the policy's table sets."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def test_a_slow_link_carries_hidden_states_in_the_place_of_k_and_v() -> None:
         [App("llama-7b", "llama-7b", "foundation")], Cutting(parts=2, page_layers=16, max_model_len=1024)
     )
     off, on = (moved(family, 2, LINKS["25gbps"], 512, kept) for kept in (0, 1 << 40))
-    layers, token = 16, 2 * 4096  # bytes of hidden states of a token; of K and V twice that in each layer
+    layers, token = 16, 2 * 4096  # bytes of a token's hidden states; K and V take twice that in each layer
     assert off["recomputed"] == 0 < on["recomputed"] < 512
     assert off["bytes"] >= 512 * 2 * layers * token
     assert on["bytes"] == on["recomputed"] * token + -(-(513 - on["recomputed"]) // 16) * 16 * 2 * layers * token

@@ -1,6 +1,4 @@
-"""The second style of dispatch in the simulator (BL-23): everything is answered, and the same seed gives the same
-trace.
-"""
+"""Broadcast dispatch in the simulator (BL-23): all requests finish, and the same seed gives the same run."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from runtime.sim.experiments.scenario import Scenario, scenario_of
 
 
 def scenario(dispatch: str) -> Scenario:
-    """Six small devices that hold a foundation's chain in parts, each part two or three times."""
+    """Return a scenario with six small devices that hold a model's chain in parts, each part two or three times."""
     return scenario_of(
         "styles",
         {
@@ -27,7 +25,7 @@ def scenario(dispatch: str) -> Scenario:
 
 
 def played(dispatch: str) -> tuple[list[str], dict[str, int], int]:
-    """Digests of all that the scheduler said, ends by reason, hops that were won."""
+    """Run the scenario; return digests of the scheduler's commands, ends by reason, and hops won."""
     one = scenario(dispatch)
     simulation = assemble(one, one.policies["blocks"], None)
     scheduler = simulation._scheduler

@@ -1,4 +1,4 @@
-"""Spans say of every row which devices it passed, and end when their sequence does."""
+"""OpenTelemetry spans record each row with the devices it passed, and end when their sequence ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace: bytes, ring, file, and a file that cannot keep up."""
+"""The trace: line format, ring buffer, file, and a file that cannot keep up."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_file_that_cannot_keep_up_says_how_much_it_lost(tmp_path: Path) -> Non
     path = tmp_path / "trace.jsonl"
     trace = Trace(path, backlog=2)
     assert trace._file is not None
-    with trace._file._wake:  # the writer cannot take anything while we hold this
+    with trace._file._wake:  # the writer cannot take events while the lock is held
         for time in range(5):
             trace.emit(TraceEvent(time, "x"))
     trace.close()

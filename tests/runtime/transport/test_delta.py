@@ -1,6 +1,4 @@
-"""What is sent in short arrives in full: the very messages that were sent, whatever came between; and nothing continues
-what never came.
-"""
+"""Messages sent as deltas arrive as the full messages, whatever came between; no delta applies to a missing message."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ SEQS = ("a", "b")
 
 
 def step(at: int, batch: int = 1, seqs: tuple[str, ...] = SEQS) -> tuple[ForwardRows, RunRows, RowsDone]:
-    """A decode step of two sequences, of which the second has run for longer."""
+    """Return the messages of a decode step of two sequences, of which the second has run longer."""
     ones, starts, generated = (1, 1), (at, at + 7), (at, at + 4)
     return (
         ForwardRows(seqs, (1, 3), (1, 2), starts, ones, (True, True), generated, batch=batch),
@@ -29,7 +27,7 @@ def step(at: int, batch: int = 1, seqs: tuple[str, ...] = SEQS) -> tuple[Forward
     )
 
 
-#: Ways in which a message cannot be sent in short.
+#: Changes after which a message cannot be sent as a delta.
 CHANGES: list[dict[str, object]] = [
     {"batch": 0},
     {"batch": 9},
@@ -58,7 +56,7 @@ def sent(encoder: DeltaEncoder, message: Message) -> Message:
 
 @given(moves)
 def test_what_arrives_is_what_was_sent(moves: list[tuple[int, int, bool]]) -> None:
-    """Twelve batches, more than there are slots, take steps in any order; some travel in parts."""
+    """Twelve batches, more than there are slots, take steps in any order, some with other sequences."""
     encoder, decoder, at = DeltaEncoder(), DeltaDecoder(), dict.fromkeys(range(1, 13), 0)
     for kind, batch, part in moves:
         at[batch] += 1
@@ -94,7 +92,7 @@ def test_nothing_continues_what_never_came() -> None:
 
 
 def test_what_could_not_be_sent_is_not_continued() -> None:
-    """A message that is refused on its way out was never sent: the next one does not continue it."""
+    """A message that is refused on its way out was not sent, so the next delta does not apply to it."""
     went: list[Message] = []
 
     def put(frames: list[object]) -> bool:

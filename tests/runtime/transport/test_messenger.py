@@ -1,4 +1,7 @@
-"""Links between processes: order, replies, strangers, other versions, peers that die, stop reading or send nonsense."""
+"""Links between processes: order, replies, strangers, other versions, and peers that fail.
+
+Peers die, stop reading, or send nonsense.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ LIMIT = 20.0
 
 @pytest.fixture(params=["unix", "ipc"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Messenger]]:
-    """Posts that are closed when the test is over; those without an address of their own get a socket in the test's
-    folder.
+    """Make messengers that are closed at the end of the test.
+
+    Without an address of their own they get a socket in the test's folder.
     """
     with ExitStack() as stack:
 
@@ -45,7 +49,10 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..
 def taken(
     messenger: Messenger, count: int, seconds: float = LIMIT, sender: Messenger | None = None
 ) -> list[Envelope | PeerCut]:
-    """The next so many, or as many as come in time. A sender hands on what waits in it when it looks for what comes."""
+    """Receive the next `count` items, or those that come in time.
+
+    `sender` is polled too, since a messenger sends its queued messages while it receives.
+    """
     out: list[Envelope | PeerCut] = []
     end = time.monotonic() + seconds
     while len(out) < count and time.monotonic() < end:
@@ -111,7 +118,7 @@ def test_a_stranger_is_not_heard(made: Callable[..., Messenger]) -> None:
     stranger, friend = made("a", bind=None, keys=Keys.make()), made("b", bind=None, keys=KEYS)
     context = zmq.Context()
     plain, half = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-    own_public, own_secret = zmq.curve_keypair()  # knows the cluster's public key, and has a pair of its own
+    own_public, own_secret = zmq.curve_keypair()  # has the cluster's public key, and a key pair of its own
     half.curve_serverkey, half.curve_publickey, half.curve_secretkey = KEYS.public.encode(), own_public, own_secret
     for name, socket in ((b"c/0/main", plain), (b"d/0/main", half)):
         socket.setsockopt(zmq.ROUTING_ID, name)
@@ -260,7 +267,7 @@ def test_a_later_life_ends_the_one_before(made: Callable[..., Messenger]) -> Non
 
 
 def test_a_life_that_nobody_has_told_of_waits_until_somebody_does(made: Callable[..., Messenger]) -> None:
-    """So nobody takes a peer's place by calling himself its next life; and what the real one says early is not lost."""
+    """No process can take a peer's place as its next incarnation; early messages of the real one are kept."""
     one, first = made("b"), made("a", 1)
     one.learn("a", 1, first.address)
     first.learn("b", 0, one.address)

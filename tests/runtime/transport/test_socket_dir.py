@@ -1,5 +1,6 @@
-"""A cluster's folder of sockets is its user's alone, and is removed: by the cluster, or, if that was killed, by the
-next one.
+"""A cluster's socket folder is accessible to its user only, and is removed.
+
+The cluster removes it, or the next cluster does if the first one was killed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from runtime.transport.socket_dir import SocketFolder
 from zoo.errors import InputError
 
-#: Has a folder until it is killed.
+#: A program that has a folder until it is killed.
 HOLD = """
 import pathlib, sys
 from runtime.transport.socket_dir import SocketFolder

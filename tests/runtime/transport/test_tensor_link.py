@@ -1,5 +1,6 @@
-"""A post with a Direct beside it: order, what does not come, who may announce, what goes by the host's memory,
-lives.
+"""`TensorLink`, a messenger with a tensor transport beside it.
+
+Covers order, tensors that do not come, forged announcements, the host path, and incarnations.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WANT = PageRequest(1, "s", 1, (0, 2), 0, 4, "a")
 
 @dataclass
 class Two:
-    """Agents a and b, and the scheduler's post. `direct`: the stand-ins of both."""
+    """Agents a and b, with their fakes of the tensor transport, and the scheduler's messenger."""
 
     a: TensorLink
     b: TensorLink
@@ -42,7 +43,7 @@ class Two:
     post_b: Messenger
 
     def at_b(self, count: int, seconds: float = LIMIT) -> list[Envelope | PeerCut]:
-        """So many things that are through at b."""
+        """Return the first `count` items that b delivers, or those that come in time."""
         out: list[Envelope | PeerCut] = []
         end = time.monotonic() + seconds
         while len(out) < count and time.monotonic() < end:
@@ -105,9 +106,9 @@ def test_what_came_behind_an_announced_message_waits_for_it(two: Two) -> None:
     again = replace(ROW, starts=(5,), generated=(3,))
     two.a.send("b", ROW, (STATE,))
     two.a.send("b", WANT)
-    two.a.send("b", again, (STATE,))  # said in short on the link
+    two.a.send("b", again, (STATE,))  # sent as a delta on the link
     two.until_expected(1, 2)
-    two.direct_b.come("a", 2, [STATE])  # the later one first
+    two.direct_b.come("a", 2, [STATE])  # the later one arrives first
     assert two.at_b(1, 0.1) == []
     two.direct_b.come("a", 1, [STATE])
     assert [item.message for item in two.at_b(3) if isinstance(item, Envelope)] == [ROW, WANT, again]
@@ -149,7 +150,7 @@ def test_who_announces_without_a_link_is_cut_off(two: Two) -> None:
     (cut,) = two.at_b(1)
     assert isinstance(cut, PeerCut) and cut.peer == "a" and "no link" in cut.reason
     assert two.direct_b.expected == [] and two.direct_b.forgotten == ["a"]
-    assert any(isinstance(item, PeerCut) and item.denied for item in _within(two.a))  # and is told
+    assert any(isinstance(item, PeerCut) and item.denied for item in _within(two.a))  # and receives the reason
 
 
 def test_a_ticket_that_was_used_is_a_forgery(two: Two) -> None:
@@ -207,7 +208,7 @@ def test_ends_of_links_hear_of_each_other_whoever_speaks_first(two: Two) -> None
 
 def test_what_is_said_of_links_before_it_is_known_how_a_peer_can_be_reached_waits(two: Two) -> None:
     two.b.remove_peer("a")
-    two.b.learn("a", 2, two.a.address)  # a later life, which is not learnt by a rail yet
+    two.b.learn("a", 2, two.a.address)  # a later incarnation, for which `reach` has not been called yet
     later = Messenger("a", 2)
     try:
         later.learn("b", 1, two.b.address)
@@ -238,9 +239,9 @@ def test_a_life_that_is_over_leaves_nothing(two: Two) -> None:
     assert two.at_b(1, 0.1) == []
     two.b.learn("a", 2, two.a.address)
     two.b.reach("a", "rail")
-    two.direct_b.come("a", 1, [STATE])  # of the life before
+    two.direct_b.come("a", 1, [STATE])  # of the incarnation before
     assert two.at_b(1, 0.1) == []
-    two.b.learn("a", 3, two.a.address)  # nobody said that the one before is over
+    two.b.learn("a", 3, two.a.address)  # without `remove_peer` for the one before
     assert two.direct_b.forgotten == ["a", "a"]
 
 

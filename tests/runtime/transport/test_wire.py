@@ -1,6 +1,4 @@
-"""Messages survive the wire; nothing else that comes over it is taken, and nothing that comes over it breaks who
-reads.
-"""
+"""The wire format: messages come back as they were, and invalid input raises `WireError` and nothing else."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
 
 
 def frames_of(message: Message, arrays: tuple[Array, ...] = (), number: int = 3) -> list[Frame]:
-    """As a transport gives them: read-only."""
+    """Return a message's frames, read-only as a transport delivers them."""
     return [memoryview(bytes(frame)) for frame in encode(number, message, arrays)]
 
 
@@ -137,7 +135,7 @@ def test_small_arrays_share_a_frame_and_large_ones_are_not_copied() -> None:
 
 
 def changed(body: Frame, **fields: object) -> bytes:
-    """A message's first frame with fields of its preamble replaced."""
+    """Return a message's first frame with fields of its preamble replaced."""
     magic, protocol, number = struct.unpack_from("<4sHxxQ", body)
     values = {"magic": magic, "protocol": protocol, "number": number} | fields
     return struct.pack("<4sHxxQ", values["magic"], values["protocol"], values["number"]) + bytes(body[16:])
@@ -176,7 +174,10 @@ def test_what_is_no_message_is_refused(frames: list[Frame]) -> None:
 def lying(
     message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, counts: tuple[int, ...] = ()
 ) -> list[Frame]:
-    """What a sender without our checks could send. `counts`: how many arrays of each kind it says there are."""
+    """Return frames as a sender without checks could send them.
+
+    `counts`: how many arrays of each kind the header claims.
+    """
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
     kinds = tuple(
@@ -193,7 +194,7 @@ def announced(
     ticket: int = 5,
     counts: tuple[int, ...] = (),
 ) -> list[Frame]:
-    """As `lying`, of arrays that are said to come directly."""
+    """Return frames as `lying` does, of arrays that the header announces as sent directly."""
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
     kinds = tuple(
@@ -217,7 +218,7 @@ def test_arrays_that_come_directly_are_only_said(message: Message, short: Messag
 
 
 def test_what_comes_beside_its_message_says_nothing_of_tickets() -> None:
-    """The frames of those who send nothing directly are what they would be if there were no such thing."""
+    """Messages of agents that send nothing directly have the same frames as without direct transport."""
     for message, arrays in ((ROWS, STATES), (PAIR, (Array("float32", (2, 2), bytes(16)),)), (Heartbeat(1), ())):
         body, *_ = encode(0, message, arrays)
         assert len(msgspec.msgpack.decode(bytes(body)[16:])) == 2

@@ -1,10 +1,10 @@
 """The versions of the catalogue's tables, run by `zoo.catalog.engine.migrate` when a store is opened.
 
-A new version is a file `versions/NNNN_what.py` and a new HEAD; tests check that both, and `schema.py`, agree. A version
-that was released is never edited.
+A new version is a file `versions/NNNN_what.py` and a new HEAD; tests check that these and `schema.py` agree. A released
+version is never edited.
 """
 
 #: The newest version.
 HEAD = "0002"
-#: Where a database keeps the version that it has.
+#: Table in which a database records its version.
 VERSION_TABLE = "zoo_schema_version"

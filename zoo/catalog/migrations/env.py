@@ -1,6 +1,6 @@
-"""What Alembic runs for each migration: on the connection, and in the transaction, that it is given.
+"""Alembic's environment: runs migrations on the connection, and in the transaction, that `engine.migrate` passes.
 
-This file is executed by Alembic, not imported.
+Alembic executes this file; it is not imported.
 """
 
 from alembic import context

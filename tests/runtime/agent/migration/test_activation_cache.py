@@ -1,6 +1,4 @@
-"""Hidden states that are kept: bounded, oldest first out, rewritten like the pages that rows write again, gone with
-their sequence.
-"""
+"""The activation cache: bounded, oldest out first, overwritten where rows run again, closed with its sequence."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.chains import Array
 from runtime.transport.checksums import joined_rows
 
-#: What a piece takes beside its bytes.
+#: Bytes that a piece takes in addition to its data.
 AROUND = 256
 
 
 def array(*values: int) -> Array:
-    """One byte a token."""
+    """Return hidden states of one byte per token."""
     return Array("uint8", (len(values), 1), bytes(values))
 
 

@@ -1,4 +1,4 @@
-"""A persistent batch takes the very steps that its rows would take one by one, whether or not they are prepared."""
+"""A persistent batch takes the same steps as its rows would one by one, whether or not steps are prepared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUT = (1, 2)
 
 
 class Logged(IntegerEngine):
-    """Writes down the steps that it is given."""
+    """An engine that records its steps."""
 
     def __init__(self, log: list[Any], pages: int, device: str) -> None:
         super().__init__([M], pages, device=device)
@@ -42,20 +42,20 @@ class Logged(IntegerEngine):
 
 
 class Unnumbered:
-    """In place of `BatchNumbers`: no batch is persistent."""
+    """A replacement of `BatchNumbers` with which no batch is persistent."""
 
     def number(self, *columns: Any) -> int:
         return 0
 
 
 def logged(seed: int, prepares: bool, numbered: bool = True) -> tuple[VirtualCluster, list[Any]]:
-    """A random schedule: requests that come and go, are aborted, moved and wait for pages; and its steps."""
+    """Run a random schedule of arrivals, aborts, moves and few pages; return the cluster and its steps."""
     rng, log = random.Random(seed), list[Any]()
     pages, devices = rng.choice((14, 24, 80)), rng.choice((2, 3))
     cluster = VirtualCluster(
         [M], [CUT], devices=devices, make_engine=lambda name: Logged(log, pages, name), prepares=prepares,
         latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placement="partition"),
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, page_timeout_ms=rng.choice((20, 2000))),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1, page_timeout_ms=rng.choice((20, 2000))),
     )  # fmt: skip
     if not numbered:
         cluster.scheduler._state.out._numbers = Unnumbered()  # type: ignore[assignment]
@@ -87,7 +87,7 @@ def test_steps_are_the_same_as_without(seed: int) -> None:
 
 
 def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
-    """Rows that decode along three devices; the first gets tokens, the others hidden states."""
+    """Return a cluster whose rows decode over three devices; the first receives tokens, the next ones hidden states."""
     cluster = VirtualCluster(
         [M], [CUT], devices=3, config=ClusterConfig(devices=3, placement="partition"), prepares=prepares
     )
@@ -104,7 +104,7 @@ def test_most_steps_of_a_steady_batch_reuse_the_last_one_though_rows_need_pages(
 
 
 def waiting_agent(place: int) -> Agent:
-    """A device of a steady batch, between two steps."""
+    """Return the agent of a device of a steady batch, between two steps."""
     cluster = steady()
     while min((node.agent.reused_steps for node in cluster.living()), default=0) < 5:
         cluster.run_one()
@@ -115,7 +115,7 @@ def waiting_agent(place: int) -> Agent:
 
 
 def following(agent: Agent) -> Any:
-    """The message that continues the agent's batch, with tokens 7, 8 and so on."""
+    """Return the message that continues the agent's batch, with tokens 7, 8 and so on."""
     agent.prepare()
     (batch,) = agent._batches._batches.values()
     rows, ones = batch.rows, (1,) * len(batch.rows)
@@ -129,7 +129,7 @@ def following(agent: Agent) -> Any:
 
 
 def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
-    """A message with every column changed."""
+    """Return the message with `change` applied to every column."""
     return msgspec.structs.replace(
         message, **{name: change(getattr(message, name)) for name in message.__struct_fields__ if name != "batch"}
     )
@@ -147,7 +147,7 @@ def hidden(count: int) -> Array:
     ],
 )
 def test_a_message_that_does_not_continue_its_batch_goes_the_usual_way(what: str, place: int) -> None:
-    """Its rows run, or do not, as they do where no batch is kept: a number alone is not believed."""
+    """Its rows run, or not, as where no batch is kept: the batch number alone is not trusted."""
     agent = waiting_agent(place)
     message, before = following(agent), agent.reused_steps
     count = len(message.seqs)

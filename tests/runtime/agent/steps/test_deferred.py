@@ -1,4 +1,4 @@
-"""Rows that an engine puts off wait at the head of their queue, as they were; none loses a token or a page by that."""
+"""Rows that an engine defers wait unchanged at the head of their queue, and lose no token and no page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.engine.driven import Driven, Limits, name_of
 
 
 class Scripted(CountedDevice):
-    """Puts off these sequences, step by step."""
+    """An engine that defers the scripted sequences, step by step."""
 
     def __init__(self, *off: str, **options: Any) -> None:
         super().__init__((MODEL, OTHER), 200, **options)
@@ -50,7 +50,7 @@ def play(engine: CountedDevice, *asked: Any, **limits: Any) -> Driven:
 
 
 def test_they_come_first_and_in_their_order() -> None:
-    """Whatever comes meanwhile comes behind them."""
+    """Rows that arrive meanwhile come after the deferred ones."""
     asked = [ask(seq, (number, 5), 6, ignore_eos=True) for number, seq in enumerate("abcd")]
     made = play(Scripted("", "b d", "a b"), *asked)
     assert ["".join(seq for seq, _, _ in rows) for rows in plans(made)][:4] == ["abcd", "abcd", "bdac", "badc"]
@@ -59,9 +59,7 @@ def test_they_come_first_and_in_their_order() -> None:
 
 
 def test_they_come_before_those_that_have_waited_meanwhile() -> None:
-    """From the third step on two rows fit a block: a, which is put off, comes before c and d, which wait for their
-    turn.
-    """
+    """From the third step on two rows fit a block: the deferred a runs before c and d, which wait for their turn."""
     asked = [ask(seq, (number,), 8, ignore_eos=True) for number, seq in enumerate("abcd")]
     made = Driven(Scripted("", "", "a"))
     for one in asked:
@@ -78,9 +76,7 @@ def test_they_come_before_those_that_have_waited_meanwhile() -> None:
 
 
 def test_a_part_of_a_prompt_is_whole_again() -> None:
-    """Budget 6 beside a decode: the prompt's part of 5 tokens is put off, and takes all of the step when it is
-    alone.
-    """
+    """With a budget of 6 beside a decode, a prompt's chunk of 5 tokens is deferred; alone, it fills the step."""
     short, long = ask("s", (1,), 2, ignore_eos=True), ask("l", range(12), 2, ignore_eos=True, prompt_logprobs=1)
     made = play(Scripted("l", "l"), short, long, max_num_batched_tokens=6)
     rows = [(start, count) for step in plans(made) for seq, start, count in step if seq == "l"]
@@ -100,7 +96,7 @@ def test_what_is_put_off_has_its_pages_and_is_told_of_once() -> None:
 
 
 class _Liar(CountedDevice):
-    """Puts off whoever it likes."""
+    """An engine that reports as deferred the rows named in `off`, or all rows."""
 
     off: tuple[str, ...] = ()
 

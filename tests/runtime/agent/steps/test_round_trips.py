@@ -1,4 +1,4 @@
-"""Rows that are due back from the scheduler: learnt from those that came, forgotten when they are late or gone."""
+"""Rows due back from the scheduler: learnt from earlier round trips, removed when they are late or gone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nobody_is_expected_before_one_has_come_back() -> None:
 
 
 def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
-    """Others come when another device's step is over, which may be long."""
+    """Other rows come back when another device's step is over, which may take long."""
     due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("goes on", ("d", "e"), at=0), "d", 0)
     due.leaves(row("begins elsewhere", ("e", "d")), "d", 0)

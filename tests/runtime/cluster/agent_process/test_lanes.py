@@ -1,6 +1,4 @@
-"""Lanes of an agent's steps: what predicts runs beside the others, nobody waits for it, and it is told from one
-thread.
-"""
+"""Lanes of an agent's steps: stand-ins run beside other rows, neither lane waits, and one thread handles results."""
 
 from __future__ import annotations
 
@@ -29,7 +27,12 @@ from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest,
 
 @dataclass
 class Steps:
-    """A agent's part: so many steps for each lane; what it was told, and by which threads."""
+    """A fake of an agent with so many steps for each lane.
+
+    Fields:
+        told: What was reported to it, with the lane.
+        threads: Identifiers of the threads that called it.
+    """
 
     left: dict[Lane, int]
     told: list[tuple[str, Lane]] = field(default_factory=list)
@@ -61,7 +64,7 @@ class Steps:
 
 
 class Runner:
-    """Each step waits until it is let go, or fails."""
+    """An engine whose steps wait until `go` is set, or fail with `error`."""
 
     def __init__(self, error: Exception | None = None, *, held: bool = False) -> None:
         self.go, self.ran, self._error = threading.Event(), 0, error
@@ -148,7 +151,7 @@ def test_what_another_device_waits_for_is_sent_before_the_step_is_taken() -> Non
 
 @dataclass
 class Under:
-    """Which of a device's steps are under way, by what they run, and whether two ever were at once."""
+    """The steps of a device that run at the moment, by thread, and how often two ran at once."""
 
     now: set[str] = field(default_factory=set)
     together: int = 0
@@ -166,8 +169,9 @@ class Under:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
-    """Real agents with engines that count, a hop of which is predicted: with a lane of its own a stand-in runs while
-    its hop does.
+    """Real agents with counting engines, one hop of which is speculated.
+
+    A stand-in runs at the same time as its hop only with a lane of its own.
     """
     stand_in, under = surrogate_of(MODELS[0], "org/m~", 4, 3), {device: Under() for device in DEVICES}
 

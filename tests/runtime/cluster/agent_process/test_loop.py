@@ -1,5 +1,6 @@
-"""One agent's loop with the real agent: sequences over one and two agents, pages that travel, faults, forgeries, ends
-of all kinds.
+"""The loop of an agent with the real state machine, over one and two agents.
+
+Covers sequences, page transfers, faults, forged messages, and all ways to end.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def go(
 
 
 def decode(end: End, one: SequenceRequest, path: Hops, count: int, tokens: list[int], epoch: int = 1) -> None:
-    """Add tokens to those that the sequence has, prompt included, all but the last of which have run."""
+    """Add tokens to those of the sequence (prompt included), all but the last of which have run."""
     for _ in range(count):
         generated = len(tokens) - len(one.prompt)
         first = not generated
@@ -316,7 +317,7 @@ def test_an_agent_that_nobody_answers_ends() -> None:
         assert ended.code is AgentExit.UNANSWERED and "did not answer" in ended.reason
 
 
-# -- as processes ----------------------------------------------------------------------------------------------------
+# -- as processes ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -426,7 +427,7 @@ def test_no_agent_outlives_its_parent(end: End, tmp_path: Path) -> None:
 
 
 def test_moves_that_cannot_go_on_are_told(end: End) -> None:
-    """A source that is not there: the destination says so in time."""
+    """The source does not exist, and the destination reports that in time."""
     one = request("s", *range(1, 20))
     with threads("b") as (inside, _):
         inside.welcome("b")

@@ -1,6 +1,4 @@
-"""A cluster of one device on the scheduler's own thread: the same driver, the same answers, and the ends that a driver
-owes its clients.
-"""
+"""A cluster of one device on the scheduler's thread gives the same answers, and ends requests properly on faults."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ def test_a_step_that_fails_ends_its_own_sequences_only() -> None:
 
 
 class _Lost(IntegerEngine):
-    """Is lost on its third step."""
+    """An engine that is lost on its third step."""
 
     def run(self, plan: StepPlan, inputs: dict[str, Array]) -> StageResult:  # type: ignore[override]
         if plan.step == 3:
@@ -110,7 +108,7 @@ def test_another_engine_takes_over_and_nothing_is_lost() -> None:
 
 
 def test_requests_and_aborts_come_while_a_step_runs() -> None:
-    """Nobody who asks waits for the engine."""
+    """No caller waits for the engine."""
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(IntegerEngine):
@@ -165,7 +163,7 @@ def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_ag
 
 
 def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to_be_gone() -> None:
-    """The store has lost it meanwhile: whoever asked hears both, and it is listed no more."""
+    """The store has lost the model meanwhile: the error names both reasons, and the model is not listed any more."""
     engine = WholeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
     with inline(engine) as driver:
         events = driver.run(
@@ -184,9 +182,7 @@ def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to
 
 
 def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -> None:
-    """Budget 16: a prompt of 100 tokens beside three that decode runs in parts, none of which keeps a decode
-    waiting.
-    """
+    """With a budget of 16, a prompt of 100 tokens runs in chunks, and delays none of three decodes."""
     steps: list[list[tuple[str, int]]] = []
 
     class Watched(WholeEngine):

@@ -1,6 +1,4 @@
-"""One device of stored models: a token at a time, on credit, with steps launched ahead, dense: everything that is
-told is the same.
-"""
+"""One device with stored models answers alike in all modes: one token at a time, on credit, ahead, and dense."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from tests.runtime.engine.test_ahead import EVERYTHING
 from zoo.api import Zoo
 
 NAMES = ("base", "lora", "dora", "ia3", "prompt", "prefix", "bottleneck", "other")
-#: Pages for some of the sequences at once: the others wait, and whoever grows too far is preempted.
+#: Pages for some of the sequences at once: the rest wait, and sequences that grow too far are preempted.
 TIGHT = ServeOptions(
     kv_cache_memory_bytes="72KiB", max_num_batched_tokens=24, max_num_seqs=8, max_model_len=128, kernels="stock"
 )
@@ -51,7 +49,7 @@ def family(bench: Bench) -> Iterator[Zoo]:  # noqa: F811
 
 
 def requests() -> list[SequenceRequest]:
-    """Every way of sampling with every model; prompts of a model begin alike."""
+    """Return requests for every way of sampling with every model; prompts of a model share a prefix."""
     made = []
     for i, each in enumerate(EVERYTHING):
         params = replace(each, max_tokens=2 * each.max_tokens, ignore_eos=not each.stop_token_ids)
@@ -64,6 +62,7 @@ def requests() -> list[SequenceRequest]:
 def told(
     zoo: Zoo, asked: list[SequenceRequest], options: ServeOptions = TIGHT, **changes: Any
 ) -> tuple[Told, AgentCounters]:
+    """Run the requests with these options; return the events of each, and the counters."""
     got: Told = {one.seq: [] for one in asked}
     executor = "dense" if changes.get("executor") == "dense" else "paged"
     with start_driver(zoo, replace(options, **changes), Chosen(NAMES, (), executor)) as driver:
@@ -75,7 +74,7 @@ def told(
 
 
 def words(got: Told) -> dict[str, list[Any]]:
-    """All that was told of each sequence, but numbers."""
+    """Return all token events of each sequence, without their numbers (log probabilities)."""
 
     def of(event: TokenEvent) -> Any:
         scores = [(part.start + at, one.token) for part in event.prompt_logprobs for at, one in enumerate(part.chosen)]
@@ -94,7 +93,7 @@ def numbers(got: Told) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(family: Zoo) -> tuple[Told, AgentCounters]:
-    """A token at a time; nothing is shared."""
+    """The reference answers: one token at a time, without prefix caching."""
     return told(family, requests(), prefix_caching="off")
 
 
@@ -121,7 +120,7 @@ def test_every_kind_of_model_and_of_sampling_is_answered_alike_with_pages_for_fe
 
 
 def test_tenants_share_with_themselves_only(family: Zoo) -> None:
-    """One sequence of a tenant runs; ones of either tenant come that begin as it does."""
+    """One sequence of a tenant runs when requests of both tenants with the same prefix come."""
     prompt = tuple(range(40))
     first = SequenceRequest("first", "r", "lora", prompt, SamplingParams(80, ignore_eos=True), tenant="a")
     later = [

@@ -1,4 +1,4 @@
-"""When agents are started again, and when no more: by hand, under a clock of the test's."""
+"""`AgentLifecycles`: when agents are restarted and when not any more, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def test_a_death_after_a_steady_while_counts_from_the_beginning() -> None:
 
 
 def test_one_that_dies_every_few_seconds_is_not_started_for_ever() -> None:
-    """Each life half of what makes up for a death: later and later, and then no more; `/health` says how far it is."""
+    """An agent whose incarnations last half of `steady_seconds` is restarted later and later, then not any more.
+
+    `/health` reports its strikes.
+    """
     lifecycles, now, waits, strikes = started(), 0, [], []
     for incarnation in range(1, 100):
         now += 5 * SECOND

@@ -1,4 +1,4 @@
-"""Who may be an agent of a cluster: what one says of itself is checked before others hear of it."""
+"""Admission of remote agents: what an agent reports in its hello is checked before the scheduler receives it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.transport.messenger import Messenger
 
 
 class Silent:
-    """A fleet that does nothing."""
+    """A launcher that does nothing."""
 
     seat = AgentSlot("")
 
@@ -34,11 +34,11 @@ class Silent:
 def context() -> Iterator[zmq.Context[Any]]:
     made: zmq.Context[Any] = zmq.Context()
     yield made
-    made.destroy(0)  # a test that has failed has left its posts open
+    made.destroy(0)  # close the messengers that a failed test has left open
 
 
 def met(context: zmq.Context[Any]) -> tuple[Messenger, Messenger, RemoteAgents]:
-    """The scheduler's post, that of agent a, which is awaited, and the company."""
+    """Return the scheduler's messenger, that of the awaited agent a, and the `RemoteAgents` under test."""
     scheduler = Messenger("scheduler", bind="inproc://scheduler", context=context)
     agent = Messenger("a", 1, bind="inproc://a", context=context)
     remote_agents = RemoteAgents(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)

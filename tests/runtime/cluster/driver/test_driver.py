@@ -1,5 +1,6 @@
-"""The driver of a cluster as a server uses it: tokens over real processes, deaths, hangs, refusals, ends; nothing lost,
-nothing twice.
+"""The cluster driver as a server uses it: tokens over real processes, deaths, hangs, refusals and shutdown.
+
+Nothing is lost or delivered twice.
 """
 
 from __future__ import annotations
@@ -146,9 +147,7 @@ def test_what_cannot_be_served_is_refused_with_the_reason(driver: ClusterDriver)
 
 
 def test_models_come_and_go_and_are_replaced_under_load() -> None:
-    """Through processes: whoever runs finishes on what it began with, and what nobody uses any more is gone from
-    agents.
-    """
+    """Over real processes: running sequences keep their version, and unused versions are unloaded from agents."""
     newer = counting_model("org/m-2", "1 2* 3 4* 5 6* 7 11", max_model_len=512)
 
     def described(model: IntegerModel, name: str) -> ServeModel:
@@ -258,7 +257,7 @@ def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, 
     verify(one, answered(driver, [one])["i"])
 
 
-# -- clusters of their own -------------------------------------------------------------------------------------------
+# -- tests with a cluster of their own ---------------------------------------------------------------------------------
 
 
 def test_an_agent_of_another_version_is_refused_on_both_sides() -> None:
@@ -276,7 +275,7 @@ def test_an_engine_that_cannot_be_made_is_the_reason_why_there_is_no_cluster() -
 
 
 class NeverUp:
-    """A fleet of agents that never come up. `bind`: where the scheduler is told to listen."""
+    """A launcher whose agents never come up. `bind`: the address on which the scheduler should listen."""
 
     def __init__(self, bind: str) -> None:
         self.seat, self.ended = AgentSlot(bind, context=zmq.Context()), False
@@ -340,7 +339,7 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
 
 
 def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its_model_goes_on() -> None:
-    """The next version lies elsewhere: new sequences run, and whoever keeps to the one before has an end."""
+    """The next version is on other devices: new sequences run, and those of the old version end with an error."""
     launcher = processes(pace=1.0, models=[*MODELS, NEXT])
     with cluster(launcher, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
         stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])
@@ -351,7 +350,7 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
         }
         assert own not in others
         chain = replace(NEXT.chain(*CUTS), spec=MODELS[1].spec, source=NEXT.spec.name)
-        with driver._changed:  # where the block before it is, there is no room
+        with driver._changed:  # so that the device of the block it replaces has no room
             driver._scheduler.devices[own].plan.limit = 1
         driver.serve(ServeModel(chain, NEXT.blocks(*CUTS)), LIMIT)
         os.kill(pid(driver, launcher, own), signal.SIGKILL)
@@ -382,5 +381,5 @@ def test_a_drain_waits_and_a_shutdown_ends_what_is_left_and_every_process() -> N
 
 
 def test_answers_are_those_of_the_oracle() -> None:
-    """The oracle itself: a token more makes another sequence."""
+    """Check of the oracle itself: another prompt token gives another answer."""
     assert oracle(request("o", [1, 2, 3])) != oracle(request("o", [1, 2, 4]))

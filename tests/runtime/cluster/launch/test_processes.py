@@ -1,5 +1,6 @@
-"""What starts agents as processes, where starting goes wrong: told as an end with the reason; nothing waits for a child
-under a lock.
+"""The process launcher: a failed start is reported as the agent's end with the reason.
+
+No lock is held while a child is written to or waited for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 
 LIMIT = 20.0
 ENDS = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.readline(); sys.exit(3)")
-#: Does not read what it is told.
+#: A program that does not read its input.
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
 Deaths = queue.SimpleQueue[AgentDied]
 
@@ -68,7 +69,7 @@ def test_a_program_that_is_not_there_is_the_reason(made: Callable[..., tuple[Pro
 
 
 def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
-    """More than a pipe takes is being written to it meanwhile."""
+    """More than a pipe's capacity is being written to the child meanwhile."""
     launcher, _ = made(SLEEPS, {"much": "x" * (1 << 20)})
     launcher.start("a", 1)
     end = time.monotonic() + LIMIT
@@ -105,7 +106,7 @@ def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(
         )
 
 
-#: Says that it is warm when it is told to, and lives on.
+#: A program that reports that it is warm after its first input line, and stays alive.
 WARMS = (
     sys.executable,
     "-c",
@@ -119,7 +120,7 @@ def test_one_stands_by_once_those_that_are_waited_for_are_warm(
     launcher, _ = made(WARMS, warm=True)
     held: list[Callable[[], None]] = []
     tell = processes._Child.write_line
-    monkeypatch.setattr(processes._Child, "tell", lambda child, line: held.append(lambda: tell(child, line)))
+    monkeypatch.setattr(processes._Child, "write_line", lambda child, line: held.append(lambda: tell(child, line)))
     for device in ("a", "b"):
         launcher.start(device, 1)
     end = time.monotonic() + LIMIT
@@ -127,7 +128,7 @@ def test_one_stands_by_once_those_that_are_waited_for_are_warm(
         time.sleep(0.01)
     time.sleep(0.1)
     assert len(launcher._all) == 2 and launcher._spare is None
-    monkeypatch.setattr(processes._Child, "tell", tell)
+    monkeypatch.setattr(processes._Child, "write_line", tell)
     for say in held:
         say()
     while launcher._spare is None and time.monotonic() < end:

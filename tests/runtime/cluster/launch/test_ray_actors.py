@@ -1,5 +1,6 @@
-"""Agents as Ray actors: the same tokens, the same recovery. Needs the extra `ray`, and says loudly when it is not
-there.
+"""Agents as Ray actors: the same tokens and the same recovery.
+
+Needs the extra `ray`; the skip message says so if it is missing.
 """
 
 from __future__ import annotations

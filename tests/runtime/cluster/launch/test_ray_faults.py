@@ -1,5 +1,6 @@
-"""Ray that fails: whatever it raises ends the agent that it concerns, and neither who asked nor who watches. Ray's
-place is taken.
+"""Errors that Ray raises end the agent concerned, and neither the caller nor the watching thread.
+
+Ray is replaced by a fake.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ LIMIT = 10.0
 
 
 class Lost(Exception):
-    """What Ray raises."""
+    """The error that the fake Ray raises."""
 
 
 class Actor:
-    """`run`: what becomes of it is a queue's next item."""
+    """A fake actor; the next item of `outcome` is the result of its `run`."""
 
     def __init__(self, ray: Ray) -> None:
         self.outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -35,7 +36,7 @@ class Actor:
 
 
 class Ray:
-    """`broken`: names of calls that fail."""
+    """A fake of the `ray` module. `broken`: names of the calls that fail."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -117,7 +118,7 @@ def test_what_cannot_be_started_is_an_end_with_the_reason(made: Made, broken: st
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "Ray does not start it: Lost")
     ray.broken = set()
     launcher.start("a", 2)
-    ray.actors[-2].outcome.put((0, "it was told to stop"))  # behind it stands the one that is warm
+    ray.actors[-2].outcome.put((0, "it was told to stop"))  # the last one is the warm standby
     assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 0, "it was told to stop")
 
 

@@ -1,6 +1,4 @@
-"""Answers of real agents that are lost on their way: by their reports the driver notices, and clients get their tokens
-all the same.
-"""
+"""Answers of real agents that are lost on their way are detected from reports, and clients get all their tokens."""
 
 from __future__ import annotations
 

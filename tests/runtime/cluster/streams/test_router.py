@@ -1,6 +1,4 @@
-"""Events reach who asked; sequences whose event loop is closed are named once each, whatever else a step brings of
-them.
-"""
+"""The stream router: events reach their stream, and sequences whose event loop is closed are named once each."""
 
 from __future__ import annotations
 

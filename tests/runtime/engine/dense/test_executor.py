@@ -192,8 +192,8 @@ def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
         for seq in lengths
     }
     assert ends["c"] == 10, "the third has its first token in the step after the last of the batch"
-    seqpacket = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
-    assert len(seqpacket.steps) < len(out.steps)
+    quick = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
+    assert len(quick.steps) < len(out.steps)
 
 
 def test_an_endless_stream_keeps_the_cache_short(bench):

@@ -1,4 +1,4 @@
-"""When a step is put off for rows that are due back."""
+"""When a step waits for rows that are due back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_is_late_or_far_away_is_not_waited_for() -> None:
 
 
 def test_it_has_to_gain_more_than_those_who_wait_lose() -> None:
-    """One row saves a step; each of those who wait loses what is left of the round trip."""
+    """One row saves a step; each waiting row loses what is left of the round trip."""
     assert until(waiting=10, due=1, deadline=1_999, step=STEP, limit=LIMIT, now=1_000) == 1_999
     assert until(waiting=11, due=1, deadline=2_000, step=STEP, limit=LIMIT, now=1_000) is None
     assert until(waiting=11, due=2, deadline=2_000, step=STEP, limit=LIMIT, now=1_000) == 2_000

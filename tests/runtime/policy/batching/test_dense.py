@@ -1,4 +1,4 @@
-"""What a dense batch decides: who runs, who waits, within slots and pages, in each of Baton's modes."""
+"""Decisions of a dense batch: which rows run or wait, within slots and pages, in each of Baton's modes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_better_priority_takes_the_worst_seat_and_gives_it_back() -> None:
 
 
 def test_memory_moves_rows_out_above_high_and_takes_them_in_below_low() -> None:
-    """Ten rows of 40 tokens in pages of 4: 11 groups of 2 pages each in the lane, 10 where they are kept."""
+    """Ten rows of 40 tokens in pages of 4 take 11 groups of 2 pages each in the lane, and 10 groups outside it."""
     config = DenseConfig("baton-pd", 16, high=0.9, low=0.5)
     seated = [decode(f"{n}", 40, seated=True) for n in range(10)]
     full = 10 * 11 * LAYERS

@@ -1,4 +1,4 @@
-"""Which waiting rows run next: by hand (BL-14, BL-22), and properties over random devices."""
+"""Which waiting rows run next: examples (BL-14, BL-22), and properties over random devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.policy.batching.step import Blocks, HopLimits, Return, WaitingRow, countdown, decide
 
-#: Two models share block `s`; each has a block of its own behind it.
+#: Two models share block `s`; each has a block of its own after it.
 BLOCKS = Blocks({"m": ("s", "m1"), "n": ("s", "n1"), "own": ("n1",)}, {"s": 4, "m1": 2, "n1": 3})
 STAGES = st.sampled_from(["m", "n", "own", "twice"])
 LIMITS = HopLimits(tokens=100, rows=64, patience=1000)
@@ -32,7 +32,7 @@ def test_nothing_waits_and_one_that_waits_runs_at_once() -> None:
 def test_a_shared_block_takes_rows_of_all_its_models_up_to_its_own_limit() -> None:
     rows = [row(f"m{i}") for i in range(3)] + [row(f"n{i}", "n") for i in range(3)]
     decision = decide(rows, [], BLOCKS, LIMITS, 0)
-    assert decision.rows == (0, 1, 3, 4)  # m1 takes two, s four in all: more than any model brings alone
+    assert decision.rows == (0, 1, 3, 4)  # m1 takes two rows, s four in all: more than any model brings alone
     assert decision.full == 2
 
 
@@ -66,8 +66,9 @@ def test_a_slot_is_kept_from_prompts_that_are_divided_too_but_not_from_those_tha
 
 
 def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
-    """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division
-    the first waits.
+    """With a budget of 100, two decodes run, then as much of the first prompt as fits, and nothing of the second.
+
+    Without chunked prompts, the first prompt runs alone.
     """
     rows = [
         WaitingRow("long@own", "own", 150, False, 0, True),
@@ -94,7 +95,8 @@ def test_decodes_that_take_all_of_a_step_leave_prompts_their_turn_when_they_are_
 def test_an_idle_block_keeps_no_slots() -> None:
     expected = [Return("m", 500)] * 4
     assert chosen([row("new0"), row("new1"), row("new2")], expected) == ["new0", "new1"]
-    assert chosen([row("here", "own", holds=True), row("new", "own")], expected) == ["here", "new"]  # kept elsewhere
+    # slots are kept on another block
+    assert chosen([row("here", "own", holds=True), row("new", "own")], expected) == ["here", "new"]
 
 
 def test_a_returning_row_takes_the_slot_that_was_kept() -> None:
@@ -158,7 +160,7 @@ def test_limits_hold_and_whoever_waits_has_a_reason(
     assert bool(picked) == bool(rows)
     assert len({one.name for one in picked}) == len(picked)
     assert len(picked) + decision.behind + decision.full + decision.kept + decision.budget == len(rows)
-    for place in decision.rows:  # nobody overtakes an earlier row of the same sequence
+    for place in decision.rows:  # no row runs before an earlier row of the same sequence
         assert all(one.name != rows[place].name for one in rows[:place])
     for name in {one.name for one in rows} - {one.name for one in picked}:
         assert _has_reason(next(one for one in rows if one.name == name), picked, through, tokens, most, returning, now)
@@ -173,7 +175,7 @@ def _has_reason(
     returning: list[Return],
     now: int,
 ) -> bool:
-    """Whether it would not fit beside what was picked; a block that nobody uses is never the reason."""
+    """Return whether the row does not fit beside the picked ones; a block without rows is never the reason."""
     if len(picked) == most or sum(other.tokens for other in picked) + one.tokens > tokens:
         return True
     for block in BLOCKS.passes[one.stage]:
@@ -186,7 +188,7 @@ def _has_reason(
 @given(_rows, st.integers(0, 9))
 @settings(max_examples=100, deadline=None)
 def test_holders_are_not_turned_away_for_others(rows: list[WaitingRow], now: int) -> None:
-    """Without the others, the holders that run are the same."""
+    """The rows with pages here that run are the same as without the other rows."""
     limits = HopLimits(tokens=12, rows=6, patience=100)
     heads = {one.name: place for place, one in reversed(list(enumerate(rows)))}
     holders = [one for place, one in enumerate(rows) if one.holds and heads[one.name] == place]
@@ -205,7 +207,7 @@ def test_holders_are_not_turned_away_for_others(rows: list[WaitingRow], now: int
     st.integers(20, 300),
 )
 def test_where_all_fit_nothing_is_decided_otherwise(rows: list[WaitingRow], limit: int, most: int, tokens: int) -> None:
-    """A countdown that is over keeps nothing; but it makes every block be counted."""
+    """A countdown that is over keeps no slot, but makes the code count every block."""
     blocks = Blocks({**BLOCKS.passes, "twice": ("s", "s")}, dict.fromkeys(("s", "m1", "n1"), limit))
     limits = HopLimits(tokens, most, patience=4)
     assert decide(rows, [], blocks, limits, 9) == decide(rows, [Return("m", deadline=9)], blocks, limits, 9)

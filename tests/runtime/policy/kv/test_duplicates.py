@@ -1,4 +1,4 @@
-"""The sweep of redundant copies: by hand, and that nothing computed is lost (BL-27)."""
+"""The sweep of redundant KV copies: examples, and that no computed page is lost (BL-27)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_stays_and_why() -> None:
     assert reasons(SPARE) == ["only"]
     assert reasons(OWNER, replace(SPARE, stage="m[2:4]")) == ["authoritative", "only"]
     assert reasons(OWNER, replace(SPARE, device="d0")) == ["authoritative", "only"]
-    assert reasons(OWNER, replace(SPARE, epoch=4)) == ["authoritative", "only"]  # it is becoming the next one
+    assert reasons(OWNER, replace(SPARE, epoch=4)) == ["authoritative", "only"]  # it is becoming the authoritative one
     assert reasons(OWNER, replace(SPARE, leased=True)) == ["authoritative", "leased"]
 
 

@@ -1,4 +1,4 @@
-"""Times of moves: by hand, against brute force, and the two-ended move itself in virtual time (BL-16)."""
+"""Times of moves: examples, comparison with brute force, and the two-ended move in virtual time (BL-16)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B = 4
 
 
 def linear(per_token: float, per_context: float = 0.0) -> Costs:
-    """A token costs the same everywhere, and more with the context before its chunk."""
+    """Return costs of a constant time per token, plus a time per token of context before its chunk."""
     return Costs(B, B, lambda context, tokens: tokens * (per_token + per_context * context))
 
 
@@ -26,7 +26,7 @@ def moves(costs: Costs, copy: float) -> Costs:
     return replace(costs, copy_group=copy)
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
+# -- examples ----------------------------------------------------------------------------------------------------------
 
 
 def test_equal_rates_meet_in_the_middle() -> None:
@@ -69,8 +69,8 @@ def test_without_a_link_or_with_a_perfect_one() -> None:
 
 def test_a_block_in_the_middle_of_a_chain_pays_for_what_is_upstream() -> None:
     first = moves(linear(1.0), 12.0)
-    middle = replace(first, upstream=lambda context, tokens: 2.0 * tokens)  # two blocks as dear run before it
-    kept = replace(first, upstream=lambda context, tokens: 0.5 * tokens)  # their output was kept, and is shipped
+    middle = replace(first, upstream=lambda context, tokens: 2.0 * tokens)  # two equally slow blocks run before it
+    kept = replace(first, upstream=lambda context, tokens: 0.5 * tokens)  # their output was kept, and is sent
     times = [finish_time(12 * B, costs) for costs in (first, kept, middle)]
     assert [(each.seconds, each.groups) for each in times] == [(36.0, 9), (48.0, 8), (72.0, 6)]
     assert recompute_time(12 * B, middle) == 3 * recompute_time(12 * B, first)
@@ -80,7 +80,7 @@ def test_a_block_in_the_middle_of_a_chain_pays_for_what_is_upstream() -> None:
 
 
 def oracle(tokens: int, costs: Costs) -> float:
-    """min over m of max(front, back), each m by itself: whole chunks, and the last as long as is left."""
+    """Return the minimum over m of max(front, back), with whole chunks and a shorter last one."""
     total = -(-tokens // costs.page_tokens)
     width = costs.chunk_groups * costs.page_tokens
 
@@ -119,7 +119,10 @@ def test_no_place_to_meet_is_better(tokens: int, costs: Costs) -> None:
 
 
 def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
-    """The move in virtual time: each side asks for its next groups as soon as it is through with the last."""
+    """Run the move in virtual time, where each side takes its next groups as soon as it has finished the last.
+
+    Returns the seconds and the move.
+    """
     move = TwoEnded(tokens, costs.page_tokens, copy=not math.isinf(costs.copy_group))
     busy: dict[str, tuple[float, range]] = {}
     now = 0.0
@@ -135,7 +138,10 @@ def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
 
 
 def _next_front(move: TwoEnded, costs: Costs) -> range | None:
-    """As a destination does it that knows both rates: a chunk, or less where both will meet inside it."""
+    """Return the front's next span: a chunk, or less if both ends will meet inside it.
+
+    Destinations that have both rates claim spans in this way.
+    """
     lo, hi = move.gap
     share = min(costs.chunk_groups * costs.page_tokens, finish_time(hi - lo, costs, lo).tokens)
     return move.next_front(share) if share else None
@@ -188,7 +194,7 @@ def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(
 
 @given(st.integers(0, 500), st.floats(0.0, 3.0), st.integers(0, 5), st.integers(1, 6))
 def test_stages_come_to_an_end(groups: int, growth: float, limit: int, most: int) -> None:
-    """Each stage takes as long as what it ships; the sequence grows by `growth` groups meanwhile for each."""
+    """A stage takes time in proportion to what it sends; meanwhile the sequence grows by `growth` times that."""
     remaining, stages = groups, 0
     while (then := next_stage(remaining, stages, limit, most)) is MigrationStage.CONTINUE:
         remaining, stages = int(remaining * growth), stages + 1

@@ -1,6 +1,4 @@
-"""The order of moves and what it doubles: by hand, and exactly as much as it is said to hold, against all choices
-(BL-18).
-"""
+"""The order of moves and the pages it doubles: examples, and its claims against all choices (BL-18)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def rest(movers: list[Mover], moved: tuple[Mover, ...] | list[Mover]) -> list[Mo
 
 
 def test_fewer_shared_pages_first_and_of_equals_who_resumes_sooner() -> None:
-    a, b = mover("a", 1, 2, 3), mover("b", 1, 2, 4)  # two shared each
+    a, b = mover("a", 1, 2, 3), mover("b", 1, 2, 4)  # two shared pages each
     c, d = mover("c", 5, 6, resume=9), mover("d", 7, resume=3)  # none
     e = mover("e", 1, 8)  # one
     order = order_moves([a, b, c, d, e])
@@ -37,9 +35,7 @@ def test_pages_shared_with_those_that_stay_count() -> None:
 
 
 def more(movers: list[Mover], chosen: list[Mover]) -> int:
-    """Pages that are there more than before, on both devices together, when these have gone with copies of all they
-    had.
-    """
+    """Return how many more pages both devices hold once these sequences have moved with copies of theirs."""
     before = frozenset().union(*(each.pages for each in movers))
     stay = frozenset().union(*(each.pages for each in rest(movers, chosen)))
     return len(stay) + sum(len(each.pages) for each in chosen) - len(before)

@@ -1,4 +1,4 @@
-"""Moves inside pauses: by hand, and that traffic lies where it should for any pause (BL-17)."""
+"""Moves inside pauses: examples, and where the traffic lies for any pause (BL-17)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_known_pause_is_used_at_once_if_it_is_long_enough() -> None:
     assert foresee(PausedSequence("s", 100, expected=80), 50, now=140) == Foresight(False, 40, 50, 180)
     assert foresee(PausedSequence("s", 100, expected=40), 50, now=145) == Foresight(
         False, 45, 50, 151
-    )  # longer than it was said to be
+    )  # longer than expected
     assert foresee(PausedSequence("s", 100, expected=40), 50, now=151).migrate
 
 
@@ -35,7 +35,7 @@ def test_a_pause_that_has_not_begun() -> None:
 def test_traffic_lies_inside_pauses_twice_as_long_as_the_move_and_short_ones_have_none(
     lasts: int, migration: int, expected: int | None
 ) -> None:
-    """Asked whenever it says; the pause ends at `lasts`."""
+    """`foresee` is called at each time it returns; the pause ends at `lasts`."""
     now, begins = 0, None
     while now < lasts and begins is None:
         seen = foresee(PausedSequence("s", 0, expected), migration, now)

@@ -1,5 +1,6 @@
-"""What the front of a move starts from, by bytes; and where both ends meet when inputs and pages share the link, by
-brute force.
+"""What the front of a move starts from, by bytes; and where both ends meet when inputs and pages share the link.
+
+The latter is compared with brute force.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def test_what_is_kept_is_used_where_it_is_fewer_bytes() -> None:
     grouped = replace(HALF, kv_bytes=2 * 2 * 1024)  # one layer with a quarter of the heads
     assert front_of(grouped).origin == "none" and "8192 bytes a token, K and V 4096" in front_of(grouped).reason
     assert front_of(replace(HALF, kv_bytes=HALF.input_bytes)).origin == "none"
-    assert front_of(replace(HALF, input_bytes=0)).origin == "none"  # nobody knows how wide they are
+    assert front_of(replace(HALF, input_bytes=0)).origin == "none"  # their width is not known
 
 
 def test_who_asks_for_no_copies_gets_them_however_dear() -> None:
@@ -39,7 +40,7 @@ def test_without_them_upstream_is_charged() -> None:
     assert front_of(replace(HALF, keeps=0)) == Front(
         "none", "what came into component 33 is not kept: 33 components would run again", 33 * 100
     )
-    inside = front_of(replace(HALF, hop=17))  # the stage begins further up: from there on it would run again
+    inside = front_of(replace(HALF, hop=17))  # the stage begins earlier in the chain, and would run again from there on
     assert (inside.origin, inside.upstream) == ("none", 16 * 100)
 
 
@@ -69,6 +70,6 @@ def test_both_ends_meet_where_the_shared_link_and_the_front_are_done_soonest(see
 
 
 def test_inputs_of_a_second_chunk_travel_while_the_first_runs() -> None:
-    """Two chunks of four groups: only the first one's inputs are waited for."""
+    """Two chunks of four groups: the front waits only for the first chunk's inputs."""
     costs = Costs(4, 16, lambda context, tokens: float(tokens), math.inf, inputs_group=1.0)
     assert finish_time(32, costs).seconds == 4.0 + 32.0

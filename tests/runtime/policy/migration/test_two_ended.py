@@ -1,6 +1,4 @@
-"""The two-ended move: each corner case of BL-16 by hand, and any order of answers, failures and ends by a state
-machine.
-"""
+"""The two-ended move: corner cases of BL-16, and any order of answers, failures and ends by a state machine."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ B = 4
 
 
 def drain(move: TwoEnded, chunk: int = B, window: int = 1) -> list[tuple[str, range]]:
-    """Both sides in turn until neither is given anything; what each was given, in order."""
+    """Claim and complete spans for both sides in turn until neither gets one; return them in order."""
     given: list[tuple[str, range]] = []
     while True:
         front = move.next_front(chunk)
@@ -35,7 +33,7 @@ def tokens_in(spans: Spans) -> list[int]:
 
 
 def covered(move: TwoEnded) -> bool:
-    """Copied and recomputed are disjoint, and together all of it."""
+    """Return whether copied and recomputed spans are disjoint and cover the move."""
     return sorted(tokens_in(move.copied_spans) + tokens_in(move.recomputed_spans)) == list(range(move.tokens))
 
 
@@ -218,8 +216,9 @@ def test_what_cannot_be_moved() -> None:
 
 
 class Moves(RuleBasedStateMachine):
-    """Any order of claims, answers, failures, growth and ends; the model is a winner per token and what has been given
-    to whom.
+    """Any order of claims, answers, failures, growth and ends.
+
+    The model has the side that brought each token, and the spans claimed by each side.
     """
 
     @initialize(tokens=st.integers(0, 40), recompute=st.booleans(), copy=st.booleans(), failures=st.integers(1, 5))
@@ -252,9 +251,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(chunk=st.integers(1, 20))
     def claim_ahead(self, chunk: int) -> None:
-        """What the front starts from is on its way: nothing before a span is missing but what is the front's already,
-        or is on its way.
-        """
+        """A claim ahead of inputs: all missing tokens before the span are claimed by the front already."""
         span = self.move.next_front(chunk, ahead=True)
         if span is not None:
             assert self._is_new(span) and not any(self.blind(token) for token in span)
@@ -281,7 +278,7 @@ class Moves(RuleBasedStateMachine):
     def front_is_through(self) -> None:
         span = min(self.front, key=lambda each: each.start)
         if not set(range(span.start)) <= set(self.here):
-            return  # it waits for what failed before it
+            return  # it waits for the failed span before it
         self.front.remove(span)
         assert self.move.recomputed(span)
         self.here.update(dict.fromkeys(span, "front"))
@@ -320,7 +317,7 @@ class Moves(RuleBasedStateMachine):
     def grow(self, more: int) -> None:
         before = self.move.tokens
         self.move.extend(before + more)
-        if more and self.sighted is not None:  # of what is new nobody knows yet
+        if more and self.sighted is not None:  # inputs of the new tokens are not limited yet
             self.sighted = (*self.sighted, (before // B * B, before + more))
         if more:
             self.here = {token: side for token, side in self.here.items() if token < before // B * B}
@@ -328,7 +325,7 @@ class Moves(RuleBasedStateMachine):
     @precondition(lambda self: not (self.front or self.back))
     @rule()
     def finish(self) -> None:
-        """Whatever happened, it ends: done, or stuck with a reason."""
+        """In the end the move is complete, or stuck with a reason."""
         drain(self.move)
         assert self.move.is_complete or self.move.stuck
         if self.move.is_complete:
@@ -361,7 +358,7 @@ def test_groups_without_inputs_that_the_front_stands_before_are_copied_first() -
     move.inputs(((8, 24),))
     assert move.next_front(99) is None and move.front_rests
     assert move.next_back(1) == range(4) and move.next_back(9) == range(4, 8)
-    assert move.next_back(1) == range(20, 24)  # nothing more stands before it
+    assert move.next_back(1) == range(20, 24)  # no span before the front is left to copy
     assert (
         move.next_front(B) is None and move.copied(range(4)) and move.next_front(B) is None and move.copied(range(4, 8))
     )

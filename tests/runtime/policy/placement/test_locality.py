@@ -1,4 +1,4 @@
-"""Placement: by hand, against every assignment of small clusters, and what holds for all of them (BL-26)."""
+"""Placement by locality: examples, comparison with every assignment of small clusters, and properties (BL-26)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cluster(
     instances: str = "",
     devices: tuple[DeviceRoom, ...] = DEVICES,
 ) -> ClusterLayout:
-    """`instances`: "a@x0 b@y1"; what they take comes off the devices."""
+    """Return a layout of `instances` such as "a@x0 b@y1"; their bytes are subtracted from the devices."""
     there = tuple(Instance(*each.split("@")) for each in instances.split())
     used = {device.name: sum(nbytes[each.block] for each in there if each.device == device.name) for device in devices}
     left = tuple(replace(device, free=device.free - used[device.name]) for device in devices)
@@ -67,7 +67,7 @@ def test_traffic_by_hand() -> None:
         ledger.add(block, device)
     assert ledger.traffic() == Traffic(
         between_servers=6.0, between_devices=6.0
-    )  # one a is beside b on its server; b and c are one device
+    )  # one a is on the server of b; b and c are on one device
     ledger.add("b", "y0")
     assert ledger.traffic() == Traffic(4.0, 6.0)  # half of b's rows go from y0 to the only c
     ledger.remove("b", "x1")
@@ -84,7 +84,7 @@ def test_what_the_ledger_allows() -> None:
     swap = [TrafficStep("a", "x0", "y0"), TrafficStep("b", "y0", "x0")]
     assert ledger.allows(swap, transient=False) and not ledger.allows(swap, transient=True)
     ledger.free["y0"] = 5
-    assert not ledger.allows([TrafficStep("c", "x0", "y0")], transient=False)  # it has one
+    assert not ledger.allows([TrafficStep("c", "x0", "y0")], transient=False)  # it has one already
     assert ledger.allows(swap, transient=True) and not ledger.allows(swap[::-1], transient=True)
     assert ledger.best_fit("d") == "y0" and ledger.best_fit("d", beside="a") is None and not ledger.fits("b", "y0")
 
@@ -128,16 +128,15 @@ def test_new_instances_come_to_those_that_are_there() -> None:
 
 def test_a_move_must_gain_more_than_it_costs_by_the_margin() -> None:
     at = "a@x0 b@y0"
-    assert moved(rearrange(cluster({"ab": 7}, instances=at), COSTS, 100)) == []  # 5 bytes cost 5 s; 7.5 s would do
+    # 5 bytes cost 5 s, so 7.5 s would have to be gained
+    assert moved(rearrange(cluster({"ab": 7}, instances=at), COSTS, 100)) == []
     done = rearrange(cluster({"ab": 8}, instances=at), COSTS, 100)
     assert len(done.moves) == 1 and (done.before.between_servers, done.after) == (8.0, Traffic(0.0, 0.0))
     assert (done.moves[0].saved, done.moves[0].gain, done.moves[0].cost) == (8.0, 8.0, 5.0)
 
 
 def test_hops_inside_a_server_count_by_what_they_cost() -> None:
-    """Eight rows between two devices of one server, next to nothing by links, worth a move where each waits for a
-    step.
-    """
+    """Eight rows within a server cost little over the link; a move pays where each waits for a step."""
     there = cluster({"ab": 8}, instances="a@x0 b@x1")
     assert moved(rearrange(there, COSTS, 100)) == []
     assert len(moved(rearrange(replace(there, near=1.0), COSTS, 100))) == 1
@@ -193,7 +192,7 @@ _devices = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(3, 14)), min_s
 
 
 def best_of_all(there: ClusterLayout) -> tuple[int, float]:
-    """(unplaced, weight) of the best assignment of a, b, c, d; each may stay out."""
+    """Return (unplaced, weight) of the best assignment of a, b, c and d, each of which may stay unplaced."""
     names = [device.name for device in there.devices]
     best = (9, 0.0)
     for at in product([None, *names], repeat=4):
@@ -244,7 +243,7 @@ def test_moves_pay_and_always_have_room(
     free = {each.name: each.free for each in there.devices}
     on = {(each.block, each.device): each.moved for each in there.instances}
     for move in done.moves:
-        assert 200 - on.pop((move.block, move.source)) >= 100  # it was there, and long enough
+        assert 200 - on.pop((move.block, move.source)) >= 100  # it was there, and had not moved within the period
         free[move.target] -= sizes[move.block]
         assert free[move.target] >= 0, "loaded before anything is dropped"
         free[move.source] += sizes[move.block]
@@ -257,8 +256,9 @@ def test_moves_pay_and_always_have_room(
 
 
 def test_small_clusters_come_out_close_to_the_best() -> None:
-    """How far off it is, over fixed random clusters: nearly all find room, four in five are the best, the sum is within
-    a tenth.
+    """Over fixed random clusters nearly all blocks find room, four in five placements are the best possible.
+
+    The sum of their weights is within a tenth of the best.
     """
     drawn = random.Random(5)
     ours, best = [], []

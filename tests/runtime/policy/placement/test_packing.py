@@ -1,4 +1,4 @@
-"""Where chains are put when there are many devices: whole, few weights on each, and cut only where they must be."""
+"""Packing of chains on many devices: whole, with few weights on each, and cut only where necessary."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_each_model_has_a_device_of_its_own_where_there_are_enough() -> None:
 
 
 def test_what_shares_everything_lies_together() -> None:
-    """Of equal loads the one that needs no more bytes: adapters' models are where their foundation is."""
+    """Of equal loads, the device that needs no more bytes: adapters are placed with their foundation."""
     plans = pack([["f0", "f1"], ["f0", "f1"]], {"f0": 10, "f1": 10}, [30, 30])
     assert plans == ((0, 0), (0, 0))
 
 
 def test_where_copies_do_not_fit_sharing_goes_first() -> None:
-    """Three chains over one foundation: spread out it would be there three times, for which there is no room."""
+    """Three chains over one foundation: spread out, it would be there three times, for which there is no room."""
     chains = [["f", "a"], ["f", "b"], ["f", "c"]]
     plans = pack(chains, {"f": 80, "a": 10, "b": 10, "c": 10}, [100, 90])
     assert None not in plans

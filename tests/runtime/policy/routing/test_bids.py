@@ -1,4 +1,4 @@
-"""Exactly one acceptance of each hop, in whatever order answers come (BL-23)."""
+"""Each hop gets exactly one accepted bid, in whatever order answers come (BL-23)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_when_all_decline_or_are_gone_it_is_offered_anew() -> None:
     bids.offer("g", ["b", "c"])
     assert not bids.decline("h", "a").exhausted and bids.decline("h", "a").reason == "there is no such offer"
     assert isinstance(bids.accept("g", "b"), Accepted)
-    assert bids.remove_device("b") == ("h", "g")  # the last one asked, and the one that had it
+    assert bids.remove_device("b") == ("h", "g")  # the last candidate of one offer, and the winner of the other
     assert len(bids) == 0 and bids.remove_device("b") == ()
     bids.offer("h", ["c"])
 

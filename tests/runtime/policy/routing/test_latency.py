@@ -1,4 +1,4 @@
-"""The latency of a hop, term by term as worked out by hand (BL-21)."""
+"""The latency of a hop, term by term as calculated by hand (BL-21)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_
 
 
 def block(name: str, per_row: float, nbytes: int = 100, load: float = 7.0) -> BlockProfile:
-    """A block that costs `per_row` seconds a row, whatever the context."""
+    """Return a block that takes `per_row` seconds a row, whatever the context."""
     grid = Grid((1, 8), (1, 100), ((per_row, per_row), (8 * per_row, 8 * per_row)))
     return BlockProfile(name, nbytes, grid, Line((1,), (1.0,)), load)
 

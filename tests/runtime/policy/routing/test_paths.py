@@ -19,7 +19,7 @@ def choose(adds: list[dict[str, float]], enters: dict[str, float], hop: float) -
 
 
 def price(costs: PathCosts, path: tuple[str, ...]) -> float:
-    """What a path costs, as the top of `policy.routing.paths` says."""
+    """Return what a path costs by the formula at the top of `policy.routing.paths`."""
     came = [path[0], *(after for before, after in pairwise(path) if after != before)]
     blocks = sum(row[device] for row, device in zip(costs.blocks, path, strict=True))
     return blocks + costs.hop * (len(came) - 1) + sum(costs.enters.get(device, 0.0) for device in came)
@@ -39,7 +39,7 @@ def test_no_path_is_cheaper_by_any_table(data: st.DataObject, entered: bool) -> 
 
 
 def test_by_load_a_path_costs_its_share_of_each_device() -> None:
-    """A device that runs half of the chain counts half, so that a hop is worth it only for twice as much."""
+    """A device that runs half of the chain counts half, so a hop pays only for twice as much."""
     loads, candidates = {"a": 4.0, "b": 0.0}, [["a"], ["a", "b"]]
     assert cheapest(by_load(candidates, loads, 1.9)) == ("a", "b")
     assert cheapest(by_load(candidates, loads, 2.1)) == ("a", "a")
@@ -48,9 +48,9 @@ def test_by_load_a_path_costs_its_share_of_each_device() -> None:
 
 
 def test_by_latency_all_terms_count() -> None:
-    seqpacket, queued = Latency(0.0, 1.0, 0.0, 0.0), Latency(3.0, 0.5, 0.0, 0.0)
-    assert cheapest(by_latency([{"a": queued, "b": seqpacket}], 0.1)) == ("b",)
-    assert cheapest(by_latency([{"a": queued, "b": seqpacket}, {"a": seqpacket}], 5.0)) == ("a", "a")
+    quick, queued = Latency(0.0, 1.0, 0.0, 0.0), Latency(3.0, 0.5, 0.0, 0.0)
+    assert cheapest(by_latency([{"a": queued, "b": quick}], 0.1)) == ("b",)
+    assert cheapest(by_latency([{"a": queued, "b": quick}, {"a": quick}], 5.0)) == ("a", "a")
 
 
 def test_a_newcomer_adds_weights_for_all_only_where_they_are_not_in_use() -> None:
@@ -58,8 +58,7 @@ def test_a_newcomer_adds_weights_for_all_only_where_they_are_not_in_use() -> Non
 
 
 def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
-    """Beside others of its foundation it adds its own pages; on the other device all there would read another
-    foundation."""
+    """With its foundation it adds only its own pages; on the other device all would read a second foundation."""
     used = {"a": 3 * 1.0, "b": (1 + 1) * (10.0 + 1.0)}
     assert choose([used], {"a": 12.0, "b": 10.0}, 1.0) == ("a",)
 
@@ -75,7 +74,7 @@ def test_an_idle_device_with_the_block_is_better_still() -> None:
 
 
 def test_a_chain_stays_whole_where_nothing_speaks_against_it() -> None:
-    """A change of device waits for a whole step of the other one."""
+    """A change of device waits for a whole step of the other device."""
     adds = [{"a": 1.0, "b": 1.0}] * 4
     assert choose(adds, {"a": 5.0, "b": 4.0}, 0.5) == ("b",) * 4
     cheaper_behind = [{"a": 1.0, "b": 9.0}, {"a": 9.0, "b": 1.0}]

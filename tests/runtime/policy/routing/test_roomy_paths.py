@@ -1,4 +1,4 @@
-"""A path for a long sequence: if any path holds it, one is found."""
+"""Paths for long sequences: if any path holds the sequence, one is found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.policy.routing.paths import choose_roomy
 
 
 def held(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str, int]) -> int:
-    """Page groups that one sequence can have along a path."""
+    """Return the page groups that one sequence can have along a path."""
     taken: Counter[str] = Counter()
     for device, more in zip(path, pages, strict=True):
         taken[device] += more
@@ -19,7 +19,7 @@ def held(path: Sequence[str], pages: Sequence[int], capacity: Mapping[str, int])
 
 
 def test_a_block_that_is_on_one_device_only_finds_its_room_there() -> None:
-    """First fit fills the last block's only device with the first two, and holds two thirds of what can be held."""
+    """First fit fills the last block's only device with two other blocks, and holds two thirds of the best."""
     capacity = {"x": 160, "y": 160}
     path = choose_roomy([("y", "x"), ("y", "x"), ("x",), ("y",)], [1, 1, 1, 1], capacity, 64)
     assert path is not None and held(path, [1, 1, 1, 1], capacity) == 80
@@ -44,7 +44,7 @@ def test_at_random_as_long_a_sequence_is_held_as_on_the_best_of_all_paths() -> N
 
 
 def test_a_search_that_comes_to_nothing_ends() -> None:
-    """Forty blocks of two layers on forty devices, each with room for three: one device too few."""
+    """Forty-one blocks of two layers on forty devices, each with room for one block: one device too few."""
     names = [f"d{at}" for at in range(40)]
     capacity = dict.fromkeys(names, 30)
     found = choose_roomy([names] * 41, [2] * 41, capacity, 10)

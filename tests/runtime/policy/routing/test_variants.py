@@ -1,4 +1,4 @@
-"""The choice for a hop: by hand for each rule, and what holds for any options (BL-13, BL-19 to BL-21, BL-28, BL-29)."""
+"""The choice for a hop: examples for each rule, and properties (BL-13, BL-19 to BL-21, BL-28, BL-29)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE = RowWork(1, 50)
 
 
 def option(name: str, seconds: float, **fields: object) -> Option:
-    """An instance that takes so long for a row."""
+    """Return an instance that takes so many seconds a row."""
     profile = BlockProfile("b", 100, Grid((1,), (1,), ((seconds,),)), Line((1,), (1.0,)), 7.0)
     return Option(Candidate(name, profile), **fields)  # type: ignore[arg-type]
 
@@ -76,9 +76,7 @@ def _behind(each: Option, queued: int) -> Option:
 
 
 def test_accuracy_falls_as_the_rate_rises() -> None:
-    """A burst of so many requests, each of which queues where the one before made it longer: a small model of Figure
-    16.
-    """
+    """Each request of a burst queues where earlier ones made the queue longer: a small model of Figure 16."""
     means = []
     for burst in (1, 2, 4, 8, 16):
         queues = dict.fromkeys(("fast", "near", "sewn"), 0)

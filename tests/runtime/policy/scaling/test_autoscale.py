@@ -1,4 +1,4 @@
-"""Scaling block by block: by hand, and what holds for any load (BL-24)."""
+"""Scaling block by block: examples, and properties for any load (BL-24)."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_half_of_the_pages_move_those_shared_least_first() -> None:
     shared = (Mover("s1", frozenset({1, 2, 3})), Mover("s2", frozenset({1, 2, 4})))
     held = (*shared, holds("alone", 10, 3), holds("large", 20, 7))
     done = decide([BlockDemand("hot", "x0", 90, 100, held)])
-    # 16 of which 8 may go: `alone` (3), `large` (7) is too much then, s1 (3) has two pages in common with s2, whose
-    # turn is past 8.
+    # Of 16 pages 8 may go: `alone` (3); `large` (7) is too much then; s1 (3) shares two pages with s2, which would
+    # exceed 8.
     assert done.ups[0].moves == ("alone", "s1")
     assert decide([BlockDemand("hot", "x0", 90, 100, held)], pages=2).ups[0].moves == ()
 
@@ -69,7 +69,7 @@ def test_an_instance_that_is_not_busy_takes_them_and_none_is_loaded() -> None:
     assert decide([hot, other], pages=2).evens == (Even("hot", "x1", "x0", 0.9, ()),)
     busy = decide([hot, replace(other, queue=40)], free=99)
     assert busy.evens == () and [each.hot for each in busy.ups] == ["x0"]
-    assert decide([hot, replace(other, idle_since=0)]).downs == ()  # it is about to have something to do
+    assert decide([hot, replace(other, idle_since=0)]).downs == ()  # it is about to get work
 
 
 def test_an_idle_instance_goes_if_others_stay_and_are_not_busy() -> None:

@@ -1,4 +1,4 @@
-"""Who gets a copy, by each measure of load."""
+"""Which device gets a copy of a part, by each measure of load."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_no_copy_for_less_than_the_margin_nor_where_there_is_no_room() -> None:
 
 
 def test_a_device_with_two_foundations_gives_one_of_them_away() -> None:
-    """Eight sequences read 10 + 10; apart, four read 10 and four read 10."""
+    """Eight sequences read 10 + 10 bytes of weights; apart, four read 10 and four read 10."""
     found = relieve(8, 20.0 + 8, (4, 1.0, 10), [ReplicaSpot("idle", 0, 100, 10, 0.0, 10)])
     assert found is not None and found.device == "idle" and found.moves == 4
     assert found.gain == pytest.approx(1 - (4 * 14 + 4 * 14) / (8 * 28))
 
 
 def test_one_foundation_is_not_divided_for_little() -> None:
-    """Weights are read once for all: half the sequences elsewhere saves half of the pages only."""
+    """Weights are read once for all sequences: moving half of the sequences saves half of the pages only."""
     assert relieve(8, 100.0 + 8, (8, 1.0, 100), [ReplicaSpot("idle", 0, 200, 100, 0.0, 100)]) is None
     found = relieve(80, 100.0 + 80, (80, 1.0, 100), [ReplicaSpot("idle", 0, 200, 100, 0.0, 100)])
     assert found is not None and found.moves == 40
@@ -62,7 +62,7 @@ def test_not_where_there_is_no_room_nor_where_others_would_suffer() -> None:
 
 
 def test_where_the_weights_are_already_less_has_to_be_gained() -> None:
-    """Half of sixty sequences to an idle copy saves much; of eight some hundredths, which no load is worth."""
+    """Half of sixty sequences on an idle copy save much; of eight some hundredths, and of two too little."""
     here = 100.0 + 8 * 2
     spot = {"load": 0, "reads": 0.0, "adds": 100, "room": 0}
     found = relieve(8, here, (8, 2.0, 100), [ReplicaSpot("copy", more=0, **spot)])

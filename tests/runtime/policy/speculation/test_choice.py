@@ -1,4 +1,4 @@
-"""Who is run ahead, what stands, and what it gains: by hand, and what holds for any chain (BL-25)."""
+"""Which hops are speculated, which predictions stand, and what they gain: examples, and properties (BL-25)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chosen(
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
 
-# -- who ---------------------------------------------------------------------------------------------------------------
+# -- which hops --------------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_queues_but_no_neighbours_and_never_the_last() -> None:
@@ -78,7 +78,7 @@ def test_the_rules_hold_for_any_chains(chains: list[list[str]], drains: dict[str
     assert all(each.drain > 0 for each in made.chosen)
 
 
-# -- what stands -------------------------------------------------------------------------------------------------------
+# -- which predictions stand -------------------------------------------------------------------------------------------
 
 
 def test_the_same_bits_stand_and_where_it_is_allowed_what_is_alike_enough() -> None:
@@ -87,7 +87,7 @@ def test_the_same_bits_stand_and_where_it_is_allowed_what_is_alike_enough() -> N
     assert not stands(False, math.nan, 0.95) and stands(True, math.nan, 0.95)
 
 
-# -- what it gains -----------------------------------------------------------------------------------------------------
+# -- what they gain ----------------------------------------------------------------------------------------------------
 
 B, S, V = [3.0, 3.0, 3.0], [1.0, 1.0, 1.0], [0.25, 0.25, 0.25]
 
@@ -105,10 +105,10 @@ def test_figure_15_by_hand() -> None:
 
 def test_a_chain_with_some_blocks_predicted_by_hand() -> None:
     assert chain_time(B, S, V, []) == 9.0
-    assert chain_time(B, S, V, [0]) == 7.0  # the others start after 1 s; the check at 3.25 is over by then
-    assert chain_time(B, S, V, [0], wrong=[0]) == 9.25  # the check came on top
+    assert chain_time(B, S, V, [0]) == 7.0  # b and c start after 1 s; the check at 3.25 is over by then
+    assert chain_time(B, S, V, [0], wrong=[0]) == 9.25  # the check is added
     assert chain_time(B, S, V, [1]) == 7.0
-    assert chain_time([1.0, 9.0, 1.0], S, V, [1]) == 10.25  # the last block waits with its answer for the check
+    assert chain_time([1.0, 9.0, 1.0], S, V, [1]) == 10.25  # the last block's result waits for the check
     assert chain_time([3.0] * 4, [1.0] * 4, [0.25] * 4, [0, 2]) == 8.0
     assert chain_time([3.0] * 4, [1.0] * 4, [0.25] * 4, [0, 2], wrong=[2]) == 10.25
     assert chain_time(B, [9.0] * 3, V, [1]) == 9.25  # a surrogate slower than its block is not waited for

@@ -1,4 +1,4 @@
-"""How often predictions must be right, by hand and for any times, and when they end."""
+"""The share of predictions that must be right, by examples and for any times, and when speculation ends."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runtime.policy.speculation.payoff import Times, judge
 @pytest.mark.parametrize(
     ("times", "needed"),
     [
-        (Times(1.0, 0.1, 0.0, 2.0), 0.5),  # 0.9 gained by a right one, as much lost by a wrong one
-        (Times(1.0, 0.1, 0.1, 1.0), 1.0 / 1.9),  # a check costs where it finds a wrong one
-        (Times(1.0, 0.0, 0.1, 0.25), 0.35 / 0.5),  # no more can be gained than there is behind the check
-        (Times(1.0, 0.1, 0.0, 1.0, shared=True), 1.0 / 1.8),  # on the hop's own stream it costs every time
-        (Times(1.0, 1.0, 0.0, 1.0), 2.0),  # not cheaper: it cannot gain
+        (Times(1.0, 0.1, 0.0, 2.0), 0.5),  # a right one gains 0.9, a wrong one loses as much
+        (Times(1.0, 0.1, 0.1, 1.0), 1.0 / 1.9),  # a check costs time where the prediction is wrong
+        (Times(1.0, 0.0, 0.1, 0.25), 0.35 / 0.5),  # at most the time of the later hops can be gained
+        (Times(1.0, 0.1, 0.0, 1.0, shared=True), 1.0 / 1.8),  # on the hop's own stream it costs time always
+        (Times(1.0, 1.0, 0.0, 1.0), 2.0),  # not cheaper, so it cannot gain
         (Times(1.0, 0.6, 0.0, 1.0, shared=True), 2.0),
     ],
 )

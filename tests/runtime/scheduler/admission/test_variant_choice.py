@@ -1,6 +1,4 @@
-"""Adaptive serving: exact requests get their own model whatever is there; others what was chosen for them, to their
-last token.
-"""
+"""Adaptive serving: exact requests always get their own model; adaptive ones keep the variant chosen for them."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
 A = counting_model("a", "1 2* 3 4* 5* 6")
-#: Like A but for one block, which is small there.
+#: Like A except for one block, which is small in V.
 V = counting_model("a~v", "1 2* 3 7* 5* 6")
 CUT = (1, 3, 4)
 SMALL = {
@@ -32,7 +30,7 @@ SMALL = {
 
 
 def variant_of(exact: IntegerModel, model: IntegerModel, *cuts: int, score: float = 0.99) -> Variant:
-    """As the offline maker makes it: the engine's model has just the blocks that it chose."""
+    """Return a variant as the offline search makes it, of exactly the blocks in which `model` differs from `exact`."""
     pairs = [
         ScoredPair(own, other, score)
         for own, other in zip(exact.chain(*cuts).uses, model.chain(*cuts).uses, strict=True)
@@ -123,11 +121,11 @@ def test_both_kinds_together_with_deaths_moves_and_short_pages(seed: int) -> Non
 def test_a_variant_that_cannot_be_loaded_is_given_up_and_nobody_is_hurt() -> None:
     cluster = cluster_of(known=(A,))
     ask(cluster, random.Random(5), adaptive=1.0)
-    for number, begin in enumerate((MS // 4, MS // 2)):  # before the devices have said so
+    for number, begin in enumerate((MS // 4, MS // 2)):  # before the devices have reported that it cannot be loaded
         cluster.ask(replace(request(f"early{number}", (1, 2, 3), "a"), adaptive=True), at=begin)
     cluster.run()
     assert "a~v" in cluster.given.values()
-    cluster.given = dict.fromkeys(cluster.given, "a")  # that is what they got in the end
+    cluster.given = dict.fromkeys(cluster.given, "a")  # the model that served them in the end
     cluster.expect()
     assert set(served(cluster).values()) == {None}
     cluster.expect_only((A, CUT))
@@ -143,7 +141,7 @@ def test_a_variant_for_which_there_is_no_room_is_not_served() -> None:
 
 
 def test_an_update_takes_the_variants_of_the_old_version_with_it() -> None:
-    """Their scores say nothing of the new one; whoever runs on one finishes on it."""
+    """The old variants' scores do not hold for the new version; a sequence running on an old variant finishes on it."""
     new, its = counting_model("a-2", "1 2* 3 4* 5* 9"), counting_model("a-2~v", "1 2* 3 8* 5* 9")
     cluster = cluster_of(known=(A, V, new, its))
     variant = variant_of(new, its, *CUT)
@@ -161,7 +159,7 @@ def test_an_update_takes_the_variants_of_the_old_version_with_it() -> None:
 
 
 def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
-    """B and its variant are being loaded when A is withdrawn, whose variant has the block that B's is to have."""
+    """Withdrawing A keeps the block of A's variant while B's variant, which shares it, is loading."""
     other, its = counting_model("b", "21 2* 23 4* 5* 26"), counting_model("b~v", "21 2* 23 7* 5* 26")
     cluster = cluster_of(known=(A, V, other, its))
     variant = variant_of(other, its, *CUT)
@@ -176,7 +174,7 @@ def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
     assert cluster.given == {"s": "b~v"} and cluster.loaded() == {"b", "b~v"}
 
 
-# -- accuracy under load (BL-29) -------------------------------------------------------------------------------------
+# -- accuracy under load (BL-29) ---------------------------------------------------------------------------------------
 
 LARGE, MEDIUM, TINY = (
     counting_model("x", "1* 2 3* 4* 5* 6"),
@@ -187,7 +185,7 @@ STEPS = {"x": 0.004, "x~m": 0.002, "x~s": 0.001}
 
 
 def scaling_cluster() -> Changing:
-    """Three sizes of a model on a device each: the large one is asked for."""
+    """A cluster with three sizes of one model, each on a device of its own; requests name the large one."""
     models = (LARGE, MEDIUM, TINY)
     own, blocks = LARGE.chain().uses[0], [block for model in models for block in model.blocks()]
     sizes = {block.id: block.nbytes for block in blocks}
@@ -217,14 +215,14 @@ def scaling_cluster() -> Changing:
         adaptation=adaptation,
         pages=400,
         config=ClusterConfig(devices=3, max_num_seqs=8),
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, batch_wait_us=0),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1, batch_wait_us=0),
     )
 
 
 def arrivals(
     rng: random.Random, rate: float, begin: float, end: float, first: int
 ) -> list[tuple[SequenceRequest, int]]:
-    """Poisson; `rate` per second."""
+    """Return requests with Poisson arrivals at `rate` per second, with their arrival times in ns."""
     out, at = [], begin
     while (at := at + rng.expovariate(rate)) < end:
         one = request(f"s{first + len(out)}", [rng.randrange(97) for _ in range(5)], "x", max_tokens=8)
@@ -240,7 +238,7 @@ def test_accuracy_falls_as_the_rate_rises_and_comes_back_when_it_falls() -> None
     for number, rate in enumerate(rates):
         came = arrivals(rng, rate, 0.05 + number * length, 0.05 + (number + 1) * length, count)
         count += len(came)
-        phases.append([one.seq for one, _ in came[len(came) // 4 :]])  # behind the change
+        phases.append([one.seq for one, _ in came[len(came) // 4 :]])  # after the change of rate has settled
         for one, at in came:
             cluster.ask(one, at=at)
     cluster.every = 16

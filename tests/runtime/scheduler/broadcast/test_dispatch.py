@@ -1,4 +1,4 @@
-"""Hops that are offered to several devices run on one of them, once, whatever happens meanwhile (BL-23)."""
+"""A hop offered to several devices runs on exactly one of them, once, whatever happens meanwhile (BL-23)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ CUT = (2, 5)
 
 @dataclass
 class Copies(VirtualCluster):
-    """Three blocks of two models, each on two or three of six devices; every run of a row is written down."""
+    """A cluster with three blocks of two models, each on two or three of six devices; it records every run of a row.
+
+    Fields:
+        ran: How often each (sequence, epoch, hop, first token, tokens) ran.
+        copies: Instances of each block.
+    """
 
     ran: Counter[tuple[str, int, int, int, int]] = field(default_factory=Counter)
     copies: int = 2
@@ -34,7 +39,7 @@ class Copies(VirtualCluster):
         self.runs: list[tuple[str, str]] = []
 
     def lay(self) -> None:
-        """Block i of both chains on devices i, i + 3 (and one more)."""
+        """Put block i of both chains on devices i and i + 3 (and one more)."""
         blocks = self.scheduler.block_map
         for chain in self.scheduler.chains():
             for at, use in enumerate(chain.uses):
@@ -59,7 +64,7 @@ def cluster_of(copies: int = 2, dispatch: str = "broadcast", **changes) -> Copie
     config = ClusterConfig(
         devices=6, placement="partition", prefill_chunk=8, dispatch=dispatch, hop_cost=0.0, max_crashes=99
     )  # type: ignore[arg-type]
-    fields = dict(devices=6, pages=200, config=config, relay_config=AgentConfig(recompute_chunk=8, fetch_window=1))
+    fields = dict(devices=6, pages=200, config=config, agent_config=AgentConfig(recompute_chunk=8, fetch_window=1))
     cluster = Copies([M, N], [CUT, CUT], copies=copies, **(fields | changes))  # type: ignore[arg-type]
     cluster.run()
     cluster.lay()
@@ -72,7 +77,7 @@ def messages(cluster: VirtualCluster, kind: type) -> list:
 
 
 def once(cluster: Copies) -> None:
-    """No row of any hop ran twice under one epoch."""
+    """Assert that no row of any hop ran twice in one epoch."""
     assert cluster.ran and set(cluster.ran.values()) == {1}
 
 
@@ -85,7 +90,7 @@ def test_the_first_bid_wins_the_others_are_told_and_the_scheduler_learns_the_pat
     won = messages(cluster, HopAssigned)
     assert [(each.seqs, each.hops) for each in won] == [(("a",), (1,)), (("a",), (2,))]
     assert len(messages(cluster, Offer)) == 4 and len(messages(cluster, Retract)) == 2
-    # Every row behind the first goes where its K and V are: the trace has where each ran.
+    # Later rows of the sequence run where its K and V are; the trace records where each row ran.
     where: dict[int, set[str]] = {}
     for each in cluster.trace.named("block.hop"):
         where.setdefault(each.extra["hop"], set()).add(each.extra["to"])
@@ -113,7 +118,7 @@ def test_placed_is_the_baseline_and_offers_nothing() -> None:
 
 
 def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
-    """The candidate that the scheduler names first is in a long step: the other one has the hop."""
+    """The scheduler's first candidate is in a long step, so the other one takes the hop."""
     cluster = cluster_of(
         costs=lambda plan: 100 * MS if any(len(row.tokens) == 7 and "[2:5]" in row.model for row in plan.rows) else MS
     )
@@ -139,7 +144,8 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
     while not cluster.scheduler.offers.settled:
         cluster.run_one()
     (offers,) = {each.offers[0] for each in messages(cluster, OpenSequences) if each.offers}
-    assert [(at, len(devices)) for at, devices in offers] == [(1, 3)]  # the last hop's others are on the path already
+    # the last hop's other candidates are on the path already
+    assert [(at, len(devices)) for at, devices in offers] == [(1, 3)]
     sequence = cluster.scheduler.sequences["a"]
     assert (
         not sequence.offered.hops
@@ -154,7 +160,7 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
-    """New sequences, and sequences that win their hop there, are never more than a device runs at once."""
+    """New sequences and sequences that win a hop there together never exceed a device's `max_num_seqs`."""
     config = ClusterConfig(
         devices=6, placement="partition", prefill_chunk=8, dispatch="broadcast", hop_cost=0.0, max_num_seqs=3
     )
@@ -222,7 +228,7 @@ def test_when_all_candidates_die_it_runs_again() -> None:
 
 
 def at_random(seed: int) -> Copies:
-    """Deaths, moves, aborts, short pages."""
+    """Run a random schedule of deaths, moves, aborts and few pages, and check its end."""
     rng = random.Random(seed)
     cluster = cluster_of(
         rng.choice((2, 3)), pages=rng.choice((30, 60, 200)), latency=rng.choice((MS // 100, MS // 4, 2 * MS)),

@@ -1,7 +1,6 @@
-"""Random schedules of orders from outside, beside all that control decides by itself: slow loads, late messages,
-deaths.
+"""Random schedules of placement orders from outside, beside all that the controllers decide by themselves.
 
-One seed, one schedule.
+Loads are slow, messages late, devices die. One seed gives one schedule.
 """
 
 from __future__ import annotations
@@ -22,14 +21,21 @@ from tests.runtime.virtual import request
 A = counting_model("a", "1 2* 3* 4* 5* 6", max_model_len=64)
 B = counting_model("b", "11 2* 3* 14* 15* 16", max_model_len=64)
 CUT = (2, 3, 4)
-#: Until when requests and orders come, and until when time goes by.
+#: `LAST`: requests and orders come until then. `END`: clock ticks come until then.
 LAST, END = 400 * MS, 2500 * MS
 PATIENCE = 100 * MS
 
 
 @dataclass
 class Insisted:
-    """An instance that is asked to leave, again and again. `left`: when it had; `refused`: the latest answer."""
+    """An instance that is ordered to leave again and again until it has left.
+
+    Fields:
+        since: When the first order came, in ns.
+        left: When it had left, in ns.
+        refused: Reason of the latest refusal.
+        rightly: Whether removing it would really shorten the longest possible sequence.
+    """
 
     block: str
     source: str
@@ -41,7 +47,12 @@ class Insisted:
 
 @dataclass
 class Ordered(VirtualCluster):
-    """`marked`: since when an instance has been about to go; `slowest`: the longest that one was."""
+    """A virtual cluster with random placement orders.
+
+    Fields:
+        marked: Since when (ns) each instance has been about to leave, by (block, device).
+        slowest: The longest time (ns) that an instance was about to leave.
+    """
 
     seed: int = 0
     insisted: list[Insisted] = field(default_factory=list)
@@ -56,7 +67,7 @@ class Ordered(VirtualCluster):
         self.latency, self.delay = MS // 10, lambda: rng.randrange(jitter + 1)
         self.loading = lambda: rng.randrange(MS, slow + 1)
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0))
-        self.relay_config = AgentConfig(recompute_chunk=8, fetch_window=1)
+        self.agent_config = AgentConfig(recompute_chunk=8, fetch_window=1)
         self.config = _config(rng, self.devices)
         if self.config.speculation.mode != "off":
             self.stand_ins, self.surrogates = [surrogate_of(A, "a~", 2, 3)], {"a": [Surrogate("a~", 2, 3, 1)]}
@@ -79,7 +90,7 @@ class Ordered(VirtualCluster):
             self.at(when, self._watch)
 
     def check(self) -> None:
-        """Behind every twentieth event: it takes most of the time."""
+        """Check after every twentieth event only: the check takes most of the time."""
         if self._count % 20 == 0:
             super().check()
 
@@ -89,7 +100,7 @@ class Ordered(VirtualCluster):
         return list(self.scheduler.block_map.instances.get(block, ()))
 
     def longest(self, chain: Chain, where: dict[str, list[str]]) -> int:
-        """Page groups that a sequence of a chain can have at most where its blocks are: of all paths."""
+        """Return the most page groups that a sequence of a chain can have over all paths through these instances."""
         best = 0
         for path in product(*(where[use.block] for use in chain.uses)):
             taken: Counter[str] = Counter()
@@ -100,14 +111,14 @@ class Ordered(VirtualCluster):
         return min(best, groups_for(chain.spec, chain.spec.max_model_len))
 
     def _shortens(self, block: str, source: str) -> bool:
-        """Whether an answer could not become as long without an instance."""
+        """Return whether removing the instance would shorten the longest possible sequence of a model."""
         now = {name: list(where) for name, where in self.scheduler.block_map.instances.items()}
         after = now | {block: [name for name in now[block] if name != source]}
         users = [chain for chain in self.scheduler.chains() if any(use.block == block for use in chain.uses)]
         return any(self.longest(chain, after) < self.longest(chain, now) for chain in users)
 
     def _order(self, block: str) -> None:
-        """Any order, with no regard for others."""
+        """Give a random order, without regard to other orders."""
         rng, actions, somewhere = self.rng, self.scheduler.control.actions, f"d{self.rng.randrange(self.devices)}"
         if rng.random() < 0.5:
             actions.grow([block], somewhere, "a test's", self.now)
@@ -122,7 +133,7 @@ class Ordered(VirtualCluster):
         self._insist(self.insisted[-1], target)
 
     def _insist(self, one: Insisted, target: str) -> None:
-        """One more there, sequences go there, this one goes: until it has."""
+        """Order a new instance, the moves of sequences to it, and the old one's removal, until the old one has left."""
         scheduler, actions, blocks = self.scheduler, self.scheduler.control.actions, frozenset([one.block])
         if one.source not in self.where(one.block):
             one.left = self.now
@@ -142,7 +153,7 @@ class Ordered(VirtualCluster):
             self.at(self.now + 7 * MS, lambda: self._insist(one, target))
 
     def _watch(self) -> None:
-        """How long instances have been about to go."""
+        """Record how long instances have been about to leave."""
         leaving = self.scheduler.block_map.leaving
         self.marked = {each: self.marked.get(each, self.now) for each in leaving}
         self.slowest = max([self.slowest, *(self.now - since for since in self.marked.values())])

@@ -1,5 +1,6 @@
-"""Blocks are scaled one by one as a cluster serves (BL-24): the full one alone, with part of its sequences; and back
-when nobody asks.
+"""Blocks are scaled one by one while a cluster serves (BL-24).
+
+Only the full block gets a second instance, to which some of its sequences move; the instance leaves when it is idle.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-#: Of its four blocks only the second has K and V: only that one's device can fill up.
+#: Only the second of its four blocks has K and V, so only that block's device can fill up.
 ONE = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
 CUT = (1, 3, 4)
 HOT = ONE.chain(*CUT).uses[1].block
@@ -74,7 +75,7 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
 
 
 def test_an_instance_that_could_not_go_when_it_was_idle_goes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was forgotten, and stayed for ever."""
+    """Regression: the instance was forgotten and stayed for ever."""
     cluster = hot_cluster(QUICK)
     router = cluster.scheduler.router
     spoils = router.spoils
@@ -82,11 +83,11 @@ def test_an_instance_that_could_not_go_when_it_was_idle_goes_later(monkeypatch: 
     seen = watched(cluster, 4 * MS, 700 * MS)
     cluster.run()
     cluster.expect()
-    assert seen[80][HOT] > 1 and seen[-1][HOT] == 1  # 80: at 320 ms it is idle
+    assert seen[80][HOT] > 1 and seen[-1][HOT] == 1  # index 80 is 320 ms, when it is idle
 
 
 def test_an_instance_is_not_idle_while_it_loads() -> None:
-    """Sequences that it came for have ended meanwhile; others may want it once it is loaded."""
+    """The sequences it was made for may have ended meanwhile; later ones may use it once it is loaded."""
     cluster = hot_cluster(QUICK, loading=lambda: (1 if cluster.now < 60 * MS else 400) * MS)
     watched(cluster, 4 * MS, 900 * MS)
     loading: list[bool] = []
@@ -103,8 +104,11 @@ def test_an_instance_is_not_idle_while_it_loads() -> None:
 
 
 def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() -> None:
-    """A second one came for the sake of a longer part of the chain, when all were at the first one already: they go
-    there. (A third one was loaded beside it.)"""
+    """Sequences move to an idle second instance instead of to a third one.
+
+    The second instance came with a longer part of the chain, after all sequences had been placed on the first.
+    Regression: a third instance was loaded beside it.
+    """
     cluster = hot_cluster(QUICK, devices=5)
     blocks = [use.block for use in ONE.chain(*CUT).uses]
     second: list[str] = []
@@ -113,7 +117,7 @@ def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() ->
         second.extend(device.name for device in cluster.scheduler.devices if not device.passing.count)
         cluster.scheduler.control.actions.grow(blocks[1:3], second[0], "a test's", cluster.now)
 
-    cluster.at(61 * MS, copied)  # it is full from 65 ms on
+    cluster.at(61 * MS, copied)  # the first instance is full from 65 ms on
     cluster.ticks(4 * MS, 100 * MS)
     seen: list[tuple[int, int]] = []
     for when in range(61, 90):
@@ -139,7 +143,10 @@ def test_negative_control_switched_off_nothing_is_scaled() -> None:
 
 
 def test_traffic_with_a_block_that_has_gone_since_is_nothing_to_go_by() -> None:
-    """It was counted before its version was replaced. (Found by random schedules: the scheduler died of it.)"""
+    """Traffic of a block whose version was replaced after it was counted does not stop the scheduler.
+
+    Regression, found by random schedules.
+    """
     cluster = hot_cluster(QUICK)
     cluster.at(3 * MS, lambda: setattr(cluster.scheduler.control.traffic, "pairs", {("gone", HOT): 9.0}))
     cluster.ticks(4 * MS, 200 * MS)
@@ -149,7 +156,7 @@ def test_traffic_with_a_block_that_has_gone_since_is_nothing_to_go_by() -> None:
 
 
 def test_it_pays_more_sequences_run_at_once() -> None:
-    """The point of it: what waited for memory runs on the second instance."""
+    """Sequences that waited for memory run on the second instance, so the last one ends earlier."""
 
     def last(control: ControlConfig) -> int:
         cluster = hot_cluster(control)

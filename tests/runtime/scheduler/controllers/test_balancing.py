@@ -1,6 +1,4 @@
-"""Whether sequences leave a device that is busier than another: the owner first, always the least busy, or computed
-again (Figure 24).
-"""
+"""Rebalancing of sequences away from a busier device: owner first, least busy, or recompute (Figure 24)."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ N = counting_model("n", "1 2* 5* 6", max_model_len=128)
 
 
 def lopsided(balancing: Rebalancing, margin: int = 4, **changes) -> VirtualCluster:
-    """The second device comes back while the first one has all there is."""
+    """A cluster whose second device comes back while the first one runs all sequences."""
     control = ControlConfig(
         scaling=False, rearranging=False, proactive=False, rebalance=balancing, rebalance_margin=margin, interval_ms=5
     )
@@ -47,7 +45,7 @@ def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Rebalancing) 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
 def test_the_baselines_wait_for_their_pages_and_ours_runs_on(balancing: Rebalancing) -> None:
-    """Tokens between a move's begin and its end: none but of the row that was under way, for those who wait."""
+    """Count tokens between a move's begin and end: the baselines make at most that of the row under way."""
     cluster = lopsided(balancing, page_bytes_per_ms=50.0)
     cluster.run()
     cluster.expect()

@@ -1,5 +1,6 @@
-"""Instances move to whom they exchange rows with (BL-26): traffic between servers falls, a workload that flips is
-followed, tokens stay.
+"""Instances move close to the instances they exchange rows with (BL-26).
+
+Traffic between servers falls, also after the workload flips, and tokens do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-#: Two models over one trunk in the middle of nowhere near: each has a head and a tail of its own.
+#: Two models that share a middle block; each has a head and a tail of its own.
 A = counting_model("a", "1 2* 3* 4", max_model_len=128)
 B = counting_model("b", "11 12* 3* 14", max_model_len=128)
 CUTS = [(2, 3), (2, 3)]
@@ -32,7 +33,7 @@ CONTROL = ControlConfig(
 
 
 def two_servers(control: ControlConfig, **changes) -> VirtualCluster:
-    """Heads and tails of each model end up on different servers: placed by depth over four devices on two of them."""
+    """A cluster on two servers where placement by depth puts each model's head and tail on different servers."""
     config = ClusterConfig(devices=4, placement="partition", control=control, hop_cost=0.0)
     return VirtualCluster(
         [A, B], CUTS, devices=4, pages=400, config=config, servers=("x", "x", "y", "y"), limits=(4500,) * 4, **changes
@@ -45,7 +46,7 @@ def ask(cluster: VirtualCluster, model: str, first: int, until: int, every: int 
 
 
 def crossings_per_step(cluster: VirtualCluster, marks: list[int]) -> list[float]:
-    """Between each two times: rows that changed server, per step from block to block."""
+    """Return, between each two times (ms), the rows that crossed servers per step from block to block."""
     seen: list[tuple[int, int]] = []
 
     def look() -> None:
@@ -97,14 +98,14 @@ def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
 
 
 def placed_by_hand(monkeypatch: pytest.MonkeyPatch, *where: tuple[str, str]) -> None:
-    """Where blocks are at first: (block, device)."""
+    """Place blocks initially at these (block, device) pairs."""
     monkeypatch.setattr(
         "runtime.scheduler.placement.block_map.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={})
     )
 
 
 def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each model's halves lie on two servers; one device has room for a block more, the other one none."""
+    """Each model's halves lie on two servers; one device has room for one more block, the other for none."""
     a, b = counting_model("a", "1 2*", max_model_len=128), counting_model("b", "11 12*", max_model_len=128)
     (a1, a2), (b1, b2) = ([block.id for block in model.blocks(1)] for model in (a, b))
     placed_by_hand(monkeypatch, (a1, "d0"), (b2, "d0"), (b1, "d1"), (a2, "d1"))
@@ -132,7 +133,7 @@ def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(m
 
 
 def test_no_chain_is_brought_where_its_longest_sequences_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both halves on one device would save every hop, and leave pages for 24 tokens instead of 48."""
+    """Both halves on one device would save every hop, but leave pages for 24 tokens instead of 48."""
     model = counting_model("a", "1* 2*", max_model_len=48)
     one, other = (block.id for block in model.blocks(1))
     placed_by_hand(monkeypatch, (one, "d0"), (other, "d1"))
@@ -147,7 +148,7 @@ def test_no_chain_is_brought_where_its_longest_sequences_do_not_fit(monkeypatch:
 
 
 def test_rows_are_counted_by_periods_though_nothing_is_rearranged() -> None:
-    """New instances go near those that they exchange rows with, by the same counts."""
+    """New instances are placed near the blocks they exchange rows with, by the same counts."""
     cluster = two_servers(replace(CONTROL, rearranging=False))
     cluster.ticks(4 * MS, 200 * MS)
     ask(cluster, "a", 0, 160)

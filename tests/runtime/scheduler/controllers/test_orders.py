@@ -1,4 +1,4 @@
-"""Orders from outside end: at random (`ordered`), beside all that control decides by itself, and one by one."""
+"""Every placement order from outside ends: in random schedules (`ordered`) and one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = range(24)
 
 @cache
 def played(seed: int) -> Ordered:
-    """A schedule at its end; two tests look at each."""
+    """Return a finished random schedule; two tests look at each."""
     cluster = Ordered(seed=seed)
     cluster.run()
     return cluster
@@ -31,7 +31,7 @@ def played(seed: int) -> Ordered:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_order_ends(seed: int) -> None:
-    """An instance that is asked to leave leaves, or why it cannot is said, and true; none is about to go for ever."""
+    """An instance ordered to leave leaves, or the refusal has a true reason; none stays about to leave for ever."""
     cluster = played(seed)
     for one in cluster.insisted:
         assert (one.left is not None and one.left - one.since < ASKED) or (one.refused == SHORTENS and one.rightly), one
@@ -47,7 +47,7 @@ def test_every_order_ends(seed: int) -> None:
 
 
 def test_schedules_do_have_all_of_it() -> None:
-    """So that the test before this one proves something: orders are fulfilled, refused and recalled; devices die."""
+    """The schedules contain what the test above is about: orders fulfilled, refused and recalled, and deaths."""
     left = refused = dropped = moved = deaths = recalled = 0
     for seed in SEEDS:
         cluster = played(seed)
@@ -62,7 +62,7 @@ def test_schedules_do_have_all_of_it() -> None:
 
 
 def still(devices: int = 3, **changes: object) -> VirtualCluster:
-    """Nothing happens but what is ordered. All of the model is on d0, up to 50 ms."""
+    """A cluster in which only orders change the placement; d0 holds all of the model, and 5 ms have passed."""
     config = ClusterConfig(devices=devices, placement="partition", control=STILL, hop_cost=100.0)
     cluster = VirtualCluster([ONE], [CUT], devices=devices, config=config, **changes)  # type: ignore[arg-type]
     cluster.run(until=5 * MS)
@@ -76,7 +76,7 @@ def still(devices: int = 3, **changes: object) -> VirtualCluster:
 
 
 def drained(cluster: VirtualCluster, source: str, target: str | None = None) -> str | None:
-    """Have the block in the middle go from a device within 100 ms."""
+    """Order the middle block off a device within 100 ms."""
     drain = Drain(frozenset([MIDDLE]), source, target, cluster.now + 100 * MS, "a test's")
     return cluster.scheduler.control.actions.drain(drain)
 
@@ -86,8 +86,8 @@ def where(cluster: VirtualCluster, block: str = MIDDLE) -> list[str]:
 
 
 def test_what_cannot_go_is_refused_at_once_with_the_reason() -> None:
-    """No sequence moves for it, and nothing is marked. (All had moved away before it was seen that it has to stay.)"""
-    cluster = still(pages=48)  # for 32 page groups, of both layers for less
+    """A refused order moves no sequence and marks no instance. Regression: all sequences moved away first."""
+    cluster = still(pages=48)  # 32 page groups of one layer, fewer of both layers
     actions = cluster.scheduler.control.actions
     assert drained(cluster, "d0") == LAST
     assert drained(cluster, "d1") == "it is not there"
@@ -117,7 +117,7 @@ def test_what_is_asked_for_again_while_it_drains_stays() -> None:
 
 
 def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
-    """A device that sequences come to all the time, for the sake of another block, was never done."""
+    """Regression: a device that sequences kept moving to because of another block never finished draining."""
     cluster = still(page_bytes_per_ms=2.0)  # a move takes long
     for block in (HEAD, MIDDLE):
         cluster.scheduler.control.actions.grow([block], "d1", "a test's", cluster.now)
@@ -127,7 +127,7 @@ def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
         if not cluster.scheduler.sequences["s"].waits.move:
             cluster.migrate("s", range(1), "d1", recompute=False)
 
-    for when in range(20, 60, 4):  # the stages of its path are to be loaded first
+    for when in range(20, 60, 4):  # the stages of its path have to be loaded first
         cluster.at(when * MS, move)
     cluster.run(until=60 * MS)
     assert len(cluster.scheduler.migrations) == 1
@@ -139,7 +139,7 @@ def test_moves_of_other_blocks_to_its_device_hold_nothing_up() -> None:
 
 
 def test_a_sequence_is_not_moved_to_an_instance_that_is_about_to_go() -> None:
-    """It would have to leave again at once, or find a stage there of a block that nobody holds."""
+    """It would have to leave again at once, or reach a stage of a block that no device holds."""
     cluster = still()
     actions = cluster.scheduler.control.actions
     actions.grow([MIDDLE], "d1", "a test's", cluster.now)
@@ -169,7 +169,7 @@ def test_sequences_go_elsewhere_where_the_instance_that_was_named_has_gone() -> 
 
 
 def test_a_stage_that_loads_for_long_is_waited_for_and_then_the_instance_goes() -> None:
-    """It stayed for ever when the load took longer than sequences have to leave."""
+    """Regression: the instance stayed for ever when the load took longer than sequences have to leave."""
     cluster = still(loading=lambda: 200 * MS)
     actions = cluster.scheduler.control.actions
     actions.grow([MIDDLE], "d1", "a test's", cluster.now)

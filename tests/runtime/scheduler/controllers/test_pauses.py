@@ -1,6 +1,4 @@
-"""Paused sequences (a tool call): no rows meanwhile, and their K and V move ahead of their return, inside the pause
-(BL-17).
-"""
+"""Paused sequences (tool calls) get no rows, and their K and V move during the pause, before they return (BL-17)."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ CONTROL = ControlConfig(scaling=False, rearranging=False, bandwidth=64000.0, low
 
 
 def crowded(control: ControlConfig, pages: int = 64) -> VirtualCluster:
-    """Two devices that hold everything; `p` and `r` are on one of them, and soon nobody on the other."""
+    """A cluster of two devices that hold all blocks; `p` and `r` are on one, and the other one is soon empty."""
     config = ClusterConfig(devices=2, placement="replicate", control=control)
     cluster = VirtualCluster([M], devices=2, pages=pages, config=config, page_bytes_per_ms=64)
     cluster.ask(
@@ -34,7 +32,7 @@ def crowded(control: ControlConfig, pages: int = 64) -> VirtualCluster:
 
 
 def told(cluster: VirtualCluster, kind: type) -> list[int]:
-    """When messages of a kind were sent for `p`."""
+    """Return when messages of a kind were sent for `p`, in ns."""
     found = ((when, message) for when, _, _, message in cluster.sent if isinstance(message, kind))
     return [when for when, message in found if "p" in (getattr(message, "seqs", ()) or (message.seq,))]
 
@@ -88,7 +86,7 @@ def test_negative_controls_with_room_enough_or_switched_off_nothing_moves() -> N
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
-    """Whoever is paused gives its pages to whoever runs, stands aside, and is let in again when it goes on."""
+    """A paused sequence gives its pages to running ones, is preempted, and is admitted again when it resumes."""
     rng = random.Random(seed)
     cluster = crowded(CONTROL, pages=rng.choice((40, 60)))
     for number in range(8):
@@ -104,11 +102,11 @@ def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
 
 
 def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
-    """Its move's last stage waits for the row under way, which a pause and its end do not bring back."""
+    """The move's last stage waits for the row under way, which a pause and its end do not bring back."""
     config = ClusterConfig(devices=2, placement="replicate", control=ControlConfig.off())
     cluster = VirtualCluster([M], devices=2, config=config, alpha=20 * MS)
     cluster.ask(request("p", range(8), "m", max_tokens=6))
-    for when in (22, 30):  # the first time has the stage loaded there
+    for when in (22, 30):  # the first attempt makes the device load the stage
         cluster.at(when * MS, lambda: cluster.migrate("p", range(1), other(cluster), recompute=False) and None)
     cluster.at(34 * MS, lambda: cluster.tell(PauseSequence("p")))
     for when in (36, 38, 40):
@@ -120,5 +118,5 @@ def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
 
 
 def other(cluster: VirtualCluster) -> str:
-    """The device that `p` is not on."""
+    """Return the device that `p` is not on."""
     return "d1" if cluster.scheduler.sequences["p"].path[0].device == "d0" else "d0"

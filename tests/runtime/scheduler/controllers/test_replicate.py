@@ -1,6 +1,4 @@
-"""Placing by demand: one copy of each chain at first, whole on a device; copies of what is asked for most, as it is
-asked for.
-"""
+"""On-demand placement: one copy of each chain at first, whole on a device; models in demand get more copies."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def test_what_is_asked_for_gets_copies_and_loses_them_again() -> None:
 
 
 def test_newcomers_run_where_it_is_loaded_while_a_copy_loads() -> None:
-    """Nobody waits for the copy: whoever comes meanwhile is seated on the first one."""
+    """No request waits for the copy: those that arrive meanwhile are placed on the first one."""
     cluster = cluster_of(CONTROL)
     ask(cluster, MODELS[0], 16)
     cluster.ticks(4 * MS, 300 * MS)

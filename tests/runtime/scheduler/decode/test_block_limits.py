@@ -1,6 +1,4 @@
-"""Block instances with a batch limit of their own (BL-14), of which slots are kept for who is expected back (BL-22): no
-token changes.
-"""
+"""Batch limits per block instance (BL-14), with slots kept for sequences expected back (BL-22), change no token."""
 
 from __future__ import annotations
 
@@ -19,7 +17,10 @@ CUT = (1,)
 
 
 def batches(block_rows: int, moves: int = 0) -> tuple[VirtualCluster, dict[str, int]]:
-    """Two models with a block in common on two devices; the most rows of a step, by where their stages begin."""
+    """Run two models that share a block on two devices.
+
+    Returns the cluster, and the most rows of a step by the first block of the rows' stages.
+    """
     most: dict[str, int] = {}
 
     def costs(plan: StepPlan) -> int:
@@ -42,13 +43,12 @@ def batches(block_rows: int, moves: int = 0) -> tuple[VirtualCluster, dict[str, 
 def test_no_step_takes_more_rows_through_a_block_than_it_may() -> None:
     _, limited = batches(2)
     _, free = batches(0)
-    # Each model's own first block takes two; the one in common two of both together, without a limit of more than
-    # either's own.
+    # Each model's own first block takes two rows, and the shared block takes two of both models together.
     assert limited["1"] <= 2 < free["1"] and limited["0"] <= 4 < free["0"]
 
 
 def test_nobody_is_expected_back_for_ever() -> None:
-    """Whoever has moved, within a device too, or ended: no slot is kept for it any more."""
+    """No slot is kept any more for a sequence that has moved, within a device too, or ended."""
     cluster, _ = batches(2, moves=60)
     assert cluster.scheduler.migrations.counts().committed > 3
     assert [len(node.agent._returns.expected()) for node in cluster.living()] == [0, 0]

@@ -1,5 +1,6 @@
-"""A row that no device has any more is noticed by what the devices report, and its sequence runs again; whatever works
-is waited for.
+"""A row lost between devices is detected from their reports, and its sequence runs again.
+
+Rows that a device still works on are waited for, however long it takes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ LIMIT = 2.0
 
 
 class Leaky(VirtualCluster):
-    """Messages between devices, and from them, of which some never come. Devices report and the scheduler looks, twice
-    a second.
+    """A virtual cluster in which some messages from devices are lost, as `loses` selects.
+
+    Devices report and the scheduler checks twice a second.
     """
 
     loses: Callable[[Any], bool] = staticmethod(lambda message: False)
@@ -38,7 +40,7 @@ class Leaky(VirtualCluster):
             self.at(when, self.report)
 
     def report(self) -> None:
-        """An agent says nothing while a step runs."""
+        """Send the reports of idle devices: an agent sends none while a step runs."""
         for node in self.living():
             if not node.running:
                 self.tell(node.agent.report())
@@ -52,7 +54,7 @@ def leaky(loses: Callable[[Any], bool], seconds: float = LIMIT, **fields: Any) -
 
 
 class Nth:
-    """Is it the one of a kind, counted from 1?"""
+    """A predicate: whether a message is the n-th of its kind, counted from 1."""
 
     def __init__(self, kind: type, number: int) -> None:
         self._kind, self._left = kind, number
@@ -99,7 +101,7 @@ def test_a_token_between_begins_the_count_anew() -> None:
     lost: list[int] = []
 
     def loses(message: Any) -> bool:
-        """Every second answer."""
+        """Lose every second answer."""
         if isinstance(message, RowsDone):
             lost.append(len(lost) % 2)
             return lost[-1] == 1
@@ -114,7 +116,7 @@ def test_a_token_between_begins_the_count_anew() -> None:
 
 
 def test_steps_take_as_long_as_they_take() -> None:
-    """A step of ten limits, on devices that had been still before: nothing was lost."""
+    """A step takes ten times the limit on devices that had been idle before: no row counts as lost."""
     cluster = leaky(lambda message: False, costs=lambda plan: int(10 * LIMIT * S))
     cluster.watch(400 * S)
     cluster.ask(request("a", range(9), "m", max_tokens=3), at=5 * S)

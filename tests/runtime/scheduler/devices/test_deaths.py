@@ -1,7 +1,7 @@
-"""A device dies in each phase of its work, not at random: the event is waited for, then it is killed.
+"""A device dies in each phase of its work: the test waits for the event, then kills the device.
 
-Whatever it was doing, every sequence gets its model's tokens, each once; books agree after every event, and in the end
-nothing is held. `tests/runtime/cluster/test_deaths.py` does the same to processes.
+Every sequence gets its model's tokens, each once; page accounting agrees after every event, and at the end nothing
+is held. `tests/runtime/cluster/test_deaths.py` does the same to processes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-#: Of its three blocks each attends; `split` lays them on three devices.
+#: Each of its three blocks has attention; `partition` puts them on three devices.
 M = counting_model("m", "1 2* 3 4* 5 6* 7 8", max_model_len=128)
 CUT = (2, 5)
 HOPS = (0, 1, 2)
-#: Slow enough that what travels is seen on its way.
+#: Slow enough that a transfer is seen under way.
 SLOW = 100.0
 
 
@@ -50,14 +50,14 @@ def cluster_of(**changes) -> VirtualCluster:
         devices=3,
         pages=200,
         config=config,
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1),
         page_bytes_per_ms=SLOW,
     )
     return VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
 
 
 def busy(**changes) -> VirtualCluster:
-    """Two sequences, `a` the longer, with a prompt of several chunks."""
+    """A cluster with two sequences: `a` is the longer one, with a prompt of several chunks."""
     cluster = cluster_of(**changes)
     cluster.ask(request("a", range(18), "m", max_tokens=16))
     cluster.ask(request("b", range(5), "m", max_tokens=8), at=3 * MS)
@@ -65,7 +65,7 @@ def busy(**changes) -> VirtualCluster:
 
 
 def reach(cluster: VirtualCluster, condition: Callable[[], object], most: int = 20_000) -> None:
-    """Play until it is so. Fails if that never comes about: then a test would prove nothing."""
+    """Run events until the condition holds; fail if it never does, since the test would then prove nothing."""
     for _ in range(most):
         if condition():
             return
@@ -75,18 +75,18 @@ def reach(cluster: VirtualCluster, condition: Callable[[], object], most: int = 
 
 
 def sequence(cluster: VirtualCluster, seq: str = "a") -> ScheduledSequence | None:
-    """It, while it runs."""
+    """Return the sequence while it runs."""
     found = cluster.scheduler.sequences.get(seq)
     return found if found is not None and found.path else None
 
 
 def said(cluster: VirtualCluster, kind: type, to: str | None = None) -> bool:
-    """Whether the latest message is of that kind: it is under way."""
+    """Return whether the latest message is of that kind, so that it is under way."""
     return bool(cluster.sent) and isinstance(cluster.sent[-1][3], kind) and to in (None, cluster.sent[-1][2])
 
 
 def kill_and_finish(cluster: VirtualCluster, *devices: str) -> None:
-    """`kill -9`, now; all end well, and the dead are there again."""
+    """Kill devices now, run to the end, and assert that all sequences finish and the devices are back."""
     deaths = len(cluster.trace.named("fault"))
     for device in devices:
         assert cluster.nodes[device].alive
@@ -97,7 +97,7 @@ def kill_and_finish(cluster: VirtualCluster, *devices: str) -> None:
     assert all(cluster.scheduler.devices.alive(device) for device in devices)
 
 
-# -- a life of its own -------------------------------------------------------------------------------------------------
+# -- start and restart of a device -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["d0", "d1", "d2"])
@@ -137,7 +137,7 @@ def test_while_it_is_idle(device: str) -> None:
 @pytest.mark.parametrize("again", ["d0", "d1", "d2"])
 @pytest.mark.parametrize("phase", ["starting", "loading", "loaded"])
 def test_while_another_takes_its_place(phase: str, again: str) -> None:
-    """The next life dies, too, or another device does meanwhile."""
+    """The restarted device dies too, or another device dies meanwhile."""
     cluster = busy()
     reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
     first = cluster.nodes["d1"]
@@ -161,7 +161,7 @@ def test_while_another_takes_its_place(phase: str, again: str) -> None:
 
 
 def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
-    """Whether a step with a row of it is under way at this hop."""
+    """Return whether a step with a row of the sequence runs at this hop."""
     one = sequence(cluster, seq)
     if one is None or one.phase != phase or not one.flying or hop >= len(one.path):
         return False
@@ -174,7 +174,7 @@ def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
 @pytest.mark.parametrize("hop", HOPS)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
-    """At each hop: the device that runs the row, one that has run it, one that is to run it."""
+    """Kill the device that runs the row, one that has run it, or one that will run it, at each hop."""
     cluster = busy()
     reach(
         cluster,
@@ -191,9 +191,7 @@ def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
 @pytest.mark.parametrize("victim", HOPS)
 @pytest.mark.parametrize("kind", [RunRows, ForwardRows, RowsDone, OpenSequences])
 def test_while_rows_are_passed_on(kind: type, victim: int) -> None:
-    """Out, from one hop to the next, and home: the message is on its way when its sender, its receiver or the third one
-    dies.
-    """
+    """A device dies while a message with rows is under way: to the first hop, between hops, or back."""
     cluster = busy()
     reach(
         cluster,
@@ -240,7 +238,7 @@ def move_of(cluster: VirtualCluster) -> Migration | None:
     return next(iter(cluster.scheduler.migrations), None)
 
 
-#: Moments of a move, in their order: what is true then.
+#: Moments of a move, in their order, with the condition that holds then.
 MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
     "it has been ordered": lambda cluster, move: said(cluster, StartMigration),
     "pages are asked for": lambda cluster, move: said(cluster, PageRequest),
@@ -259,7 +257,7 @@ MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
         move.sequence.waits.held and move.stages > 1 and said(cluster, MigrationReady)
     ),
 }
-#: Ends of a move, and at which moments pages are seen with them.
+#: Ends of a move, and the arguments of `migrate` for them; page messages are seen only where pages are copied.
 ENDS: dict[str, dict[str, bool]] = {"both ends": {}, "copy": {"recompute": False}, "recompute": {"copy": False}}
 SEEN = [
     (ends, moment)
@@ -270,15 +268,15 @@ SEEN = [
 
 
 def moving(
-    hop: int, target: int | None = None, seqpacket: bool = False, **ends: bool
+    hop: int, target: int | None = None, quick: bool = False, **ends: bool
 ) -> tuple[VirtualCluster, dict[str, str]]:
-    """A sequence with all blocks of one hop on the way to another hop's device, or (None) to a fourth one; devices by
-    their part in it.
+    """Start moving all blocks of one hop of a running sequence to another hop's device, or (None) to a fourth one.
 
-    `seqpacket`: the move is over before the row that is under way is back.
+    Returns the cluster and the devices by their part in the move. `quick`: links are so fast that the move is
+    over before the row under way is back.
     """
     config = ClusterConfig(devices=4, placement="partition", prefill_chunk=8, migration_final_sets=1)
-    speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if seqpacket else dict(latency=MS // 4)
+    speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if quick else dict(latency=MS // 4)
     cluster = busy(devices=4, config=config, **speed)
     reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode" and a.computed > 19)
     one = cluster.scheduler.sequences["a"]
@@ -298,7 +296,7 @@ def moving(
 @pytest.mark.parametrize("victim", ["source", "target", "other"])
 @pytest.mark.parametrize(("ends", "moment"), SEEN)
 def test_during_a_move_of_what_begins_the_chain(ends: str, moment: str, victim: str) -> None:
-    """It can be recomputed where it goes, and outlives its source."""
+    """Blocks at the start of the chain can be recomputed at the destination, so the move survives its source."""
     cluster, parts = moving(0, **ENDS[ends])
     reach(cluster, lambda: (move := move_of(cluster)) is not None and MOMENTS[moment](cluster, move))
     kill_and_finish(cluster, parts[victim])
@@ -319,7 +317,7 @@ def test_during_a_move_that_makes_two_hops_one(moment: str, victim: str) -> None
 @pytest.mark.parametrize("victim", ["source", "target", "other"])
 @pytest.mark.parametrize("heard", range(4))
 def test_while_a_move_is_settled(heard: int, victim: str) -> None:
-    """Between the copy and the hand-over: committed, and the devices have heard nothing of it, or part of it."""
+    """The move is committed, and devices have received none or some of the messages that follow."""
     cluster, parts = moving(0)
     reach(cluster, lambda: cluster.scheduler.migrations.counts().committed)
     assert {type(message) for _, _, _, message in cluster.sent[-6:]} >= {FinishMigration, OpenSequences, CloseSequences}
@@ -329,11 +327,11 @@ def test_while_a_move_is_settled(heard: int, victim: str) -> None:
 
 
 def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
-    """Nothing is left to ask for, so no answer will come that could end the move: it is to be committed then and there.
+    """The move is committed at once: nothing is left to request, so no answer would come to end it.
 
-    (Found by random schedules: the sequence was held for ever.)
+    Regression, found by random schedules: the sequence was held for ever.
     """
-    cluster, parts = moving(0, seqpacket=True)
+    cluster, parts = moving(0, quick=True)
 
     def all_there() -> bool:
         move = move_of(cluster)
@@ -348,14 +346,16 @@ def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
 
 
 def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
-    """The first hop's blocks go to the second one's device. That one runs the sequence's row when the source dies: the
-    move is committed at once, both hops become one, and the table in which the row writes would be cut under it. (Found
-    by random schedules.)"""
+    """A page table is not cut under a row that is still writing in it.
+
+    The first hop's blocks move to the second hop's device, which runs the sequence's row when the source dies. The
+    move is committed at once, both hops become one, and the row's table would be cut. (Found by random schedules.)
+    """
     cluster = busy(alpha=10 * MS, page_bytes_per_ms=40.0, latency=MS // 4)
     reach(cluster, lambda: (a := sequence(cluster)) is not None and a.phase == "decode")
     one = cluster.scheduler.sequences["a"]
     source, target = one.path[0].device, one.path[1].device
-    for hi in (2, 5):  # what it needs there is loaded first
+    for hi in (2, 5):  # load first what the sequence needs there
         cluster.scheduler._state.ask_for(one.chain, target, one.chain.stage(0, hi))
     reach(cluster, lambda: Stage("m", 0, 5) in cluster.scheduler.devices[target].stages.loaded)
     reach(cluster, lambda: said(cluster, RunRows) and "a" in cluster.sent[-1][3].seqs)
@@ -370,7 +370,7 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
         ),
     )
     cluster.nodes[source].alive = False
-    cluster.tell(AgentDown(source, "killed"))  # heard of before the step is over
+    cluster.tell(AgentDown(source, "killed"))  # the death is known before the step is over
     assert cluster.scheduler.migrations.counts().committed == 1 and cluster.nodes[target].running
     reach(cluster, lambda: said(cluster, RowsLost) and cluster.sent[-1][1] == target)
     assert "K and V that it needs" in cluster.sent[-1][3].reason and cluster.sent[-1][3].retry
@@ -378,11 +378,11 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     cluster.expect()
 
 
-# -- what goes on by the clock -----------------------------------------------------------------------------------------
+# -- controllers -------------------------------------------------------------------------------------------------------
 
 
 def crowded() -> VirtualCluster:
-    """One block's device is full: it gets another instance, and loses it again."""
+    """A cluster in which one block's device is full: the block gets another instance, which leaves again later."""
     control = ControlConfig(
         interval_ms=5, cooldown_ms=40, idle_ms=30, rearrange_interval_ms=1_000_000, migration_timeout_ms=400
     )
@@ -408,7 +408,7 @@ def test_while_blocks_are_scaled_up_and_down(moment: str, device: str) -> None:
         "its stages are dropped": lambda: said(cluster, UnloadStages),
     }
     reach(cluster, moments[moment])
-    if moment == "it is drained":  # new sequences meanwhile
+    if moment == "it is drained":  # new sequences come meanwhile
         cluster.ask(request("late", range(9), "one", max_tokens=9), at=cluster.now)
     kill_and_finish(cluster, device)
 
@@ -440,7 +440,7 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
     cluster.expect_only((new, cut))
 
 
-# -- predicted hops (BL-25) --------------------------------------------------------------------------------------------
+# -- speculated hops (BL-25) -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", HOPS)

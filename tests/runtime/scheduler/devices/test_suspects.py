@@ -1,4 +1,4 @@
-"""A sequence whose rows kill the devices that run them ends with the reason; whoever ran beside it is not hurt."""
+"""A sequence whose rows kill the devices that run them ends with an error; sequences beside it are unharmed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ M = counting_model("m", "1 2* 3* 4", max_model_len=128)
 
 
 def killing(*bad: str, at: int = 0, devices: int = 2) -> VirtualCluster:
-    """Steps with a row of these, at this token or behind it, kill their device before they are over."""
+    """A cluster in which a step with a row of sequences `bad`, at token `at` or later, kills its device."""
 
     class Killed(IntegerEngine):
         def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
@@ -78,7 +78,7 @@ def test_deaths_between_which_tokens_come_end_nobody() -> None:
 
 
 def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
-    """It is paused when its device dies, and would be ended by one death more."""
+    """It is paused when its device dies; one more counted death would end it."""
     cluster = killing()
     cluster.ask(request("s", range(5), "m", max_tokens=60))
     cluster.run(until=12 * MS)
@@ -95,7 +95,7 @@ def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
 
 
 def test_devices_that_are_told_to_go_are_nobodys_fault() -> None:
-    """A rolling restart that is faster than a prompt."""
+    """A rolling restart that is faster than the computation of a prompt."""
     cluster = killing()
     cluster.ask(request("s", range(90), "m", max_tokens=6))
     cluster.costs = lambda plan: 40 * MS

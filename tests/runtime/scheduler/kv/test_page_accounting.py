@@ -1,4 +1,4 @@
-"""The ledger against a model that keeps every page by itself; and the index of beginnings against a search."""
+"""`PageAccounting` agrees with a model that tracks every single page, and `PrefixIndex` with a plain search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def devices_of(count: int = 3) -> Devices:
 
 
 class Pages:
-    """By sequence and block: the device and the pages themselves, one list for each group."""
+    """A reference model of page accounting.
+
+    `tables` has, by sequence and block, the device and the pages themselves of each page group.
+    """
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[int, list[tuple[str, tuple[int, ...]]]]] = {}
@@ -41,7 +44,7 @@ class Pages:
         return made
 
     def used(self, *, idle: bool = False) -> Counter[str]:
-        """Pages by device; with `idle` those that only cached prefixes hold."""
+        """Return pages by device; with `idle`, those that only cached prefixes hold."""
         holders: dict[tuple[str, int], set[str]] = {}
         for seq, table in self.tables.items():
             for part in table.values():

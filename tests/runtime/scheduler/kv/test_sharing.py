@@ -1,8 +1,7 @@
-"""Shared beginnings: the same tokens with fewer computed, pages counted once, and nobody gets what is another model's
-or tenant's.
+"""Prefix caching: the same tokens with fewer computed, and shared pages counted once.
 
-Counting engines change every later token when a page is wrong, so that what is compared with the model's own tokens
-proves the pages too.
+Models and tenants never share with each other. A wrong page changes every later token of the counting engines, so
+comparing tokens with the model's own proves the pages too.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
 M = counting_model("m", "1 2* 3 4* 5* 6")
-#: Shares its first parts with M.
+#: Has the same first parts as M.
 N = counting_model("n", "1 2* 3 4* 8 9", page_tokens=4)
 CUTS = [(1, 3, 4), (1, 3, 4)]
-SYSTEM = tuple(range(20, 36))  # four groups
+SYSTEM = tuple(range(20, 36))  # four page groups
 
 
 def cluster_of(sharing: PrefixCaching = "active", devices: int = 2, **changes) -> VirtualCluster:
@@ -38,12 +37,12 @@ def cluster_of(sharing: PrefixCaching = "active", devices: int = 2, **changes) -
 
 
 def computed(cluster: VirtualCluster) -> int:
-    """Tokens that went through first hops."""
+    """Return the tokens that went through first hops."""
     return sum(sum(message.counts) for _, _, _, message in cluster.sent if type(message).__name__ == "RunRows")
 
 
 def refs(cluster: VirtualCluster) -> dict[str, tuple[str, int]]:
-    """By sequence: with whom it shares, and how many tokens."""
+    """Return, by sequence, the sequence or cached prefix it shares pages with, and how many tokens."""
     return {event.seq or "": (event.extra["of"], event.extra["tokens"]) for event in cluster.trace.named("kv.ref")}
 
 
@@ -78,7 +77,7 @@ def test_one_token_runs_at_least_and_only_whole_groups_are_shared() -> None:
 
 
 def test_answers_are_beginnings_too() -> None:
-    """The next turn of a conversation computes what is new."""
+    """The next turn of a conversation computes only its new tokens."""
     cluster = cluster_of("cached")
     cluster.ask(request("a", SYSTEM, "m", max_tokens=9))
     cluster.run()
@@ -124,7 +123,7 @@ def test_tenants_share_nothing_with_each_other() -> None:
 def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_theirs(
     wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if wrong:  # the control: if versions were not told apart
+    if wrong:  # negative control: versions are not distinguished
         monkeypatch.setattr(ScheduledSequence, "realm", property(lambda sequence: ("any", sequence.request.tenant)))
     other = counting_model("n", "1 2* 3 4* 5* 7")
     third = counting_model("n", "1 9* 3 4* 5* 7")
@@ -144,7 +143,7 @@ def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_their
 
 
 def warm(cluster: VirtualCluster) -> None:
-    """Have all of the chains loaded on all devices: new sequences go to those that have not been only when they are."""
+    """Have all chains loaded on all devices: new sequences only go to devices where the stages are loaded."""
 
     def ask() -> None:
         state = cluster.scheduler._state
@@ -156,7 +155,7 @@ def warm(cluster: VirtualCluster) -> None:
     cluster.at(2 * MS, ask)
 
 
-# -- where it goes -----------------------------------------------------------------------------------------------------
+# -- which path a new sequence takes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("margin", "shares"), [(8.0, True), (float("inf"), True), (0.0, False)])
@@ -183,7 +182,7 @@ def test_without_room_there_it_goes_elsewhere() -> None:
     cluster.expect()
 
 
-# -- cached prefixes ------------------------------------------------------------------------------------
+# -- cached prefixes ---------------------------------------------------------------------------------------------------
 
 
 def test_donors_give_way_the_least_recently_used_first_before_anybody_is_preempted() -> None:
@@ -252,7 +251,7 @@ def test_an_old_version_takes_its_donors_along() -> None:
 
 
 def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
-    """BL-27: the same beginning on two devices; the one used later stays."""
+    """BL-27: the same prefix is cached on two devices; the copy used later stays."""
     cluster = cluster_of("cached", placement="replicate", owner_margin=0.0)
     warm(cluster)
     cluster.ask(request("a", SYSTEM, "m", max_tokens=30), at=10 * MS)
@@ -303,13 +302,13 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     grown = {seq: sequences[seq].pages.groups for seq in sequences}
     moved = sum(use.kv_layers for use in M.chain(1, 3, 4).uses[:2])
     alone = sum(groups * M.spec.kv_layers for groups in grown.values())
-    spared = 4 * (M.spec.kv_layers - moved) + 2 * M.spec.kv_layers  # b's where it stayed, and d's
+    spared = 4 * (M.spec.kv_layers - moved) + 2 * M.spec.kv_layers  # those of b's blocks that did not move, and d's
     assert sum(device.pages.used for device in devices) == alone - spared
     cluster.run()
     cluster.expect()
 
 
-# -- with updates and predictions --------------------------------------------------------------------------------------
+# -- with updates and speculation --------------------------------------------------------------------------------------
 
 
 def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_one() -> None:
@@ -331,7 +330,7 @@ def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_
 
 @pytest.mark.parametrize("mode", ["exact", "similarity"])
 def test_what_is_predicted_is_nobodys_beginning(mode: SpeculationMode) -> None:
-    """UN-13: K and V of predicted hops may be wrong for a while, or for good."""
+    """UN-13: K and V of speculated hops may be wrong for a while, or for good."""
     model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
     config = ClusterConfig(
         devices=3, placement="partition", prefix_caching="cached", speculation=SpeculationConfig(mode, top=0.4)
@@ -351,11 +350,11 @@ def test_what_is_predicted_is_nobodys_beginning(mode: SpeculationMode) -> None:
     assert not refs(cluster) and not len(cluster.scheduler.prefix_cache)
 
 
-# -- whatever happens --------------------------------------------------------------------------------------------------
+# -- random schedules --------------------------------------------------------------------------------------------------
 
 
 def alike(count: int, rng: random.Random) -> list[SequenceRequest]:
-    """Requests of a few beginnings, models and tenants."""
+    """Return requests that share a few prefixes, of two models and two tenants."""
     systems = [tuple(rng.randrange(97) for _ in range(length)) for length in (8, 13, 16)]
     systems.append((*systems[0], *(rng.randrange(97) for _ in range(8))))
     asked = []
@@ -379,7 +378,7 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
         placement=rng.choice(("partition", "replicate")),
         pages=rng.choice((40, 70, 300)),
         owner_margin=rng.choice((0.0, 8.0)),
-        relay_config=AgentConfig(
+        agent_config=AgentConfig(
             recompute_chunk=rng.choice((4, 16)), fetch_window=rng.choice((1, 3)), page_timeout_ms=200
         ),
         page_bytes_per_ms=rng.choice((1e9, 100.0)),
@@ -402,7 +401,7 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
 
 
 def test_random_schedules_do_share() -> None:
-    """So that the test before this one proves something."""
+    """The schedules contain shared prefixes, so that the test above proves something."""
     cluster = cluster_of("cached", devices=3)
     for one in alike(12, random.Random(1)):
         cluster.ask(one, at=random.Random(one.seq).randrange(60 * MS))

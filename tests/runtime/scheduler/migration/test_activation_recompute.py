@@ -1,7 +1,7 @@
-"""Blocks in the middle of a chain that move with what came into them kept: every corner of BL-16, and any schedule of
-all of them.
+"""Moves of blocks in the middle of a chain, recomputed from kept hidden states (BL-16), one by one and at random.
 
-Tokens depend on every bit of K and V, so a hidden state that is stale, missing or another's changes an answer.
+Tokens depend on every bit of K and V, so a hidden state that is stale, missing or of another sequence changes a
+token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.runtime.scheduler.test_scheduler import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-#: Two blocks; the second has three layers behind 8 bytes of hidden states a token.
+#: Two blocks; the second has three layers and takes 8 bytes of hidden states per token as input.
 TWO = counting_model("two", "1 2* 3* 4* 5", page_tokens=4, max_model_len=512)
 MIDDLE = range(1, 2)
 
@@ -31,7 +31,7 @@ def cluster_of(kept: int = 1 << 30, **changes: object) -> VirtualCluster:
         pages=400,
         config=ClusterConfig(devices=3, placement="partition", prefill_chunk=8),
         page_bytes_per_ms=400.0,
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=kept),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=kept),
     )
     return VirtualCluster([TWO], [(1,)], **(fields | changes))  # type: ignore[arg-type]
 
@@ -46,7 +46,7 @@ def reach(cluster: VirtualCluster, condition, most: int = 20_000) -> None:  # ty
 
 
 def rest(cluster: VirtualCluster, seq: str = "a", tokens: int = 1) -> None:
-    """Play until it has so many tokens, then hold it."""
+    """Run until the sequence has so many tokens, then hold it."""
     reach(cluster, lambda: len(cluster.told[seq].tokens) >= tokens)
     cluster.scheduler.sequences[seq].hold(True)
     reach(cluster, lambda: not cluster.scheduler.sequences[seq].flying)
@@ -60,7 +60,7 @@ def go_on(cluster: VirtualCluster, seq: str = "a") -> None:
 
 
 def move(cluster: VirtualCluster, target: str, seq: str = "a", **ends: bool) -> Migration:
-    """Begin one, the sequence resting or not; what it needs is loaded first."""
+    """Start a move, with the sequence held or running; what it needs at the destination is loaded first."""
     while cluster.migrate(seq, MIDDLE, target, **ends) is not None:
         cluster.run_one()
     return next(iter(cluster.scheduler.migrations))
@@ -80,7 +80,7 @@ def finish(cluster: VirtualCluster) -> None:
     cluster.expect()
 
 
-# -- what is kept only in part -----------------------------------------------------------------------------------------
+# -- hidden states kept in part ----------------------------------------------------------------------------------------
 
 
 def test_a_beginning_that_was_let_go_is_copied_first_and_the_front_goes_on_behind_it() -> None:
@@ -110,7 +110,7 @@ def test_what_came_by_a_move_is_kept_as_far_as_it_was_recomputed() -> None:
     back = next(name for name in ("d0", "d1") if name not in cluster.scheduler.sequences["a"].place.devices)
     move(cluster, back)
     second = ended(cluster, 2)
-    for lo, _ in spans(second, "recomputed"):  # of what had been copied nothing can be recomputed
+    for lo, _ in spans(second, "recomputed"):  # tokens that had been copied cannot be recomputed
         assert any(a <= lo < b for a, b in here) or lo >= spans(first, "copied")[-1][1]
     assert spans(second, "recomputed")
     finish(cluster)
@@ -143,7 +143,7 @@ def test_without_a_back_what_is_not_kept_cannot_be_had() -> None:
 def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     cluster = VirtualCluster(
         [M], [(1, 3, 4)], devices=2, config=ClusterConfig(devices=2, placement="partition"),
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=1 << 20),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1, activation_cache_bytes=1 << 20),
     )  # fmt: skip
     cluster.ask(request("a", range(20), "m", max_tokens=9))
     rest(cluster)
@@ -158,7 +158,7 @@ def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     assert start.extra["front"] == "none" and not cluster.trace.named("kv.recompute")
 
 
-# -- what happens meanwhile --------------------------------------------------------------------------------------------
+# -- events during a move ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])
@@ -177,7 +177,7 @@ def test_it_grows_while_it_moves(ends: dict[str, bool]) -> None:
 @pytest.mark.parametrize("victim", ["source", "target", "other"])
 @pytest.mark.parametrize("kind", [StartMigration, PageRequest, PageData, FinishMigration])
 def test_a_device_dies(kind: type, victim: str) -> None:
-    """Whatever is under way, of hidden states or pages."""
+    """A device dies while a message of hidden states or pages is under way."""
     cluster = cluster_of()
     cluster.ask(request("a", range(64), "two", max_tokens=20), request("b", range(9), "two", max_tokens=9))
     reach(cluster, lambda: len(cluster.told["a"].tokens) > 2)
@@ -185,7 +185,7 @@ def test_a_device_dies(kind: type, victim: str) -> None:
     names = {"source": made.source, "target": made.target, "other": made.path[0].device}
 
     def said() -> bool:
-        """One of those is among the latest messages; of PageRequest and PageData one of hidden states."""
+        """Return whether such a message is among the latest, for `PageRequest` and `PageData` one of hidden states."""
         return any(isinstance(each[3], kind) and getattr(each[3], "before", 1) == 1 for each in cluster.sent[-5:])
 
     reach(cluster, said)
@@ -225,7 +225,7 @@ def test_without_the_source_it_runs_again_where_inputs_are_missing() -> None:
 
 
 def test_what_has_grown_when_the_source_is_gone_is_not_waited_for() -> None:
-    """All that was asked for is there, the source dies, and there is more: nobody has it."""
+    """All requested pages are there; the source dies after more was computed, which no device can send."""
     cluster = cluster_of(page_bytes_per_ms=1e9, latency=MS // 100)
     cluster.ask(request("a", range(30), "two", max_tokens=60))
     reach(cluster, lambda: len(cluster.told["a"].tokens) > 2)
@@ -280,7 +280,7 @@ def test_an_abort_in_every_phase_leaves_nothing(phase: int) -> None:
     cluster.expect_empty()
 
 
-# -- any schedule ------------------------------------------------------------------------------------------------------
+# -- random schedules --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -293,7 +293,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
         devices=3,
         pages=rng.choice((120, 400)),
         config=ClusterConfig(devices=3, placement="partition", prefill_chunk=rng.choice((4, 64))),
-        relay_config=AgentConfig(
+        agent_config=AgentConfig(
             recompute_chunk=chunk, fetch_window=window, page_timeout_ms=200, activation_cache_bytes=kept
         ),
         page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)),
@@ -324,7 +324,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])
 @pytest.mark.parametrize("speed", [200.0, 2000.0, 50_000.0])
 def test_one_portion_that_does_not_verify_is_brought_again(lost: int, ends: dict[str, bool], speed: float) -> None:
-    """Whichever it is, and whatever was asked for behind it: nothing waits for ever."""
+    """Whichever portion it is, and whatever was requested after it, nothing waits for ever."""
     count = 0
 
     def damage(pages: PageData) -> bool:

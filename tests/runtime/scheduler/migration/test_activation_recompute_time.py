@@ -1,8 +1,7 @@
-"""How long blocks in the middle of a chain take to move where what came into them is kept: the formula of BL-16, within
-one page group.
+"""Moves of blocks in the middle of a chain with kept inputs take the time of BL-16's formula, within one page group.
 
-The link carries hidden states for the front and pages for the back; what it carries is counted, and so is the work that
-no device upstream has to do again.
+The link carries hidden states for the front and pages for the back. The tests count its bytes, and the upstream work
+that no device has to repeat.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.runtime.recomputing import costs, recompute_time, seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
-#: Two blocks; the second has four layers: of a token 64 bytes of K and V, behind 8 bytes of hidden states.
+#: Two blocks; the second has four layers. A token has 64 bytes of K and V there, and 8 bytes of hidden states as input.
 M = counting_model("m", "1 2* 3* 4* 5* 6", page_tokens=4, max_model_len=4096)
 CUT = (1,)
 LAYERS, GROUP_BYTES, INPUT_BYTES = 4, 4 * 64, 4 * 8
@@ -31,7 +30,10 @@ MIDDLE = range(1, 2)
 def cluster_of(
     tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 << 30, chunk: int = 4, **changes: object
 ) -> VirtualCluster:
-    """A sequence of so many tokens that rests; a group takes these milliseconds to recompute, or to travel."""
+    """Return a cluster with a held sequence of so many tokens.
+
+    A page group takes `recompute_ms` to recompute and `copy_ms` to copy.
+    """
     fields = dict(
         devices=3,
         pages=600,
@@ -39,7 +41,7 @@ def cluster_of(
         latency=0,
         alpha=0,
         beta=int(recompute_ms * MS / 4),
-        relay_config=AgentConfig(recompute_chunk=chunk, fetch_window=1, activation_cache_bytes=kept),
+        agent_config=AgentConfig(recompute_chunk=chunk, fetch_window=1, activation_cache_bytes=kept),
         page_bytes_per_ms=GROUP_BYTES / copy_ms,
     )
     cluster = VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
@@ -81,10 +83,10 @@ def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, c
     page = max(recompute_ms, copy_ms) / 1e3
     groups = -(-both // 4)
     ideal = finish_time(both, priced).seconds
-    # Recomputing alone: it waits for the first group's inputs, or for each of them where the link is slower than it.
+    # Recomputing alone waits for the first group's inputs, or for those of each group where the link is the slower one.
     alone = priced.inputs_group + max(recompute_time(both, priced), groups * priced.inputs_group)
-    assert both in (tokens, tokens + 1)  # the token behind the prompt may have run
-    # A last group that is not full has fewer hidden states than the formula says.
+    assert both in (tokens, tokens + 1)  # the token after the prompt may have run
+    # A last group that is not full has fewer hidden states than the formula assumes.
     assert ideal - priced.inputs_group - 1e-9 <= took <= ideal + page + 1e-9
     assert took <= min(alone, priced.back(groups)) + page + 1e-9
 
@@ -100,7 +102,7 @@ def test_both_ends_work(recompute_ms: float, copy_ms: float) -> None:
         meet.extra["copied"],
     )
     assert front.n + back.n == spans[-1][1] and back.extra["reason"] == "both ends met"
-    # The link carried eight bytes for each token that was recomputed, and nothing more.
+    # The link carried eight bytes for each recomputed token, and nothing more.
     assert cluster.fed_bytes == front.bytes == 8 * front.n and back.bytes == -(-back.n // 4) * GROUP_BYTES
 
 
@@ -122,7 +124,7 @@ def test_where_the_link_is_slower_than_the_device_recomputing_takes_what_the_inp
 
 
 class Counted:
-    """An engine, and the tokens times components that it has run, by the first component of the stage."""
+    """An engine that counts the work it has run, in tokens times components, by the first component of the stage."""
 
     def __init__(self, engine: StageEngine, work: Counter[tuple[str, int]]) -> None:
         self._engine, self._work = engine, work
@@ -138,7 +140,7 @@ class Counted:
 
 
 def counted(kept: int) -> tuple[VirtualCluster, Counter[tuple[str, int]]]:
-    """A cluster at rest behind 61 tokens, and the work of its devices from now on."""
+    """Return a cluster with a held sequence of 61 tokens, and the counter of its devices' work from now on."""
     cluster = cluster_of(61, 1.0, 1.0, kept)
     work: Counter[tuple[str, int]] = Counter()
     for node in cluster.nodes.values():
@@ -158,13 +160,14 @@ def test_nothing_upstream_runs_again_where_inputs_are_kept() -> None:
 
 
 def test_upstream_is_charged_where_none_are_kept() -> None:
-    """Tokens times components before the run: what it takes to make K and V again without them, as a device that does
-    it counts.
+    """Where no inputs are kept, a recompute is charged the tokens times components before the moved blocks.
+
+    The charge equals the work that a second cluster counts when it computes K and V from the tokens alone.
     """
     cluster, work = counted(0)
     sequence = cluster.scheduler.sequences["a"]
     held, prompt = sequence.computed, sequence.first(sequence.computed)
-    assert "would run again" in (cluster.migrate("a", MIDDLE, "d2", copy=False) or "")  # not done: only told
+    assert "would run again" in (cluster.migrate("a", MIDDLE, "d2", copy=False) or "")  # refused, with the reason
     move(cluster)
     cluster.run()
     cluster.expect()
@@ -172,7 +175,7 @@ def test_upstream_is_charged_where_none_are_kept() -> None:
     assert not cluster.trace.named("kv.recompute") and cluster.fed_bytes == 0
     assert back.extra["upstream"] == held * 1 and "1 components would run again" in back.extra["reason"]
     work.clear()
-    again = VirtualCluster([M], [CUT], devices=2, latency=0)  # who makes them again, from nothing but the tokens
+    again = VirtualCluster([M], [CUT], devices=2, latency=0)  # computes K and V from the tokens alone
     again.ask(request("a", prompt, "m", max_tokens=1))
     again.run_one()
     while len(again.nodes) < 2 or not again.scheduler.sequences.get("a") or not again.scheduler.sequences["a"].path:
@@ -185,7 +188,7 @@ def test_upstream_is_charged_where_none_are_kept() -> None:
 
 
 def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
-    """The rule by bytes: one layer's K and V are no more than the hidden states (16 bytes here, against 16)."""
+    """One layer's K and V (16 bytes a token) are no larger than its input (16 bytes), so they are copied."""
     thin = counting_model("m", "1 2* 3", page_tokens=4, max_model_len=4096)
     chain = thin.chain(1)
     wide = (
@@ -198,7 +201,7 @@ def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
         stand_ins=[thin],
         devices=3,
         config=ClusterConfig(devices=3, placement="partition"),
-        relay_config=AgentConfig(activation_cache_bytes=1 << 20),
+        agent_config=AgentConfig(activation_cache_bytes=1 << 20),
     )
     cluster.ask(request("a", range(40), "m", max_tokens=4))
     while not cluster.told["a"].tokens:

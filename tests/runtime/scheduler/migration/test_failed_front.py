@@ -1,6 +1,4 @@
-"""The step that recomputes for a move fails: what the front had is fetched, and the sequence is none the wiser
-(BL-16).
-"""
+"""When the recompute step of a move fails, its tokens are copied instead, and the sequence is not affected (BL-16)."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ M = counting_model("m", "1 2* 3 4* 5", max_model_len=200)
 
 
 class Failing(VirtualCluster):
-    """From its `after`-th on, every step that recomputes fails, before the engine has done anything."""
+    """A virtual cluster in which every recompute step from the `after`-th on fails before the engine runs."""
 
     after = 1
     fronts = 0
@@ -46,7 +44,7 @@ def moving(after: int, **ends: bool) -> Failing:
         devices=2,
         pages=256,
         config=config,
-        relay_config=AgentConfig(recompute_chunk=8, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=8, fetch_window=1),
         page_bytes_per_ms=100.0,
         latency=MS // 10,
     )
@@ -66,7 +64,7 @@ def moving(after: int, **ends: bool) -> Failing:
 @pytest.mark.parametrize("after", [1, 2])
 def test_the_back_brings_what_the_front_cannot(after: int) -> None:
     cluster = moving(after)
-    assert cluster.fronts == after  # no other try
+    assert cluster.fronts == after  # it is not tried again
     (meet,) = cluster.trace.named("kv.meet")
     assert meet.extra["met"] == 8 * (after - 1)
     assert meet.extra["recomputed"] == (((0, 8),) if after > 1 else ())

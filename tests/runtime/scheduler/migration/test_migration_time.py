@@ -1,6 +1,4 @@
-"""How long a move takes in virtual time, the real relays and scheduler at work: the formula of BL-16, within one page
-group.
-"""
+"""A move takes the time of BL-16's formula, within one page group, with real agents and scheduler."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ GROUP_BYTES = 3 * 64
 
 
 def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> VirtualCluster:
-    """Move a sequence of so many tokens that rests meanwhile; a group takes these milliseconds to recompute, or to
-    travel.
-    """
+    """Move a held sequence of so many tokens; a page group takes these milliseconds to recompute or to copy."""
     cluster = VirtualCluster(
         [M],
         devices=2,
@@ -32,7 +28,7 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
         latency=0,
         alpha=0,
         beta=int(recompute_ms * MS / 4),
-        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         page_bytes_per_ms=GROUP_BYTES / copy_ms,
     )
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
@@ -61,7 +57,7 @@ def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, c
     ideal = finish_time(moved, costs(recompute_ms, copy_ms)).seconds
     groups = -(-moved // 4)
     better = min(groups * recompute_ms, groups * copy_ms) / 1e3
-    assert moved == tokens + 1 or moved == tokens  # the token behind the prompt may have run
+    assert moved == tokens + 1 or moved == tokens  # the token after the prompt may have run
     assert ideal - 1e-9 <= took <= ideal + page + 1e-9
     assert took <= better + page + 1e-9
 

@@ -1,6 +1,4 @@
-"""Versions of models that come and go under load: each sequence has the tokens of the one that it began with, and what
-is old goes.
-"""
+"""Models are updated under load: each sequence keeps the version it began with, and old versions are unloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
 A = counting_model("m-1", "1 2* 3 4* 5* 6")
-#: Another version of A: two of its blocks are new.
+#: Another version of A; two of its blocks are new.
 B = counting_model("m-2", "1 2* 3 7* 5* 9")
 C = counting_model("m-3", "11 12* 13 14* 15* 16")
 CUT = (1, 3, 4)
@@ -82,8 +80,10 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
 
 
 def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
-    """Profiles of their blocks, what was reckoned from these, and how well they were predicted: else a server that
-    takes a version of a model every minute grows for ever."""
+    """Block profiles, latency estimates and prediction outcomes of old versions are removed.
+
+    Otherwise a server that takes a new version of a model every minute would grow for ever.
+    """
     cluster = cluster_of()
     versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
     cluster.known = versions  # type: ignore[assignment]
@@ -202,7 +202,7 @@ def test_a_new_model_comes_and_another_is_withdrawn() -> None:
     cluster.run()
     assert "not loaded" in (cluster.told["late"].last.error or "")
     for seq in [seq for seq, told in cluster.told.items() if told.last.finish == "error"]:
-        assert cluster.given.get(seq) is None  # it came behind the withdrawal
+        assert cluster.given.get(seq) is None  # it came after the withdrawal
         del cluster.requests[seq]
     assert len(cluster.requests) > 5
     cluster.expect()
@@ -228,9 +228,7 @@ def test_an_update_before_the_devices_are_there_waits_for_them() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 def test_updates_under_load_with_deaths_and_moves(seed: int) -> None:
-    """UN-09: whatever comes and dies, each sequence has the tokens of the version it began with; old blocks are gone
-    from devices.
-    """
+    """UN-09: through updates and deaths, each sequence has the tokens of the version it began with."""
     rng = random.Random(seed)
     config = ClusterConfig(devices=3, placement="partition")
     cluster = cluster_of(3, pages=rng.choice((60, 200)), config=config, page_bytes_per_ms=rng.choice((1e9, 50.0)))

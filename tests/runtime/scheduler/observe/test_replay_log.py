@@ -1,4 +1,4 @@
-"""The log of a scheduler: whatever it was told is in it, and played again it says the same."""
+"""The replay log contains every event that the scheduler handled, and replaying it gives the same commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = ClusterConfig(devices=2, placement="partition")
 
 
 def recorded(path: Path) -> int:
-    """Pauses, an abort and a death, with two devices; how many events that were."""
+    """Write the log of a run with pauses, an abort and a death on two devices; return its number of events."""
     cluster = VirtualCluster([M], [(2,)], devices=2, config=CONFIG)
     with path.open("wb") as file:
         recorder = ReplayRecorder(cluster.scheduler, head_of([M.chain(2)], M.blocks(2), CONFIG), file.write)

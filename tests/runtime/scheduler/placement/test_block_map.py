@@ -1,4 +1,4 @@
-"""Which blocks are on which devices: instances come, go and are refused, and the devices' plans agree."""
+"""The block map: instances are added, removed and refused, and the devices' plans agree with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def map_of(placing: str = "replicate", limit: int = 100) -> tuple[BlockMap, Devi
 
 
 def agree(blocks: BlockMap, devices: Devices) -> bool:
-    """Whether each device's plan is what the map says of it."""
+    """Return whether each device's plan agrees with the map."""
     return all(
         device.plan.blocks == {block for block, where in blocks.instances.items() if device.name in where}
         and device.plan.nbytes == sum(SIZES[block] for block in device.plan.blocks)

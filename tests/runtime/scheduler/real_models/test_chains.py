@@ -1,5 +1,6 @@
-"""Real models over several devices: transformers' own tokens for two families, an adapter and a stitched chain,
-whatever moves or dies.
+"""Real models over several devices give transformers' own tokens, also while blocks move or devices die.
+
+They are two families, an adapter and a stitched chain.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
     fields = (
         dict(
             config=ClusterConfig(devices=devices, placement="partition"),
-            relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+            agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         )
         | changes
     )
@@ -62,8 +63,9 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
 
 
 def wanted(bench: Bench) -> dict[str, list[int]]:  # noqa: F811
-    """By sequence: what one engine gives that has the whole models, one after another; for foundations checked against
-    transformers.
+    """Return, by sequence, the tokens of one engine that has the whole model and runs one request after another.
+
+    Models without adapter or stitch are also checked against transformers.
     """
     answers = {}
     for model in MODELS:
@@ -102,7 +104,7 @@ def test_chains_over_devices(family: Bench, answers: dict[str, list[int]], devic
     cluster.run()
     assert tokens(cluster) == answers
     assert all(device.stages.loaded for device in cluster.scheduler.devices)
-    for chain in cluster.scheduler.chains():  # each of them is spread
+    for chain in cluster.scheduler.chains():  # each chain is spread over devices
         assert len({name for use in chain.uses for name in cluster.scheduler.block_map.instances[use.block]}) >= min(
             devices, 2
         )
@@ -126,7 +128,7 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
     assert (counts.copied > 0, counts.recomputed > 0) == (ends != {"copy": False}, ends != {"recompute": False})
 
 
-#: What comes into stages is kept.
+#: Agents keep the inputs of their stages.
 KEEPING = AgentConfig(recompute_chunk=4, fetch_window=1, activation_cache_bytes=1 << 24)
 
 
@@ -134,9 +136,9 @@ KEEPING = AgentConfig(recompute_chunk=4, fetch_window=1, activation_cache_bytes=
 def test_blocks_of_the_middle_that_are_recomputed(
     family: Bench, answers: dict[str, list[int]], ends: dict[str, bool]
 ) -> None:
-    """All families, an adapter, and a chain of two widths, from hidden states that their devices kept."""
+    """All models, including an adapter and a chain of two widths, recompute from hidden states that devices kept."""
     rng = random.Random(7 + len(ends))
-    cluster = cluster_of(family, 3, page_bytes_per_ms=1000.0, relay_config=KEEPING)
+    cluster = cluster_of(family, 3, page_bytes_per_ms=1000.0, agent_config=KEEPING)
     ask(cluster, rng)
     for _ in range(100):
         cluster.at(rng.randrange(100 * MS), lambda: cluster.migrate_some(rng, **ends) and None)
@@ -148,7 +150,7 @@ def test_blocks_of_the_middle_that_are_recomputed(
 
 
 def kept_pages(cluster: VirtualCluster, device: str, layers: tuple[int, int], tokens: int) -> torch.Tensor:
-    """K and V of the sequence's first tokens in these layers, whole groups, as the device's engine has them."""
+    """Return K and V of the sequence's first tokens in these layers (whole page groups), from the device's engine."""
     node = cluster.nodes[device]
     guest = node.agent._sequence_table.sequences["a"]
     hop = next(hop for hop in guest.path if hop.device == device and hop.covers(layers))
@@ -161,14 +163,16 @@ def kept_pages(cluster: VirtualCluster, device: str, layers: tuple[int, int], to
 @pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
 @pytest.mark.parametrize("model", ["llama", "lora", "stitched"])
 def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) -> None:
-    """Recomputed from kept hidden states alone, a run of blocks behind others has the K and V that it had (BL-16's
-    pitfall): the first such run of the chain, and its last one that attends; of the stitched chain the last one is
-    wider."""
-    cluster = cluster_of(family, 3, relay_config=KEEPING)
+    """Blocks recomputed from kept hidden states alone have the same K and V as before (BL-16's pitfall).
+
+    It takes the first such run of blocks after the chain's start, and the last one with attention; in the stitched
+    chain that last run is wider.
+    """
+    cluster = cluster_of(family, 3, agent_config=KEEPING)
     prompt = tuple(int(each) for each in torch.randint(5, 60, (37,), generator=torch.Generator().manual_seed(3)))
     cluster.ask(SequenceRequest("a", "r-a", model, prompt, replace(SAMPLING, max_tokens=12)))
     cluster.run(until=0)
-    for node in cluster.nodes.values():  # what no layer writes is equal everywhere
+    for node in cluster.nodes.values():  # so that slots that no layer writes are equal on all devices
         node.engine._pool.clear(range(node.engine.page_capacity))  # type: ignore[attr-defined]
     while not cluster.told["a"].tokens:
         cluster.run_one()
@@ -185,7 +189,8 @@ def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) ->
         cluster.run_one()
     while not cluster.trace.named("kv.meet"):
         cluster.run_one()
-    while cluster.nodes[target].agent._sequence_table.sequences["a"].epoch != sequence.epoch:  # until it is told
+    # until the target has the new path
+    while cluster.nodes[target].agent._sequence_table.sequences["a"].epoch != sequence.epoch:
         cluster.run_one()
     assert cluster.trace.named("kv.meet")[0].extra["recomputed"] == ((0, computed),)
     after = kept_pages(cluster, target, hop.layers, computed)

@@ -1,8 +1,7 @@
-"""Real models while blocks are scaled, rearranged and balanced by the clock: transformers' own tokens, whatever control
-decides.
+"""Real models give transformers' own tokens while blocks are scaled, rearranged and balanced.
 
-With counting engines the same is in `test_scaling`, `test_rearranging` and `test_balancing`; each of these tests has
-its control there.
+`controllers/test_autoscaler.py`, `test_locality.py` and `test_balancing.py` prove the same with counting engines;
+the negative controls of these tests are there.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ QUICK = dict(interval_ms=5, cooldown_ms=30, idle_ms=30, rearrange_interval_ms=1_
 
 @pytest.mark.parametrize("seed", range(2))
 def test_blocks_are_scaled_up_and_down_again(family: Bench, answers: dict[str, list[int]], seed: int) -> None:  # noqa: F811
-    """Memory is short: what fills a device gets another instance, sequences go there with their K and V, and it goes
-    again.
-    """
+    """A block on a full device gets another instance, sequences move there, and later it leaves."""
     config = ClusterConfig(devices=4, placement="partition", control=ControlConfig(rearranging=False, **QUICK))  # type: ignore[arg-type]
     cluster = cluster_of(family, 4, pages=60, config=config, page_bytes_per_ms=1e5)
     ask(cluster, random.Random(seed))
@@ -51,7 +48,7 @@ def test_instances_move_to_whom_they_exchange_rows_with(family: Bench, answers: 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
 def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int]], balancing: Rebalancing) -> None:  # noqa: F811
-    """The second device comes back while the first one has all there is."""
+    """The second device comes back while the first one runs all sequences."""
     control = ControlConfig(
         scaling=False, rearranging=False, proactive=False, rebalance=balancing, rebalance_margin=1, interval_ms=5
     )
@@ -68,8 +65,9 @@ def test_sequences_leave_busy_devices(family: Bench, answers: dict[str, list[int
 
 
 def test_everything_is_off_and_batches_are_plain(family: Bench, answers: dict[str, list[int]]) -> None:  # noqa: F811
-    """One device, each switch off: continuous batching. All run together, and nothing is moved, shared, scaled or
-    predicted.
+    """One device with every mechanism off is plain continuous batching.
+
+    All sequences run together, and nothing is moved, shared, scaled or speculated.
     """
     config = ClusterConfig(devices=1, placement="replicate", prefix_caching="off", control=ControlConfig.off())
     cluster = cluster_of(family, 1, config=config)

@@ -1,4 +1,4 @@
-"""Shared beginnings with real models over two devices: transformers' own tokens, and fewer of them computed."""
+"""Prefix caching with real models over two devices: transformers' own tokens, with fewer of them computed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def asked(family: Bench) -> dict[str, SequenceRequest]:
 
 @pytest.fixture(scope="module")
 def answers(family: Bench, asked: dict[str, SequenceRequest]) -> dict[str, tuple[Any, list[int]]]:
-    """By sequence: transformers' model, and its tokens."""
+    """Return, by sequence, transformers' model and its tokens."""
     stock = {model: reference(family.folders[model]) for model in MODELS}
     return {seq: (stock[one.model], greedy(stock[one.model], one.prompt, COUNT)) for seq, one in asked.items()}
 
@@ -60,10 +60,10 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
         devices=2,
         make_engine=lambda name: StagedEngine(family.store, CONFIG, half, name),
         config=ClusterConfig(devices=2, placement="partition", prefix_caching=sharing),
-        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
     )
     for number, one in enumerate(asked.values()):
-        cluster.ask(one, at=(0, 10 * MS, 80 * MS)[number % 3])  # the third one comes when nobody runs any more
+        cluster.ask(one, at=(0, 10 * MS, 80 * MS)[number % 3])  # the third one comes when no sequence runs any more
     rng = random.Random(2)
     for _ in range(10):
         cluster.at(rng.randrange(14 * MS, 20 * MS), lambda: cluster.migrate_some(rng))

@@ -1,5 +1,6 @@
-"""A real model's hop predicted by a pruned one of `surrogates`: transformers' tokens in exact mode, the rate of hits in
-the other.
+"""Speculation on a real model's hop with a pruned stand-in of `surrogates`.
+
+Exact mode gives transformers' tokens; similarity mode reports its hit rate.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PROMPTS = [tuple(range(3 + at, 3 + at + length)) for at, length in enumerate((3,
 
 
 class Bench:
-    """A parent of four layers, and a stand-in that has half of its second one."""
+    """A store with a parent model of four layers, and a stand-in that has half of its second layer."""
 
     def __init__(self, root: Path) -> None:
         self.folder = checkpoints.make(
@@ -74,7 +75,7 @@ def run(
         blocks=described.blocks,
         devices=2,
         surrogates={"m": known},
-        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         make_engine=lambda name: StagedEngine(store, CONFIG, half, name),
         config=ClusterConfig(
             devices=2, placement="partition", speculation=SpeculationConfig(mode, threshold=threshold)
@@ -96,7 +97,7 @@ def run(
 
 
 def agreeing(bench: Bench, cluster: VirtualCluster) -> list[int]:
-    """Leading tokens of each answer that are transformers' own."""
+    """Return, for each answer, how many of its leading tokens are transformers' own."""
     told = [cluster.told[str(number)].tokens for number in range(len(PROMPTS))]
     assert {len(tokens) for tokens in told} == {COUNT}
     return [
@@ -120,13 +121,11 @@ def test_exact_tokens_are_transformers_own(bench: Bench, kill: bool) -> None:
     counts = cluster.scheduler.speculation.counts()
     assert counts.guesses > 0 and counts.hits + counts.misses > (
         5 if kill else 40
-    )  # who is let in anew may come before the stand-in
+    )  # a sequence admitted again may run before the stand-in is loaded
 
 
 def test_similarity_reports_its_hits(bench: Bench) -> None:
-    """At a threshold that nothing misses all predictions stand; at one that nothing reaches none does, and the tokens
-    are exact.
-    """
+    """All predictions stand at the lowest threshold; at the highest none does, and tokens are exact."""
     lossy, strict = (run(bench, "similarity", threshold, adaptive=True) for threshold in (-1.0, 1.0))
     counts = lossy.scheduler.speculation.counts()
     assert counts.hits > 50 and counts.misses == 0

@@ -1,5 +1,8 @@
-"""Real models that are replaced under load, or stood in for: tokens of the version that each sequence began with, or of
-the composed model that it was given, and nothing of another one loaded."""
+"""Real models that are updated under load, or served by a composed variant.
+
+Each sequence has the tokens of the version it began with, or of the composed model it was given, and no other
+version stays loaded.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def engine_of(bench: Bench, device: str) -> StagedEngine:  # noqa: F811
 
 
 def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
-    """Both versions lie on one base: its blocks stay, and serve both."""
+    """Both versions have the same base, whose blocks stay and serve both."""
     old, new = described(family, "one", "tuned"), described(family, "two", "tuned")
     assert [block.id for block in old.blocks] == [
         block.id for block in new.blocks
@@ -66,7 +69,7 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
         devices=2,
         make_engine=lambda name: engine_of(family, name),
         config=ClusterConfig(devices=2, placement="partition"),
-        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
     )
     rng = random.Random(1)
     for number in range(24):
@@ -92,9 +95,7 @@ def _loaded_alone(bench: Bench, device: str, stages: list[Stage]) -> int:  # noq
 
 
 def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None:
-    """Its blocks are its parents', and smaller where they are not those of the model that was asked for: its steps are
-    shorter.
-    """
+    """Blocks of the composed model that differ from the requested model's are smaller, and so faster."""
     store = family.store
     put_chain(store, "mixed", ("base", 0, 2), ("slim", 2, 3), embedding="base", head="base")
     put_chain(store, "unscored", ("base", 0, 1), ("slim", 1, 2), ("base", 2, 3), embedding="base", head="base")
@@ -116,7 +117,7 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
         devices=2,
         make_engine=lambda name: engine_of(family, name),
         config=ClusterConfig(devices=2, placement="partition"),
-        relay_config=AgentConfig(recompute_chunk=4, fetch_window=1),
+        agent_config=AgentConfig(recompute_chunk=4, fetch_window=1),
         adaptation=VariantChoice((found[0].variant,)),
     )
     for number in range(12):
@@ -136,7 +137,7 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
         all(served[seq] is None for seq, one in cluster.requests.items() if not one.adaptive)
         and "mixed" in served.values()
     )
-    # A comparison of the two themselves counts before what their parts make likely.
+    # A direct comparison of the two models counts before the score estimated from their parts.
     with store.catalog.writing() as writer:
         writer.put_equivalences(
             [Equivalence("equivalent", ScoredRun("base", 7, 8), ScoredRun("mixed", 7, 8), "probe", 0.91)]
@@ -159,4 +160,4 @@ def test_another_model_under_the_same_name_is_not_loaded_for_a_version_that_runs
     assert engine.load(now.stage(2, 4)).name == now.stage(2, 4).id
     assert (
         engine.load(replace(chain, source="three").stage(2, 4)).name == "three[2:4]"
-    )  # without a version: as it stands
+    )  # without a version: the model as it is now

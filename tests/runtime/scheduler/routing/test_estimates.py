@@ -1,6 +1,4 @@
-"""Paths of new sequences by profiles (BL-21): what a device has to do, what it must load, and what a hop costs,
-recomputed from the table.
-"""
+"""New sequences take the path of least latency by block profiles (BL-21): queue, load and hop."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_lo
     estimates = LatencyEstimates({"b": profile("b")}, hop=0.0)
     busy, cold = device("busy", sequences=8, queued=8), device("cold", warm=())
     assert estimates.estimate_block("b", busy, 16).total < estimates.estimate_block("b", cold, 16).total
-    seqpacket = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
-    assert seqpacket.estimate_block("b", busy, 16).total > seqpacket.estimate_block("b", cold, 16).total
+    quick = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
+    assert quick.estimate_block("b", busy, 16).total > quick.estimate_block("b", cold, 16).total
 
 
 def test_a_chain_costs_what_it_was_measured_at_as_a_whole_else_the_sum_of_its_blocks() -> None:

@@ -1,6 +1,4 @@
-"""Indexes of the scheduler beside what they stand for, counted from scratch: routes, living devices, candidates of very
-many.
-"""
+"""Indexes of the scheduler agree with a count from scratch: cached routes, living devices, and capped candidates."""
 
 from __future__ import annotations
 

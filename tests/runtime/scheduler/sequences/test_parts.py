@@ -1,4 +1,4 @@
-"""The parts of a sequence's record: what it waits for, hops that are open, what is left when it runs nowhere."""
+"""Parts of a sequence's record: what it waits for, its open hops, and what is left when it runs nowhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sequence() -> ScheduledSequence:
 
 
 def test_a_sequence_that_waits_for_nothing_says_so_with_one_object() -> None:
-    """Rows are issued at once for that object only: an equal one would take the long way, and never be guessed on."""
+    """Rows are issued at once only for that very object; an equal one would take the long way."""
     one = sequence()
     for begin, end in (
         (lambda: one.pause(5), lambda: one.pause(None)),

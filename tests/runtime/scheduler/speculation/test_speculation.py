@@ -1,5 +1,6 @@
-"""Predicted hops: in exact mode the chain's own tokens in every schedule, else what the threshold allows; books agree
-always.
+"""Speculated hops: exact mode gives the chain's own tokens always, similarity mode also similar ones.
+
+Page accounting is checked after every event.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
 CUT = (2, 5)
-#: Few words, so that a wrong prediction often brings the right token.
+#: A small vocabulary, so that a wrong prediction often gives the right token.
 M = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
 
 
@@ -33,8 +34,9 @@ def cluster_of(
     pinned: bool = True,
     **others,
 ) -> VirtualCluster:
-    """A chain of three hops whose second is predicted by a stand-in that is wrong for one value in `misses` (0: for
-    none).
+    """A cluster with a chain of three hops, whose second hop a stand-in predicts.
+
+    The stand-in is wrong for one value in `misses` (0: for none).
     """
     stand_in = surrogate_of(model, "m~", middle, misses)
     config = ClusterConfig(devices=devices, placement="partition", speculation=SpeculationConfig(mode, top=0.4))  # type: ignore[arg-type]
@@ -68,7 +70,7 @@ def some(count: int, seed: int, **changes: object) -> list[SequenceRequest]:
 
 
 def warm(cluster: VirtualCluster) -> None:
-    """The first sequence has the stand-in loaded."""
+    """Send a first request, which makes devices load the stand-in."""
     cluster.ask(request("warm", (1,), "m", max_tokens=1))
 
 
@@ -98,7 +100,7 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
     assert (counts.misses > 0, counts.redone > 0) == (misses > 0, misses > 0)
     assert passed(cluster, odd=True) > 50
     if misses == 1:
-        assert counts.hits > 0  # by its token
+        assert counts.hits > 0  # where the token is right by chance
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -106,7 +108,7 @@ def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
     rng = random.Random(seed)
     cluster = cluster_of(
         rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
-        relay_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
+        agent_config=AgentConfig(recompute_chunk=rng.choice((4, 64)), fetch_window=rng.choice((1, 4))),
         page_bytes_per_ms=rng.choice((1e9, 200.0)),
         costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)), lanes=rng.choice((("all",), ("real", "ahead"))),
     )  # fmt: skip
@@ -127,8 +129,9 @@ def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
 
 
 def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
-    """Short of pages somebody gives way, and all tokens are right; whoever cannot be given a stand-in's pages goes
-    without.
+    """Short of pages, a sequence is preempted, and all tokens stay right.
+
+    A sequence that cannot get pages for a stand-in runs without one.
     """
     cluster = cluster_of(3, pages=44)
     ask(cluster, some(16, 5), random.Random(5))
@@ -140,9 +143,7 @@ def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
 
 @pytest.mark.parametrize("misses", [0, 1, 4])
 def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) -> None:
-    """Alike are the same values only: so misses are rolled back, and hits have nothing behind the predicted hop run
-    twice.
-    """
+    """Only equal values count as similar here: misses are rolled back, and after a hit no later hop runs twice."""
     cluster = cluster_of(misses, "similarity")
     asked = [replace(one, adaptive=True) for one in some(12, misses)]
     ask(cluster, asked, random.Random(misses))
@@ -159,7 +160,7 @@ def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) 
     assert counts.hits <= verdicts.count(True) and counts.misses <= verdicts.count(False)
     assert (
         len(verdicts) - counts.hits - counts.misses <= counts.redone
-    )  # those of rows that were sent from the wrong token
+    )  # the rest are verdicts on rows that were sent with a wrong token
     events = cluster.trace
     assert len(events.named("spec.hit")) == counts.hits and len(events.named("spec.miss")) == counts.misses
     assert (
@@ -171,7 +172,7 @@ def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) 
 
 
 def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
-    """Where anything is alike enough whoever allows it gets the stand-in's tokens, and all others their model's."""
+    """Where all values count as similar, adaptive requests get the stand-in's tokens, and exact ones their model's."""
     cluster = cluster_of(2, "similarity", alike=lambda a, b: Likeness(a.data == b.data, 0.96))
     warm(cluster)
     prompt = (1, 2, 0, 1)
@@ -187,7 +188,7 @@ def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
 
 
 def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
-    """One hop of a path at most, and not the last one, whatever the choice says."""
+    """At most one hop of a path is speculated, never the last one, whatever blocks are pinned."""
     cluster = cluster_of(3, pinned=False)
     uses = M.chain(*CUT).uses
     everything = [(use.block, f"d{at}") for use in reversed(uses) for at in range(3)]
@@ -204,9 +205,7 @@ def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
 
 
 def test_ticks_choose_the_longest_queues() -> None:
-    """By reports: the hop that takes longest is predicted, none is while nobody waits, and everything else stays as it
-    is.
-    """
+    """Reports select the slowest hop, and none while no row waits; tokens stay the same."""
     slow = {"m[2:5]"}
     cluster = cluster_of(
         4, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
@@ -233,7 +232,7 @@ def test_ticks_choose_the_longest_queues() -> None:
 
 @pytest.mark.parametrize(("misses", "ends"), [(1, True), (0, False)])
 def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, ends: bool) -> None:
-    """A stand-in that is always wrong is not asked any more, also by those that run; one that is right goes on."""
+    """A stand-in that is always wrong is given up, for running sequences too; one that is right stays in use."""
     slow = {"m[2:5]"}
     cluster = cluster_of(
         misses, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS
@@ -267,7 +266,7 @@ def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, e
 
 
 def test_off_is_as_if_there_were_none() -> None:
-    """The negative control: the same messages as without surrogates, and nothing of it in the trace."""
+    """Negative control: the same messages as without surrogates, and no speculation event in the trace."""
     sent = []
     for mode in ("off", "none"):
         cluster = cluster_of(2, "off", pinned=False)
@@ -288,7 +287,7 @@ def test_off_is_as_if_there_were_none() -> None:
 
 
 def test_off_nothing_is_remembered_of_queues() -> None:
-    """There would be nobody to forget those of blocks that have gone."""
+    """Queues of blocks that are gone would never be removed."""
     cluster = cluster_of(0, "off")
     for version in range(20):
         cluster.tell(AgentStats("d0", 5, 1, MS, 1, 9, ((f"block {version}", 5),)))
@@ -297,7 +296,7 @@ def test_off_nothing_is_remembered_of_queues() -> None:
 
 
 def test_nothing_is_predicted_during_a_move() -> None:
-    """UN-13: from the beginning of a move on no row of its sequence may be predicted, and none is afterwards."""
+    """UN-13: no row of a sequence is speculated from the start of its move on."""
     cluster = cluster_of(3, page_bytes_per_ms=20.0)
     rng = random.Random(4)
     ask(cluster, some(12, 4), rng)
@@ -321,8 +320,9 @@ def test_nothing_is_predicted_during_a_move() -> None:
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
-    """UN-13: others with the same beginning find it only with sequences that are not predicted (the negative
-    control).
+    """UN-13: a later request with the same prefix shares it only with sequences that are not speculated.
+
+    The case without speculation is the negative control.
     """
     cluster = cluster_of(3, pinned=pinned)
     warm(cluster)
@@ -335,7 +335,7 @@ def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
 
 
 def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() -> None:
-    slow = {"m[2:5]": 4 * MS}  # what is predicted; so that its successor sets out from a guess
+    slow = {"m[2:5]": 4 * MS}  # slow, so that the successor of a speculated row starts from a guess
     cluster = cluster_of(
         0,
         lanes=("real", "ahead"),
@@ -354,7 +354,7 @@ def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() 
 
 @pytest.mark.parametrize("misses", [0, 3])
 def test_a_path_may_come_back_to_a_device_behind_what_is_predicted(misses: int) -> None:
-    """d0, d1, d0: on d0 a prediction's row at the last hop is not superseded by the row itself at the first one."""
+    """Path d0, d1, d0: on d0, a speculated row at the last hop is not superseded by the real row at the first hop."""
     cluster = cluster_of(misses)
     last = M.chain(*CUT).uses[2].block
 

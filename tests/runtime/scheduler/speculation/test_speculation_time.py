@@ -1,6 +1,4 @@
-"""What predicting the slowest hop gains in virtual time: what `policy.speculation.choice.chain_time` says for a pass,
-and its sum over tokens.
-"""
+"""Speculating on the slowest hop gains in virtual time what `policy.speculation.choice.chain_time` computes."""
 
 from __future__ import annotations
 
@@ -18,22 +16,23 @@ from tests.runtime.virtual import request
 
 M = counting_model("m", "1* 2 3* 4* 5 6* 7 8")
 CUT, MIDDLE = (2, 5), 4
-#: Milliseconds of the hops, and of the stand-in of the second.
+#: Milliseconds of the three hops, and of the second hop's stand-in.
 HOPS, STAND_IN = (2, 10, 3), 1
 OWN: tuple[Lane, ...] = ("real", "ahead")
 TOKENS = 20
 
 
 def costs(plan: StepPlan) -> int:
-    """By the stages of its rows; a row of the prompt counts as any other."""
+    """Return the time of a step by the stages of its rows; a prompt row costs as much as any other."""
     stages = {row.model for row in plan.rows}
     took = {"m[0:2]": HOPS[0], "m[2:5]": HOPS[1], "m[5:8]": HOPS[2], "m~[2:5]": STAND_IN}
     return sum(took[stage] for stage in stages) * MS
 
 
 def times(misses: int | None, mode: str = "exact", lanes: tuple[Lane, ...] = OWN) -> tuple[VirtualCluster, list[float]]:
-    """When each token of one answer was told, in milliseconds since it was asked for; `misses` None: without a
-    stand-in.
+    """Run one request; return the cluster and when each token came, in milliseconds since the request.
+
+    `misses` None: without a stand-in.
     """
     config = ClusterConfig(
         devices=3, placement="partition", speculation=SpeculationConfig(mode if misses is not None else "off")
@@ -59,7 +58,7 @@ def times(misses: int | None, mode: str = "exact", lanes: tuple[Lane, ...] = OWN
 
 
 def test_a_pass_takes_what_the_policy_says() -> None:
-    """The first token: one pass through the chain, with the prediction standing, and with a wrong one."""
+    """The first token takes one pass through the chain: with the prediction right, wrong, and without one."""
     stand_ins, checks = (0.0, STAND_IN, 0.0), (0.0,) * 3
     for misses, wrong in ((0, ()), (1, (1,))):
         _, told = times(misses)
@@ -68,10 +67,9 @@ def test_a_pass_takes_what_the_policy_says() -> None:
 
 
 def test_an_answer_takes_the_slowest_hops_time_per_token() -> None:
-    """The guess sends the next row to the slowest hop before that is through, which then never waits: exact tokens at
-    10 ms, not at 15.
+    """A guess sends the next row to the slowest hop before that is done, so this hop never waits.
 
-    On one stream the stand-in's time comes on top: 11.
+    Exact tokens take 10 ms each instead of 15; on one stream the stand-in's time adds to it: 11 ms.
     """
 
     def per_token(told: list[float]) -> float:
@@ -83,7 +81,7 @@ def test_an_answer_takes_the_slowest_hops_time_per_token() -> None:
 
 
 def test_wrong_predictions_cost_time_and_nothing_else() -> None:
-    """All wrong: each token as late as without, but for what the superseded rows hold up."""
+    """With all predictions wrong, tokens are late only by the time of superseded rows."""
     cluster, told = times(1)
     _, plain = times(None)
     assert cluster.scheduler.speculation.counts().misses > 0
@@ -92,9 +90,7 @@ def test_wrong_predictions_cost_time_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("wrong", "gain"), [((0,), "some"), ((2,), "none")])
 def test_figure_15(wrong: tuple[int, ...], gain: str) -> None:
-    """The figure's bounds hold of what runs here: one hop of three predicted, never the last, lies between its T2 and
-    its T6.
-    """
+    """With one hop of three speculated, the first token's time lies between the figure's T2 and T6."""
     figure = figure_15(HOPS, (STAND_IN,) * 3, (0.0,) * 3, wrong)
     assert (figure.gain > 0) == (gain == "some")
     first = {misses: times(misses)[1][0] for misses in (None, 0, 1)}

@@ -1,6 +1,4 @@
-"""Shapes against published sizes, costs by hand, decode steps in closed form, and Figure 7's split from the table as it
-is.
-"""
+"""Model shapes against published sizes, step costs by hand, decode steps in closed form, and Figure 7's split."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ def test_profiles_give_what_was_measured():
     assert cost.ns(BlockWork(rows=4, context=40)) == 3e9
     assert cost.ns(BlockWork(chunks=1, chunk=16)) == 9e9
     assert cost.ns(BlockWork(rows=1, context=10, chunks=1, chunk=8)) == 6e9
-    # Three steps from a context of 10: 11 in the middle.
+    # Three steps from a context of 10 have 11 in the middle.
     assert cost.ns(BlockWork(rows=1, context=10), steps=3) == pytest.approx(3 * 1.1e9)
 
 

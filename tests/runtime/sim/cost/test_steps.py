@@ -1,4 +1,4 @@
-"""What steps cost, beside a plain sum over pieces, rows and steps; and what is remembered of it has a bound."""
+"""Step costs against a plain sum over pieces, rows and steps; the memory for remembered mixes has a bound."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROWS = st.lists(
 
 
 def plain(made: Pricing, rows: list[Row], strides: dict[str, int]) -> float:
-    """Step by step; each piece once, for the rows of all stages that have it."""
+    """Return the cost step by step, with each piece once for the rows of all stages that have it."""
     total = 0.0
     for step in range(max((strides.get(row.seq, 1) for row in rows), default=0)):
         works: dict[str, BlockWork] = {}

@@ -1,4 +1,4 @@
-"""Every preset can be assembled, and asks what it says."""
+"""Every preset can be assembled, and generates the number of requests that it states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_presets_stand(name: str):
     assert preset.name == name
     assert len({case.x for case in preset.cases}) == len(preset.cases) and bool(preset.axis) == (len(preset.cases) > 1)
     for case in preset.cases:
-        asked = case.scenario.asked  # what comes in a trace's time is the trace's to say
+        asked = case.scenario.asked  # how many requests come at Twitter's rates depends on those
         assert len(case.scenario.demand(0)) == asked.count or asked.kind == "twitter"
         for policy in case.scenario.policies.values():
             assert len(assemble(case.scenario, policy).nodes) == sum(case.scenario.cluster.servers)

@@ -1,4 +1,4 @@
-"""Who shares what under the three ways of provisioning, and that chains are whole."""
+"""Which models share what under the three ways of provisioning; chains cover their models."""
 
 from __future__ import annotations
 
@@ -55,9 +55,7 @@ def test_blocks_of_adapted_models_are_their_foundations_with_a_domain_of_their_o
 
 
 def test_models_served_alone_carry_only_adapters_that_do_not_merge():
-    """A sum of matrices becomes one; a bottleneck with its activation, and tokens that nobody sees, stay beside the
-    weights.
-    """
+    """Adapters that are sums of matrices merge; bottlenecks with an activation, and virtual tokens, stay separate."""
     family = family_of(APPS, Cutting("pm"))
     assert all(len(family.chain(app.name).uses) == 1 for app in APPS)
     beside = {app.kind for app in APPS if family.chain(app.name).uses[0].adapter_bytes}

@@ -1,4 +1,4 @@
-"""Figure 16 in small: under load the smaller model answers, and the larger one again when it is over."""
+"""Figure 16 in small: under load the smaller model answers, and the larger one again when the load is over."""
 
 from __future__ import annotations
 

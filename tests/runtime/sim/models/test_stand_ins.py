@@ -1,4 +1,4 @@
-"""What stands in for simulated blocks: who gets a surrogate or an equivalent, and what that gains in virtual time."""
+"""Stand-ins of simulated blocks: which blocks have surrogates or equivalents, and what they gain in virtual time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BASE: dict[str, Any] = {
 
 
 def cut(**policy: Any) -> Played:
-    """One model over three devices, one request at a time."""
+    """Run one model over three devices, one request at a time."""
     values = {
         "cluster": {"servers": [3], "disk": "nvlink3"},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
@@ -78,9 +78,7 @@ def test_a_prediction_that_is_right_saves_its_block_and_a_wrong_one_nothing():
 
 
 def test_waiting_requests_find_a_second_copy_loaded():
-    """They come while their model is loaded on one device: the copy is loaded beside it, and at the next look half of
-    them go there.
-    """
+    """Requests wait while their model loads on one device; another device loads a copy, and half move there."""
     values = {
         "cluster": {"servers": [2]},
         "apps": {"count": 1, "foundations": ["llama-7b"]},

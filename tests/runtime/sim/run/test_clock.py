@@ -1,5 +1,6 @@
-"""Time only goes on, ties have one order, nothing runs inside what scheduled it, and random streams leave each other
-alone.
+"""The virtual clock and its random streams: time does not go back, ties have one order, and streams are independent.
+
+No event runs inside the event that scheduled it.
 """
 
 from __future__ import annotations

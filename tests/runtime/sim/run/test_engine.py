@@ -1,6 +1,4 @@
-"""The engine without data: shared weights count once, in memory and in time; strides are the steps that they stand
-for.
-"""
+"""The simulated engine: shared weights count once in memory and time, and strides equal the steps they stand for."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def test_a_server_reads_its_disk_once():
 
 
 def test_who_comes_while_a_piece_is_read_waits_for_it():
-    """Two devices of a server load the same at once: both wait for one reading of the disk, then each for its own
-    link.
-    """
+    """Two devices of a server that load a stage at once wait for one disk read, then for their own links."""
     host = Host(ServerSpec(GPU, 2))
     first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
     stage = Stage("base", 0, CUT)
@@ -123,8 +119,9 @@ def test_what_is_none_is_refused():
 
 
 def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
-    """Two LoRAs in a step take one pair of launches; run model by model they take two. Other kinds are other
-    operations.
+    """Two LoRAs in a step take one pair of launches, and two if run model by model.
+
+    Adapters of other kinds are other operations.
     """
     apps = [App("one", "llama-7b", "lora"), App("two", "llama-7b", "lora"), App("third", "llama-7b", "adapter")]
     joined, branched = (family_of(apps, Cutting(provision, parts=1)) for provision in ("blocks", "ps"))
@@ -140,7 +137,7 @@ def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
 
 
 def test_a_piece_that_another_device_will_read_later_is_read_now():
-    """The other one's loads queue: its second one is planned for the end of the first."""
+    """The other device's loads queue: its second load is planned for the end of the first."""
     host = Host(ServerSpec(GPU, 2))
     host.loaded("a", 10**9, 10**11)
     assert host.loaded("a", 10**9, 0) == Host(ServerSpec(GPU, 2)).loaded("a", 10**9, 0)

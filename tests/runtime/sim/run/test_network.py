@@ -1,4 +1,4 @@
-"""Who shares a link waits; who does not, does not; and messages between two devices stay in order."""
+"""Simulated links: transfers wait for each other on shared links only, and messages keep their order."""
 
 from __future__ import annotations
 

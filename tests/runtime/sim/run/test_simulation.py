@@ -1,6 +1,4 @@
-"""The real scheduler over simulated devices: everything is answered, the same again for the same seed, and again from
-its log.
-"""
+"""The real scheduler over simulated devices: all requests finish, and runs repeat from the seed and from the log."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from runtime.sim.results.report import document_of
 from runtime.sim.run.simulation import Stalled
 from zoo.errors import InputError
 
-#: Few and large ones: checking all of them after every event takes its time.
+#: Few large pages: all of them are checked after every event.
 PAGES = {"page_layers": 32, "page_tokens": 128}
 SMALL: dict[str, Any] = {
     "cluster": {"servers": [2, 2], "disk": "nvlink3"},
@@ -48,7 +46,7 @@ def test_every_request_gets_its_tokens_and_one_end(policy: str):
     )
     document = document_of(played)
     assert document["completed"] == 40 and 0 < document["utilisation"] < 1
-    # Only chains that are cut over devices send anything between them.
+    # Only chains that are cut over devices send data between them.
     assert (document["communication"]["inside"]["bytes"] > 0) == (policy == "blocks")
 
 
@@ -140,7 +138,7 @@ def test_strides_change_the_number_of_steps_and_hardly_the_time():
 
 
 def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
-    """One device, whose second sequences come while the first are in a step."""
+    """Run one device, on which sequences arrive while earlier ones are in a step; return the results."""
     whole: dict[str, Any] = {
         "cluster": {"servers": [1], "disk": "nvlink3", "control_us": control_us},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
@@ -151,7 +149,7 @@ def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
 
 
 def test_rows_that_are_due_back_join_the_next_step():
-    """With 50 us to the scheduler and back whoever comes beside a step would never meet those in it."""
+    """The round trip takes 50 us; without the wait, rows that miss a step never join those in it."""
     with_it, without = halves(2000), halves(0)
     assert with_it["tokens"] == without["tokens"] == 1600
     assert with_it["steps"] < 0.7 * without["steps"]
@@ -159,7 +157,7 @@ def test_rows_that_are_due_back_join_the_next_step():
 
 
 def test_rows_that_are_far_away_are_not_waited_for():
-    """Negative control: a round trip beyond the limit. Only the first steps differ, until that is known."""
+    """Negative control: a round trip above the limit. Only the first steps differ, until the round trip is known."""
     with_it, without = halves(2000, 5000.0), halves(0, 5000.0)
     assert with_it["steps"] == without["steps"]
     assert with_it["latency"] == without["latency"]

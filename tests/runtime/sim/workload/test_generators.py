@@ -1,4 +1,4 @@
-"""What is asked: as the papers draw it, the same for a seed, and through a file unchanged."""
+"""Workload generators: distributions as in the papers, the same for a seed, and unchanged through a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_papers_workload():
     assert (np.diff(demand.at) >= 0).all()
     assert (demand.prompt + demand.answer <= 1024).all() and demand.prompt.min() >= 8 and demand.answer.min() >= 8
     counts = Counter(demand.model.tolist())
-    # Rates are uniform from 0: the busiest application has about twice the mean, the quietest almost nothing.
+    # Rates are uniform from 0: the busiest application has about twice the mean, the quietest almost none.
     assert max(counts.values()) > 1.5 * 400 / 20 and min(counts.get(number, 0) for number in range(20)) < 0.5 * 400 / 20
 
 

@@ -1,6 +1,4 @@
-"""Two ways between processes of one machine, short messages over one and long ones over the other, are one way to
-whoever uses them.
-"""
+"""`DualChannel` sends short messages over a Unix socket and long ones over zmq, and appears as one channel."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ LIMIT = 20.0
 
 
 class Full(ZmqChannel):
-    """A road that never has room, and brings nothing."""
+    """A zmq channel that never has room and receives nothing."""
 
     closed = False  # type: ignore[assignment]
 
@@ -51,7 +49,7 @@ class Full(ZmqChannel):
 
 
 class Brings(Full):
-    """A road that brings what it is given."""
+    """A zmq channel that receives what the test puts in `lots`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,11 +136,11 @@ def taken(messenger: Messenger) -> list[tuple[int, int]]:
 
 @given(st.lists(st.booleans(), max_size=60), st.randoms(use_true_random=False))
 def test_what_goes_two_ways_is_heard_in_order(ways: list[bool], chance: random.Random) -> None:
-    """Each way keeps its order; between the two anything may be first."""
+    """Each way keeps its order; between the two ways any message may come first."""
     order, heard = ReorderBuffer(), []
     lots = [
-        [n for n, seqpacket in enumerate(ways) if seqpacket],
-        [n for n, seqpacket in enumerate(ways) if not seqpacket],
+        [n for n, quick in enumerate(ways) if quick],
+        [n for n, quick in enumerate(ways) if not quick],
     ]
     while lots[0] or lots[1]:
         lot = chance.choice([lot for lot in lots if lot])
@@ -156,7 +154,7 @@ def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[SeqpacketSocket
     inbox, line = pair
     now = [0.0]
     receiver = DualChannel(Full(), inbox, lambda: now[0])
-    for number in (0, 2, 3):  # 1 would have gone by road
+    for number in (0, 2, 3):  # 1 would have come over the zmq channel
         assert line.put(b"", message(number))
     assert [bytes(frames[0]) for _, frames in receiver.receive()] == [bytes(message(0)[0])]
     assert not receiver.late

@@ -1,4 +1,4 @@
-"""What was found out about models: scored pairs of runs, and documents."""
+"""Tables for results about models: scored pairs of runs, and documents."""
 
 from __future__ import annotations
 
