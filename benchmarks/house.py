@@ -35,7 +35,7 @@ LIMITS: Mapping[str, float] = {
     "paper IDs that lead nowhere": 0,
     "references to texts outside": 0,
     "lines longer than 120": 40,
-    "files longer than 300 lines": 60,
+    "files of more than 300 lines of code": 60,
     "files that nothing imports": 0,
 }
 #: Maximum length of a line and of a file.
@@ -149,11 +149,11 @@ def sizes(repository: Repository) -> list[Measure]:
         for number, line in enumerate(source.text.splitlines(), 1)
         if len(line) > COLUMNS
     ]
-    lengths = {source.path: source.text.count("\n") for source in everything}
+    lengths = {source.path: source.code_lines for source in everything}
     files = [f"{path}: {count}" for path, count in sorted(lengths.items(), key=lambda each: -each[1]) if count > LINES]
     return [
         Measure(f"lines longer than {COLUMNS}", len(lines), tuple(lines)),
-        Measure(f"files longer than {LINES} lines", len(files), tuple(files)),
+        Measure(f"files of more than {LINES} lines of code", len(files), tuple(files)),
     ]
 
 

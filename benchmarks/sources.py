@@ -13,6 +13,10 @@ from pathlib import Path
 #: The packages that are installed.
 PACKAGES = ("zoo", "surgery", "stitch", "surrogates", "runtime", "cli")
 
+_NO_CODE = frozenset(
+    [tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER]
+)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -42,6 +46,24 @@ class Source:
         for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
             if token.type == tokenize.COMMENT:
                 yield token.string
+
+    @property
+    def code_lines(self) -> int:
+        """Lines that are neither blank nor only comment or docstring."""
+        words = {
+            line
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node, clean=False) is not None
+            for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+        }
+        written = {
+            line
+            for token in tokenize.generate_tokens(io.StringIO(self.text).readline)
+            if token.type not in _NO_CODE
+            for line in range(token.start[0], token.end[0] + 1)
+        }
+        return len(written - words)
 
 
 class Repository:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 CAUSAL = {"task_type": "CAUSAL_LM"}
-#: Norms that LN tuning goes on where peft knows no defaults, by family.
+#: Norms for LN tuning where peft has no defaults, by family.
 NORMS = {
     "opt": ["self_attn_layer_norm", "final_layer_norm"],
     "gpt_neox": ["input_layernorm", "post_attention_layernorm"],
@@ -18,7 +18,7 @@ NORMS = {
     "mpt": ["norm_1", "norm_2"],
 }
 DEFAULT_NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
-#: (all targets, those whose input is scaled) where the architecture has other names than Llama's.
+#: (all targets, those with a scaled input) for architectures with other module names than Llama's.
 SCALED = {
     "phi3": (["qkv_proj", "down_proj"], ["down_proj"]),
     "gpt2": (["c_attn", "mlp.c_proj"], ["mlp.c_proj"]),
@@ -34,14 +34,14 @@ SCALED = {
 
 
 def peft(name: str, **options: Any) -> Any:
-    """A config of peft's class of that name."""
+    """Return a config of the peft class with that name."""
     import peft
 
     return getattr(peft, name)(**CAUSAL, **options)
 
 
 def _root(family: str) -> str:
-    """The family of a variant (`opt-prenorm`)."""
+    """Return the family of a variant (`opt` for `opt-prenorm`)."""
     return family.split("-")[0]
 
 
@@ -76,8 +76,8 @@ def prefix(family: str, **options: Any) -> Any:
     return peft("PrefixTuningConfig", **{"num_virtual_tokens": 6, **options})
 
 
-#: What peft must be told: OPT's embeddings are projected, it takes the width of the layers for that of the table; MPT
-#: has its own names.
+#: Settings that peft needs: OPT's embeddings are projected, and peft takes the layers' width for that of the table; MPT
+#: has its own config names.
 _TOLD: dict[str, dict[str, int]] = {"opt": {"token_dim": 32}, "mpt": {"num_attention_heads": 4}}
 
 KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln, "prompt": prompt, "p_tuning": p_tuning, "prefix": prefix}

@@ -1,8 +1,8 @@
-"""Bottleneck adapters as the `adapters` library (1.3) saves and computes them, written down anew: the library pins
-another transformers.
+"""Bottleneck adapters as the `adapters` library (1.3) saves and computes them.
 
-`make_bottleneck(base, folder)` saves one in the library's format; `with_bottleneck(model, folder)` puts one into a
-stock model by giving its layers the library's own forward, and shares no code with the project.
+The library pins another version of transformers, so its code is reimplemented here. `make_bottleneck(base, folder)`
+saves an adapter in the library's format; `with_bottleneck(model, folder)` adds one to a stock model by giving its
+layers the library's own forward, and shares no code with the project.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ _SITES = (("attention_adapters", "mh_adapter"), ("output_adapters", "output_adap
 
 
 def make_bottleneck(base: Path, folder: Path, *, seed: int = 1, pickled: bool = False, **options: Any) -> Path:
-    """Save a random bottleneck adapter on the checkpoint in `base`. `options` are fields of the library's
-    `BnConfig`.
-    """
+    """Save a random bottleneck adapter on the checkpoint in `base`. `options`: Fields of the library's `BnConfig`."""
     from safetensors.torch import save_file
 
     model = json.loads((base / "config.json").read_text())
@@ -123,7 +121,7 @@ def make_bottleneck(base: Path, folder: Path, *, seed: int = 1, pickled: bool = 
 
 
 def _random(config: dict[str, Any], hidden: int, layer: int) -> dict[str, torch.Tensor]:
-    """The state dict of one of the library's `Adapter` modules."""
+    """Return a random state dict of one of the library's `Adapter` modules."""
     factor = config["reduction_factor"]
     if isinstance(factor, dict):
         factor = factor.get(str(layer), factor["default"])
@@ -151,9 +149,7 @@ def _random(config: dict[str, Any], hidden: int, layer: int) -> dict[str, torch.
 
 
 class _Adapter:
-    """`Adapter` and `ParallelAdapter` of the library, and what `BottleneckLayer` does with them where there is no layer
-    norm behind.
-    """
+    """The library's `Adapter` and `ParallelAdapter`, with what `BottleneckLayer` does where no layer norm follows."""
 
     def __init__(self, config: dict[str, Any], parts: dict[str, torch.Tensor]) -> None:
         self.config, self.parts = config, parts
@@ -203,9 +199,7 @@ def _plain(hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Ten
 
 
 def with_bottleneck(model: Any, folder: Path) -> Any:
-    """The model with the adapter in it; its layers run as `LlamaDecoderLayerWithAdapters` and `GPT2BlockWithAdapters`
-    do.
-    """
+    """Add the adapter to the model; layers run as in `LlamaDecoderLayerWithAdapters` and `GPT2BlockWithAdapters`."""
     from safetensors.torch import load_file
 
     document = json.loads((folder / "adapter_config.json").read_text())

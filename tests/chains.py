@@ -1,5 +1,6 @@
-"""Stitches with random weights, and chains composed with them: models whose components come from several checkpoints.
-No training.
+"""Stitches with random weights, and chains composed with them: models with components of several checkpoints.
+
+Nothing is trained.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def width_of(store: Store, name: str) -> int:
 def put_stitch(
     store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, name: str | None = None
 ) -> str:
-    """A stitch from one foundation's width to another's, as a stored model; every tenth of a position moves a bias
-    noticeably.
+    """Store a random stitch from one foundation's width to another's.
+
+    Its weights are such that a change of a tenth in the position changes the bias noticeably.
     """
     width_a, width_b = width_of(store, a), width_of(store, b)
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +56,7 @@ def put_stitch(
 
 
 def put_chain(store: Store, name: str, *parts: tuple[str, int, int], **extra: Any) -> str:
-    """Compose layers [lo, hi) of models."""
+    """Store a chain composed of layers [lo, hi) of models."""
     slices = [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in parts]
     compose(store, parse({"slices": slices, **extra}), name)
     return name
@@ -67,7 +69,7 @@ def put_changed(
     config: Callable[[dict[str, Any]], None] = lambda _: None,
     components: Callable[[list[Placed]], list[Placed]] = list,
 ) -> str:
-    """A copy of a chain with its config or its components changed by hand, for what no verb would write."""
+    """Store a copy of a chain with a changed config or changed components, which no command would write."""
     old = manifest_of(store, like)
     settings = config_of(store, old)
     config(settings)

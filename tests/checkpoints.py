@@ -26,7 +26,7 @@ _COMMON: dict[str, Any] = dict(
 )
 _GQA = {**_COMMON, "num_key_value_heads": 2}
 
-#: What each family's tiny checkpoint looks like. Together: GQA and MHA, tied and untied, biases, windows, odd heads.
+#: Config of each family's tiny checkpoint. Together: GQA and MHA, tied and untied, biases, windows, odd heads.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_GQA},
     "mistral": {**_GQA, "sliding_window": 16, "head_dim": 16},
@@ -102,7 +102,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
 }
 
-#: Variants of a family that change the code path: (family, config overrides).
+#: Variants of a family that take another code path: (family, config overrides).
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied-bias": ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "opt-prenorm": ("opt", {"do_layer_norm_before": True, "word_embed_proj_dim": 64}),
@@ -110,7 +110,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
 }
 
-#: Variants of families whose layers attend by themselves.
+#: Variants of families with attention layers of their own.
 MASKED_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom-post-norm": ("bloom", {"apply_residual_connection_post_layernorm": True, "n_head": 2}),
     "falcon-alibi": (
@@ -121,11 +121,11 @@ MASKED_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt-clipped": ("mpt", {"n_heads": 2, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
 }
 
-#: Families whose layers attend by themselves, with an explicit mask: only the dense executor runs them.
+#: Families with attention layers of their own and an explicit mask: only the dense executor runs them.
 MASKED = ("bloom", "falcon", "gptj", "mpt")
 SERVED = tuple(name for name in CONFIGS if name not in MASKED)
 
-#: Linear layers a LoRA goes on, by family.
+#: Linear layers for a LoRA, by family.
 LORA_TARGETS: dict[str, list[str]] = {
     "phi3": ["qkv_proj", "o_proj"],
     "gpt2": ["c_attn", "c_fc"],
@@ -141,7 +141,7 @@ DEFAULT_TARGETS = ["q_proj", "v_proj", "o_proj"]
 
 
 def config_for(name: str, **overrides: Any) -> Any:
-    """The transformers config of a family or a variant."""
+    """Return the transformers config of a family or a variant."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family, extra = {**VARIANTS, **MASKED_VARIANTS}.get(name, (name, {}))
@@ -149,7 +149,10 @@ def config_for(name: str, **overrides: Any) -> Any:
 
 
 def build(name: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Any:
-    """A random PreTrainedModel in eval mode. Weights are scaled up, so that greedy tokens vary and ties are rare."""
+    """Return a random PreTrainedModel in eval mode.
+
+    Weights are scaled up, so that greedy tokens vary and ties are rare.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -174,8 +177,9 @@ def make(
     tokenizer: bool = True,
     **overrides: Any,
 ) -> Path:
-    """Save a tiny checkpoint of a family or variant; `shards` is transformers' max_shard_size (`60KB` gives
-    several).
+    """Save a tiny checkpoint of a family or variant.
+
+    `shards`: transformers' max_shard_size (`60KB` gives several files).
     """
     model = build(name, seed=seed, dtype=dtype, **overrides)
     model.save_pretrained(folder, max_shard_size=shards)
@@ -224,7 +228,7 @@ def make_peft(base: Path, folder: Path, config: Any, *, seed: int = 1, base_name
 
 
 def make_bitfit(base: Path, folder: Path, *, seed: int = 1) -> Path:
-    """Save the checkpoint in `base` with other biases; a Llama without any gets them all."""
+    """Save the checkpoint in `base` with other biases; a Llama without biases gets them everywhere."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -259,7 +263,7 @@ def _tokenizer_json() -> str:
 
 
 def tokenizer_files(folder: Path) -> None:
-    """A byte-level BPE of VOCAB tokens with pad 0, bos 1, eos 2 and a chat template."""
+    """Write a byte-level BPE of VOCAB tokens with pad 0, bos 1, eos 2 and a chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_tokenizer_json())
     template = (

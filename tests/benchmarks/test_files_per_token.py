@@ -1,4 +1,4 @@
-"""What counts as a file that a token enters."""
+"""Which files count as entered by a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measures of the repository count, and that the repository is within its limits."""
+"""What the repository's measures count, and that the repository is within its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from benchmarks import house
 from benchmarks.house import LIMITS, Measure, above, listed_ids, main, measured
 
-#: Put together, for as they stand the repository's own measure would count them.
+#: Assembled from parts, so that the repository's own measure does not count them.
 KNOWN, UNKNOWN = (f"BL-{number:02}" for number in (1, 99))
 DESIGN = "design," + " section"
 
@@ -125,7 +125,7 @@ def test_long_lines_and_long_files_are_counted_in_tests_too(tmp_path: Path):
         },
     )
     assert _found(root, "lines longer than 120").found == ("tests/a.py:1: 121",)
-    assert _found(root, "files longer than 300 lines").found == ("benchmarks/b.py: 301",)
+    assert _found(root, "files of more than 300 lines of code").found == ("benchmarks/b.py: 301",)
 
 
 @pytest.mark.parametrize(

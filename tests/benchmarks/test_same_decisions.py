@@ -1,4 +1,4 @@
-"""Two records of what the simulator decided: equal but for names, or the first difference."""
+"""Comparison of two records of the simulator's decisions: equal up to renames, or the first difference."""
 
 from __future__ import annotations
 

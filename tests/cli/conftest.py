@@ -1,4 +1,4 @@
-"""A store of tiny models for the verbs that run them."""
+"""A store of tiny models for the verbs that run models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.api import Zoo
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A foundation, a LoRA on it, one family that is not served, and a model without a tokenizer."""
+    """A base model, a LoRA on it, a model of a family that is not served paged, and a model without a tokenizer."""
     root = tmp_path_factory.mktemp("served")
     make("llama", root / "base")
     config = root / "base" / "generation_config.json"

@@ -1,5 +1,6 @@
-"""`zoo bench` as its users run it: a server or engines on tiny models, alone and in pairs; document, table, picture,
-bad input.
+"""`zoo bench` as users run it, on servers and engines with tiny models, alone and in pairs.
+
+Covered: the document, the table, the picture and bad input.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from zoo.errors import InputError, ZooError
 
 @dataclass(frozen=True)
 class Result:
+    """Exit code and output of one run of the command."""
+
     code: int
     out: str
     err: str
@@ -43,6 +46,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def bench(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `zoo bench` on the store, with a small KV cache."""
     monkeypatch.setattr(cli.app, "VERBS", {"bench": "cli.bench", "ls": "cli.ls"})
 
     def run(*arguments: str) -> Result:
@@ -212,7 +216,7 @@ def test_rounds_that_ended_before_an_interrupt_are_reported(
 
     async def interrupted(*given: Any) -> Any:
         calls.append(given[1])
-        if len(calls) == 6:  # two to warm, a pair, half a pair
+        if len(calls) == 6:  # two to warm up, a pair, half a pair
             raise asyncio.CancelledError
         return await drive(*given)
 
@@ -235,7 +239,7 @@ def test_rounds_that_ended_before_an_interrupt_are_reported(
     document = json.loads(out.read_text())
     assert result.code == 1 and document["interrupted"] and document["rounds"] == 1
     first, second = calls[:2]
-    assert calls[2:] == [first, second, second, first]  # every second pair begins with the other one
+    assert calls[2:] == [first, second, second, first]  # every second pair runs in reverse order
     assert [run["target"] for run in document["runs"]] == [0, 1] and document["ratios"]["tokens_per_second"][
         "pairs"
     ] == 1
@@ -274,7 +278,7 @@ def test_bad_input_is_one_line(bench: Run, arguments: list[str], line: str, monk
 
 
 class Scripted:
-    """A runner that notes its batches. `wrong`: models that fail."""
+    """A runner that records its batches. `wrong`: models that fail."""
 
     def __init__(self, wrong: Sequence[str] = ()) -> None:
         self.batches: list[tuple[str, list[int]]] = []
@@ -335,7 +339,7 @@ def test_the_baseline_holds_so_many_models_and_stamps_every_token(store: Path) -
 
 
 def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a stand-in that has the parts of vLLM's V1 interface which are used; vLLM itself is not here."""
+    """Uses a stand-in with the parts of vLLM's V1 interface that the baseline calls; vLLM itself is not installed."""
     made: list[dict[str, Any]] = []
 
     class Engine:
@@ -390,7 +394,7 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
         runner.run("org/base", [WorkloadRequest(0, 0.0, "org/base", (5,), 1)])
         runner.close()
     assert [(answer.error, answer.tokens) for answer in answers] == [(None, 3), (None, 2), (None, 1)]
-    # The LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any.
+    # The LoRA runs on its base's engine, with the maximum rank it needs; without one, LoRA is off.
     shared, alone = made
     assert shared["enable_lora"] and shared["max_lora_rank"] == 8 and "enable_lora" not in alone
     assert (shared["dtype"], alone["dtype"]) == ("float32", "bfloat16") and not shared["enable_prefix_caching"]

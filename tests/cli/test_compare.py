@@ -1,4 +1,4 @@
-"""`zoo compare` and what `zoo show` says of it, as scripts see them."""
+"""`zoo compare`, and what `zoo show` lists of it, as scripts use them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SMALL = ("--probe", __file__, "--tokens", "64", "--window", "32")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
+    """A store with base; tuned, slightly changed from it; deep, with more layers; and other, of another family."""
     root = tmp_path_factory.mktemp("compared")
     make("llama", root / "base")
     make("llama", root / "tuned")
@@ -38,6 +39,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def zoo(store, monkeypatch, capsys):
+    """Run the command with `compare`, `show` and `ingest` only; return exit code, output and errors."""
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("compare", "show", "ingest")})
 
     def run(*arguments):
@@ -79,7 +81,7 @@ def test_components_of_a_chain_are_named_by_their_place(zoo):
 
 
 def test_show_lists_what_was_scored_against_exactly_a_block(zoo, store):
-    """Both chains are one block; what is scored at layers is no block and is not listed until the whole was scored."""
+    """Both chains are one block; layers are no block, so scores at layers are not listed until the whole is scored."""
     zoo("compare", "base", "tuned", *SMALL, "--no-control")
     assert [block["equivalents"] for block in json.loads(zoo("show", "base", "--json")[1])["chain"]] == [[]]
     from zoo.records import Equivalence, ScoredRun
@@ -135,7 +137,7 @@ def test_a_text_without_text(zoo, tmp_path: Path):
 
 @pytest.fixture
 def fresh(store, tmp_path, monkeypatch, capsys):
-    """`fresh("ingest", …)` in a store of its own; the checkpoints lie in `store.parent`."""
+    """Run `fresh("ingest", …)` in a store of its own; the checkpoints lie in `store.parent`."""
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("ingest", "show")})
 
     def run(verb, *arguments):

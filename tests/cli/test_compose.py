@@ -1,4 +1,4 @@
-"""`zoo compose` as scripts see it."""
+"""`zoo compose` as scripts use it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_file_becomes_a_model_of_its_name(store: Path, tmp_path: Path, capsys:
 def test_a_chain_that_is_no_checkpoint_is_served_as_it_computes(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Layers with other heads, from another model."""
+    """The chain has layers with other heads, from another model."""
     with Zoo(store) as zoo:
         zoo.ingest(make("llama", tmp_path / "thin", num_key_value_heads=1, intermediate_size=48), "org/thin")
     lines = [

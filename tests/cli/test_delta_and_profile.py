@@ -1,4 +1,4 @@
-"""`zoo delta` and `zoo profile` from outside: the contract's JSON, refusals in one line."""
+"""`zoo delta` and `zoo profile` as scripts use them: the documented JSON, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
     ],
 )
 def test_adaptive_requests_get_the_delta_where_that_is_allowed(store, executor, deltas, asks, adaptive, served):
-    """Follows the test above, which makes `near`; nothing was measured."""
+    """Needs the test above, which makes `near`; nothing was measured."""
     from cli.serving.cluster import start_cluster
     from zoo import Zoo
 

@@ -1,5 +1,6 @@
-"""`zoo demo` on a micro family: a few steps on a little text, the same code path. Timings and quality are not tested
-here.
+"""`zoo demo` on a micro family: a few steps on a little text, the same code path.
+
+Timings and quality are not tested.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SILENT = Progress(silent=True)
 
 
 def micro(steps: int = 3) -> Recipe:
-    """The tiny recipe's members, in miniature."""
+    """Return the tiny recipe with very small models and few steps."""
     shapes = {"tiny-base": DemoShape(32, 3, 48, 4, 2), "tiny-wide": DemoShape(48, 2, 64, 4, 2)}
 
     def small(member: FamilyMember) -> FamilyMember:
@@ -55,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A little standard library: three modules per subject, and folders that must not be read."""
+    """A small standard library: three modules per subject, and folders that must not be read."""
     root = tmp_path_factory.mktemp("library")
     names = {
         "asyncio/a",
@@ -93,13 +94,13 @@ def _module(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Trained, ...]]:
-    """A trained micro family and where it is."""
+    """A folder with a trained micro family, and the family's members."""
     root = tmp_path_factory.mktemp("demo")
     return root, build_family(micro(), read_library(library), root, SILENT)
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Time of change and content of every file below."""
+    """Return modification time and content of every file below a folder."""
     return {
         str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -296,7 +297,7 @@ def test_same_recipe_same_weights(built: tuple[Path, tuple[Trained, ...]], libra
 
 def test_interrupted_run_leaves_no_half_model_and_is_continued(library: Path, tmp_path: Path) -> None:
     class Interrupting(Progress):
-        """Ends the run in the middle of the third model."""
+        """Progress that interrupts the run in the middle of the third model."""
 
         def bar(self, label: str, total: int) -> Any:
             if label == "tiny-concurrency":
@@ -380,7 +381,7 @@ def test_retrained_members_replace_those_of_an_earlier_run(
         assert zoo.model("tiny-mail").manifest.fingerprint != before
         assert len(zoo.models()) == 6
         assert sharing.stored <= zoo.store.usage().bytes_stored < sharing.files
-        # The same names from other folders are somebody else's.
+        # The same names from other folders are different models.
         with pytest.raises(NameTaken, match="another --store"):
             ingest_family(zoo, built[1])
         assert len(zoo.models()) == 6
@@ -390,7 +391,7 @@ def test_retrained_members_replace_those_of_an_earlier_run(
 
 
 def _picture(path: Path) -> tuple[int, int, int]:
-    """Width, height and number of distinct colours."""
+    """Return width, height and number of distinct colours."""
     from matplotlib.image import imread
 
     pixels = imread(path)

@@ -1,4 +1,4 @@
-"""`zoo eval` as scripts see it: one JSON document, kept or not, and one line of error."""
+"""`zoo eval` as scripts use it: one JSON document, stored unless told otherwise, and one line per error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytest.importorskip("lm_eval", reason="the eval extra is not installed")
 
 @pytest.fixture
 def zoo(store, tmp_path, monkeypatch, capsys):
-    """The command with this verb alone, on a store of its own."""
+    """Run the command with this verb only, on a store of the test's own."""
     monkeypatch.setattr(cli.app, "VERBS", {"eval": "cli.eval", "ls": "cli.ls"})
     shutil.copytree(store, tmp_path / "zoo_store")
 

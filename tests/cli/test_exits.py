@@ -1,4 +1,4 @@
-"""`zoo exits` as scripts see it, and the exits that `zoo serve --early-exit` finds."""
+"""`zoo exits` as scripts use it, and the exits that `zoo serve --early-exit` finds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_exits_are_scored_made_and_found(tmp_path: Path, capsys: pytest.CaptureF
     with Zoo(store) as zoo:
         assert with_exits(zoo, ["org/m", "other"]) == ("org/m", "org/other", "org/m@exit-1", "org/m@exit-2")
         assert with_exits(zoo, ["other"]) == ("org/other",)
-        zoo.remove("org/other")  # the same weights: it hangs on the other one
+        zoo.remove("org/other")  # it has the same weights and is based on org/m, so it goes first
         zoo.remove("org/m")
         zoo.ingest(make("llama", tmp_path / "new", num_hidden_layers=3, seed=7), "org/m")
         assert with_exits(zoo, ["org/m"]) == ("org/m",), "they are the old model's"

@@ -1,4 +1,4 @@
-"""`zoo experiment` as scripts see it: one document, a plot beside it, and one line of error."""
+"""`zoo experiment` as scripts use it: one document, a plot, and one line per error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def family(tmp_path_factory):
 
 @pytest.fixture
 def zoo(family, tmp_path, monkeypatch, capsys):
-    """The command with this verb alone, in a folder of its own."""
+    """Run the command with this verb only, in a folder of its own."""
     monkeypatch.setattr(cli.app, "VERBS", {"experiment": "cli.experiment", "ls": "cli.ls"})
     monkeypatch.chdir(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`zoo generate`: the very tokens of transformers, the contract's JSON, one line for what cannot be done."""
+"""`zoo generate`: the tokens of transformers, the documented JSON, one line per refusal."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PROMPT = "def hello(world):"
 
 @dataclass(frozen=True)
 class Result:
+    """Exit code and output of one run of the command."""
+
     code: int
     out: str
     err: str
@@ -27,6 +29,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def generate(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `zoo generate` on the store, with a small KV cache."""
     monkeypatch.setattr(cli.app, "VERBS", {"generate": "cli.generate", "ls": "cli.ls"})
 
     def run(*arguments: str) -> Result:
@@ -40,7 +43,7 @@ def generate(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 def reference(store: Path, name: str, ids: list[int], count: int) -> list[int]:
-    """What transformers generates, greedily."""
+    """Return the tokens that transformers generates greedily."""
     import torch
 
     with Zoo(store) as zoo:

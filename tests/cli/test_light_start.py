@@ -1,6 +1,4 @@
-"""Generating and serving need no transformers where the model is of a plain family: it takes longer to import than
-a model to load.
-"""
+"""Plain families are generated and served without importing transformers, which takes longer than loading a model."""
 
 from __future__ import annotations
 

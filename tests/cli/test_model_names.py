@@ -1,4 +1,4 @@
-"""Every way to name a model refuses a name that leaves a folder, in one line and before anything is stored."""
+"""Every way to name a model refuses names that leave a folder, in one line and before anything is stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def held(folder: Path) -> set[str]:
-    """Files of the store that hold weights, side files and what long work keeps; the catalogue apart."""
+    """Return the store's files except catalogue and locks: weights, side files and work in progress."""
     files = (path for path in (folder / "store").rglob("*") if path.is_file())
     return {str(path.relative_to(folder)) for path in files if ".db" not in path.name and "lock" not in path.name}
 

@@ -1,4 +1,4 @@
-"""`zoo pack` and `zoo export --card` as scripts see them: one JSON document, exit codes, one line of error."""
+"""`zoo pack` and `zoo export --card` as scripts use them: one JSON document, exit codes, one line per error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def zoo(family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """The command on a store of one's own: exit code, JSON document (or text), errors."""
+    """Run the command on a store of the test's own; return exit code, JSON document (or text), and errors."""
     store = shutil.copytree(family, tmp_path / "zoo_store")
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("pack", "ls", "verify")})
 

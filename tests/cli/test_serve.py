@@ -1,4 +1,4 @@
-"""`zoo serve` as its users start it: a process, an address, answers, a drain."""
+"""`zoo serve` as users start it: a process, an address, answers, a drain."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _COMMAND = "import cli.app; cli.app.VERBS = {'serve': 'cli.serve', 'ls': 'cli.ls
 
 @dataclass(frozen=True)
 class Served:
+    """A running `zoo serve` process, its address and its log."""
+
     address: str
     process: subprocess.Popen[str]
     log: Path
@@ -43,6 +45,7 @@ class Served:
 
 @contextmanager
 def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
+    """Run `zoo serve` as a process, on a free port, until the block ends."""
     command = [
         sys.executable,
         "-c",
@@ -133,6 +136,7 @@ def test_a_device_is_dense_only_where_a_named_model_needs_it(store: Path) -> Non
 
 @pytest.fixture
 def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run `zoo serve` with arguments that it must refuse, and return the one line of error."""
     monkeypatch.setattr(cli.app, "VERBS", {"serve": "cli.serve", "ls": "cli.ls"})
     monkeypatch.delenv("ZOO_API_KEY", raising=False)
 

@@ -1,4 +1,4 @@
-"""`zoo simulate` from outside: one document, files that say the same for the same seed, and what is refused."""
+"""`zoo simulate` as scripts use it: one document, the same files for the same seed, and refusals."""
 
 from __future__ import annotations
 

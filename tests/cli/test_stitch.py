@@ -1,4 +1,4 @@
-"""`zoo stitch` as scripts see it, and what the other verbs make of a stitch."""
+"""`zoo stitch` as scripts use it, and stitches in the other verbs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo import Zoo
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with two widths, and text to learn from."""
+    """A folder with a store of models of two widths, and text for training."""
     generator = torch.Generator().manual_seed(0)
     lines = [json.dumps({"token_ids": torch.randint(3, VOCAB, (40,), generator=generator).tolist()}) for _ in range(60)]
     (tmp_path / "ids.jsonl").write_text("\n".join(lines))
@@ -110,7 +110,7 @@ def test_the_contract_and_the_verbs_around_it(folder, capsys):
 
 
 def test_a_stitched_chain_is_served_token_for_token(folder, capsys):
-    """From training to the engine's tokens: the tail's KV comes from stitched states of all tokens of the context."""
+    """From training to the engine's tokens: the tail's KV cache comes from stitched states of the whole context."""
     code, out, err = run(capsys, folder, *options(folder, "--json"))
     assert code == 0 and json.loads(out)["stitch"] == "narrow-to-wide-stitch", err
     slices = [

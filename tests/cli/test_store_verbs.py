@@ -1,4 +1,4 @@
-"""The verbs of the store as scripts see them: exit codes, one JSON document on standard output, one line of error."""
+"""The store's verbs as scripts use them: exit codes, one JSON document on standard output, one line per error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MINE = ("ingest", "ls", "show", "rm", "export", "verify", "gc")
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of the command left: its exit code and what it printed."""
+    """Exit code and output of one run of the command."""
 
     returncode: int
     stdout: str
@@ -35,7 +35,7 @@ Runner = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A foundation, a fine-tune of its middle layer and a LoRA, on disk."""
+    """A base model, a fine-tune of its middle layer and a LoRA, as checkpoints."""
     root = tmp_path_factory.mktemp("family")
     make("llama", root / "base")
     shutil.copytree(root / "base", root / "tuned")
@@ -46,9 +46,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
-    """The command in this process, with these verbs only: others have tests of their own. Its working folder is
-    `tmp_path`.
-    """
+    """Run the command in this process, in `tmp_path`, with the store's verbs only."""
     monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in MINE})
     monkeypatch.chdir(tmp_path)
 

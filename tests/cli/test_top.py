@@ -1,4 +1,4 @@
-"""`zoo top`: what a server says of itself, on one screen; a server that is not there is an error of one line."""
+"""`zoo top`: a server's state on one screen; an unreachable server is a one-line error."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
 
 
 def state(tokens: int, cluster: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return a server's state document."""
     counters = {
         "generated_tokens": tokens,
         "preemptions": 3,
@@ -104,7 +105,7 @@ def test_a_server_that_is_not_there() -> None:
 
 @contextmanager
 def answering(body: bytes) -> Iterator[str]:
-    """A server that says this, whatever it is asked."""
+    """Run a server that answers every GET with this body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

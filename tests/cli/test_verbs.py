@@ -1,4 +1,4 @@
-"""What all verbs have in common: the options that the outside contract gives to all of them."""
+"""What all verbs have in common: the options that every verb must take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/cli.md and docs/http.md are what the code says, and name every option, route, body field and metric."""
+"""docs/cli.md and docs/http.md match the code, and name every option, route, body field and metric."""
 
 from __future__ import annotations
 

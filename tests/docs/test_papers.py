@@ -1,4 +1,4 @@
-"""The papers' page has a row for every ID that the repository uses and for no other, and the files it names exist."""
+"""The papers' page has a row for every ID used in the repository and for no other, and the files it names exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = ("id", "what", "where", "files", "tests")
 
 
 def rows(text: str) -> list[dict[str, str]]:
-    """The lines of the tables that begin with an ID, by column."""
+    """Return the table lines that begin with an ID, by column."""
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
     ]
@@ -37,7 +37,7 @@ def papers(repository: Repository) -> str:
 
 
 def used(repository: Repository) -> dict[str, list[str]]:
-    """ID -> the files that name it, the page itself aside."""
+    """Return ID -> the files that contain it, the page itself excluded."""
     texts = {source.path: source.text for source in (*repository.own, *repository.tests)} | repository.documents
     found: dict[str, list[str]] = {}
     for path, text in texts.items():
@@ -78,7 +78,7 @@ def test_every_file_on_the_page_exists(papers: str):
 
 
 def test_a_row_and_the_code_know_each_other(repository: Repository, papers: str):
-    """At least one of a row's files names its ID, so that a reader of the code finds the page, too."""
+    """At least one of a row's files contains its ID, so that a reader of the code finds the page, too."""
     naming = used(repository)
     alone = [row["id"] for row in rows(papers) if not set(paths(row["files"] + row["tests"])) & set(naming[row["id"]])]
     assert not alone

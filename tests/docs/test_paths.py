@@ -1,4 +1,4 @@
-"""The documentation names files that exist, its links lead somewhere, and a new reader's path ends in code."""
+"""The documentation names files that exist, its links resolve, and a new reader's path ends in code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: `docs/moves.md` names files that are gone, by purpose; the change log is history.
+#: `docs/moves.md` deliberately names files that are gone; the change log is history.
 PAGES = sorted(
     page.relative_to(ROOT)
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -44,7 +44,7 @@ def test_a_new_readers_path_ends_in_code() -> None:
 
 
 def test_where_files_went_is_true() -> None:
-    """Every row of docs/moves.md leads to a file, and no old path exists beside its new one."""
+    """Every row of docs/moves.md leads to a file, and no old path still exists."""
     rows = re.findall(r"\| `([^`]+)` \| `([^`]+)` \|", (ROOT / "docs/moves.md").read_text())
     assert len(rows) > 200
     targets = [target for _, target in rows if "{" not in target]

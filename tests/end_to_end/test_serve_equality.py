@@ -1,8 +1,7 @@
-"""`zoo serve` with every served family and LoRAs at once, and `zoo generate`, give transformers' and peft's own token
-ids.
+"""`zoo serve` (all families and LoRAs at once) and `zoo generate` give transformers' and peft's token IDs.
 
-One server process, a pool too small for all that is asked, prompts cut into chunks, requests that arrive while others
-run: through the real client. Then each model once more through the command line.
+One server process, queried through the real client: the pool is too small for all requests, prompts come in chunks,
+and requests arrive while earlier ones run. Then each model runs once more through the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ ADAPTED = ("llama", "gpt2", "gpt_neox")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Checkpoints `hf/<name>` and the store they went into."""
+    """A folder with checkpoints in `hf/<name>` and the store they were ingested into."""
     root = tmp_path_factory.mktemp("served")
     with Zoo(root / "store") as zoo:
         for family in checkpoints.SERVED:

@@ -1,4 +1,4 @@
-"""Checkpoints that share tensors, folders compared byte by byte, and stores checked file by file."""
+"""Helpers: checkpoints that share tensors, folders compared byte by byte, and stores checked file by file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Nursery:
     process: subprocess.Popen[str]
 
     def start(self, verb: str, *arguments: object) -> int:
-        """Begin a job; returns the pid of its process."""
+        """Start a job; return the PID of its process."""
         self._say(" ".join([verb, *map(str, arguments)]))
         return int(self._answer("pid"))
 
     def wait(self) -> int:
-        """The exit code of the job; minus the signal's number when it was killed."""
+        """Return the exit code of the job; the negative signal number if it was killed."""
         self._say("reap")
         return int(self._answer("exit"))
 
@@ -47,7 +47,7 @@ class Nursery:
 
 @contextmanager
 def nursery() -> Iterator[Nursery]:
-    """A running nursery; it is gone when the context ends."""
+    """Run a nursery while the context lasts."""
     command = [sys.executable, "-m", "tests.faults.nursery"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         running = Nursery(process)
@@ -61,7 +61,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def fine_tune(base: Path, folder: Path, layers: Collection[int], shift: int) -> Path:
-    """A copy of a checkpoint in which the tensors of some layers differ; another `shift` gives other bytes."""
+    """Copy a checkpoint with changed tensors in some layers; another `shift` gives other bytes."""
     shutil.copytree(base, folder)
     path = folder / "model.safetensors"
     data = bytearray(path.read_bytes())
@@ -73,7 +73,7 @@ def fine_tune(base: Path, folder: Path, layers: Collection[int], shift: int) -> 
 
 
 def same_folders(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same files, byte for byte."""
+    """Return whether two folders hold the same files, byte for byte."""
 
     def contents(folder: Path) -> dict[str, bytes]:
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -87,7 +87,7 @@ def exported(zoo: Zoo, name: str, folder: Path) -> Path:
 
 
 def unowned(zoo: Zoo) -> set[str]:
-    """Files of the store that no model needs: objects and blobs without a user, and temporary files."""
+    """Return files of the store that no model needs: objects and blobs without a user, and temporary files."""
     with zoo.store.catalog.reading() as reader:
         live: set[Any] = reader.live_tensors() | reader.live_blobs()
     shelves = [zoo.store.root / part for part in ("objects", "packed", "files")]
@@ -95,7 +95,7 @@ def unowned(zoo: Zoo) -> set[str]:
 
 
 def missing(zoo: Zoo) -> set[str]:
-    """What models name and the store does not hold."""
+    """Return the digests that models name and the store does not hold."""
     with zoo.store.catalog.reading() as reader:
         return (reader.live_tensors() - set(zoo.store.objects.digests())) | (
             reader.live_blobs() - set(zoo.store.blobs.digests())
@@ -103,8 +103,9 @@ def missing(zoo: Zoo) -> set[str]:
 
 
 def torn_chains(zoo: Zoo) -> set[str]:
-    """Models whose blocks are not their components in order, or hold a component that lies in another block
-    elsewhere.
+    """Return models with a broken chain.
+
+    Either its blocks are not the model's components in order, or a component lies in another block in another chain.
     """
     home: dict[str, str] = {}
     torn = set()

@@ -1,9 +1,9 @@
-"""A process that has imported everything once and forks a child per job: children start in milliseconds, so that kills
-hit the work.
+"""A process that has imported everything once and forks a child per job.
 
-Protocol, one line each: `verb store argument...` in, `pid N` out when the child runs; `reap` in, `exit CODE` out when
-it has ended. Until it is reaped, an ended child is a zombie: its pid cannot become another process's, so it may be
-killed at any time. The nursery has one thread and has opened no store, so its forks are clean.
+Children start in milliseconds, so that kills hit the work. Protocol, one line each: `verb store argument...` in,
+`pid N` out when the child runs; `reap` in, `exit CODE` out when it has ended. Until it is reaped, an ended child is a
+zombie: its PID is not reused, so it may be killed at any time. The process has one thread and opens no store, so its
+forks are clean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def ingest(store: str, *arguments: str) -> None:
 def churn(store: str, counts: str, rounds: str, *arguments: str) -> None:
     """`churn STORE COUNTS ROUNDS (FOLDER NAME)...`: ingest all and remove all, in rounds, and ingest all in the end.
 
-    After each removal a collection is waited for: a collector gets the lock only when no ingest runs.
+    After each removal it waits for a collection: a collector gets the lock only when no ingest runs.
     """
     from zoo import Zoo
     from zoo.errors import InUse
@@ -40,7 +40,7 @@ def churn(store: str, counts: str, rounds: str, *arguments: str) -> None:
             for folder, name in zip(arguments[::2], arguments[1::2], strict=True):
                 zoo.ingest(folder, name=name)
             for name in reversed(arguments[1::2]):
-                # The other process's models may have taken this one as their base; then it stays.
+                # The other process's models may use this one as their base; then it stays.
                 with suppress(InUse):
                     zoo.remove(name)
             _await_collection(Path(counts))
@@ -48,16 +48,14 @@ def churn(store: str, counts: str, rounds: str, *arguments: str) -> None:
 
 
 def _await_collection(counts: Path) -> None:
-    """Until the collector has written another line, for ten seconds at most."""
+    """Wait until the collector has written another line, for ten seconds at most."""
     size, deadline = counts.stat().st_size, time.monotonic() + 10
     while counts.stat().st_size == size and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
 def collect(store: str, until: str, counts: str) -> None:
-    """`collect STORE UNTIL COUNTS`: collect garbage in a loop until the file UNTIL exists; a line per collection goes
-    to COUNTS.
-    """
+    """`collect STORE UNTIL COUNTS`: collect garbage until the file UNTIL exists; COUNTS gets a line per collection."""
     from zoo import Zoo
     from zoo.errors import StoreBusy
 
@@ -92,6 +90,7 @@ VERBS: dict[str, Callable[..., None]] = {"ingest": ingest, "churn": churn, "coll
 
 
 def main() -> None:
+    """Run jobs as lines on standard input ask for them, until it ends."""
     for module in PRELOADED:
         importlib.import_module(module)
     print("ready", flush=True)

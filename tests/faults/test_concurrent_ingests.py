@@ -1,6 +1,4 @@
-"""Two processes ingest models that share tensors while a third collects garbage in a loop: nothing is lost, nothing
-altered.
-"""
+"""Two processes ingest models that share tensors while a third collects garbage: nothing is lost or altered."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ ROUNDS = 3
 def test_two_ingests_and_a_collector(tmp_path: Path) -> None:
     base = make("llama", tmp_path / "base")
     one = {f"one-{n}": fine_tune(base, tmp_path / f"one-{n}", layers=[n], shift=1) for n in range(3)}
-    # The second writer's models share whole layers with the first's, and two are the same checkpoint under another
-    # name.
+    # The second writer's models share whole layers with the first's; two are the same checkpoint under another name.
     two = {f"two-{n}": fine_tune(base, tmp_path / f"two-{n}", layers=[n], shift=1 + n % 2) for n in range(3)}
-    # One that shares nothing: removing it always makes garbage.
+    # A model that shares nothing: removing it always makes garbage.
     one["one-alone"] = make("gpt2", tmp_path / "one-alone", seed=3)
     store, done, counts = tmp_path / "store", tmp_path / "done", tmp_path / "counts"
     Zoo(store).close()

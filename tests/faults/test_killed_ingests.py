@@ -17,7 +17,7 @@ from tests.faults.helpers import Nursery, exported, fine_tune, missing, nursery,
 from zoo import Zoo
 
 KILLS = 50
-#: Attempts at most, where a machine that becomes faster lets processes end before they are killed.
+#: Largest number of attempts, for machines on which processes end before they are killed.
 MOST = 2 * KILLS
 SEED = 7
 LAYERS = 6
@@ -25,7 +25,7 @@ LAYERS = 6
 
 @pytest.fixture(scope="module")
 def foundation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six layers, so that writing tensors takes a good part of the time."""
+    """A checkpoint of six layers, so that writing tensors takes a large part of the time."""
     return make("llama", tmp_path_factory.mktemp("checkpoints") / "foundation", num_hidden_layers=LAYERS)
 
 
@@ -35,7 +35,7 @@ def tuned(foundation: Path) -> Path:
 
 
 def natural_duration(running: Nursery, store: Path, folder: Path) -> float:
-    """Seconds that an undisturbed ingest takes, from its process's start to its end."""
+    """Return the seconds that an undisturbed ingest takes, from its process's start to its end."""
     begin = time.monotonic()
     running.start("ingest", store, folder, "victim")
     assert running.wait() == 0
@@ -43,7 +43,7 @@ def natural_duration(running: Nursery, store: Path, folder: Path) -> float:
 
 
 def killed_ingest(running: Nursery, store: Path, folder: Path, delay: float) -> bool:
-    """Start an ingest and kill it after a delay; whether the kill came before its end."""
+    """Start an ingest and kill it after a delay; return whether the kill came before its end."""
     pid = running.start("ingest", store, folder, "victim")
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
@@ -51,7 +51,7 @@ def killed_ingest(running: Nursery, store: Path, folder: Path, delay: float) -> 
 
 
 def check_after_kill(store: Path, folder: Path, kept: dict[str, Path], scratch: Path) -> None:
-    """What must hold of the store that a killed process left, before and after the ingest is run again."""
+    """Check the store that a killed process left, before and after the ingest is run again."""
     with Zoo(store) as zoo:
         names = {model.name for model in zoo.models()}
         assert names - {"victim"} == set(kept)
@@ -69,7 +69,7 @@ def check_after_kill(store: Path, folder: Path, kept: dict[str, Path], scratch: 
 
 @dataclass(frozen=True)
 class Case:
-    """What the victim ingests, and into which store; without one it makes the store itself."""
+    """What is ingested, and into which store; without `prepared` the ingest creates the store."""
 
     folder: Path
     prepared: Path | None
@@ -82,7 +82,7 @@ class Case:
 
 
 def cases(tmp_path: Path, foundation: Path, tuned: Path) -> list[Case]:
-    """Making a store and filling it; filling an empty one; adding to a model whose chain is rewritten."""
+    """Return the cases: create a store and fill it; fill an empty one; add to a store where a chain is rewritten."""
     Zoo(tmp_path / "empty").close()
     with Zoo(tmp_path / "filled") as zoo:
         zoo.ingest(foundation, name="foundation")
@@ -109,7 +109,7 @@ def test_kill_at_any_point_leaves_a_sound_store(tmp_path: Path, foundation: Path
             case = cycle[at]
             if killed_ingest(running, case.fresh(store), case.folder, draw.uniform(0.0, seconds[at])):
                 killed += 1
-            else:  # the machine has become faster than it was
+            else:  # the machine has become faster
                 seconds[at] *= 0.7
             check_after_kill(store, case.folder, case.kept, scratch)
             shutil.rmtree(store)

@@ -1,6 +1,4 @@
-"""`kill -9` at random points of packing and unpacking: every model reads and exports as before, and a rerun
-completes.
-"""
+"""`kill -9` at random points of packing and unpacking: every model reads and exports as before; a rerun completes."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ from tests.surgery.helpers import edit_weights
 from zoo import Zoo
 
 KILLS = 8
-#: Attempts at most, where a machine that becomes faster lets processes end before they are killed.
+#: Largest number of attempts, for machines on which processes end before they are killed.
 MOST = 4 * KILLS
 SEED = 11
-#: Rounds of reading at most, until another process has changed something.
+#: Largest number of reading rounds until another process has changed something.
 ROUNDS = 300
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A foundation and two fine-tunes whose every matrix moved a little; large enough for packing to pay."""
+    """A base and two fine-tunes with small changes in every matrix; large enough for packing to save space."""
     root = tmp_path_factory.mktemp("checkpoints")
     make("llama", root / "base", hidden_size=64, intermediate_size=96, dtype="bfloat16")
     for number in (1, 2):
@@ -46,7 +44,7 @@ def prepared(folders: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def run(running: Nursery, store: Path, delay: float | None) -> tuple[int, float]:
-    """Pack and unpack in a child, killed after a delay; its exit code and how long it took."""
+    """Pack and unpack in a child, killed after a delay; return its exit code and duration."""
     begin = time.monotonic()
     pid = running.start("pack", store, "pack", "unpack", "pack")
     if delay is not None:
@@ -69,7 +67,7 @@ def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], 
             shutil.copytree(prepared, store)
             code, took = run(running, store, draw.uniform(0.0, natural))
             killed += code == -signal.SIGKILL
-            if code == 0:  # the machine has become faster than it was
+            if code == 0:  # the machine has become faster
                 natural = min(natural, took)
             with Zoo(store) as zoo:
                 left = len(list(zoo.store.objects.packed.shelf.digests()))
@@ -92,7 +90,7 @@ def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], 
 
 
 def test_readers_while_it_is_packed_and_unpacked(prepared: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    """Loads, exports and collections in this process while another one changes every object's form again and again."""
+    """This process loads, exports and collects while another one repeatedly packs and unpacks every object."""
     from surgery.tensors.pool import stored_tensor
 
     with nursery() as running, Zoo(prepared) as zoo:
@@ -103,7 +101,7 @@ def test_readers_while_it_is_packed_and_unpacked(prepared: Path, folders: dict[s
         forms: set[int] = set()
         number = 0
         running.start("pack", prepared, *(["pack", "unpack"] * 12))
-        while number < 6 or (len(forms) < 2 and number < ROUNDS):  # the other process may be slow to begin
+        while number < 6 or (len(forms) < 2 and number < ROUNDS):  # the other process may start slowly
             number += 1
             forms |= {len(list(zoo.store.objects.packed.shelf.digests()))}
             assert {digest: stored_tensor(zoo.store, digest).double().sum().item() for digest in expected} == sums

@@ -1,4 +1,4 @@
-"""A zoo of two tiny models of different width that read the same token ids, and text of their own."""
+"""A zoo of two tiny models of different width with the same token IDs, and text for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Token ids in JSONL: short sequences with something to learn from."""
+    """Token IDs in JSONL: short repeating sequences, so that there is something to learn."""
     chance = random.Random(3)
     path = tmp_path_factory.mktemp("text") / "ids.jsonl"
     lines = [json.dumps({"token_ids": [chance.randrange(3, VOCAB) for _ in range(16)] * 4}) for _ in range(80)]
@@ -38,7 +38,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def zoo(stocked: Path, tmp_path: Path) -> Iterator[Zoo]:
-    """A copy to write to."""
+    """A copy of the store that the test may write to."""
     shutil.copytree(stocked, tmp_path / "store")
     with Zoo(tmp_path / "store") as opened:
         yield opened
@@ -46,7 +46,7 @@ def zoo(stocked: Path, tmp_path: Path) -> Iterator[Zoo]:
 
 @pytest.fixture
 def settings(text: str) -> StitchSettings:
-    """A training of a second."""
+    """Settings of a training that takes a second."""
     return StitchSettings(
         text=text, steps=12, rate=5e-3, batch=2, length=16, places=2, windows=64, start=32, measured=8
     )
@@ -54,7 +54,7 @@ def settings(text: str) -> StitchSettings:
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """Ctrl-C raises, as in a shell: the workers of parallel test runs ignore it."""
+    """Make Ctrl-C raise, as in a shell; workers of parallel test runs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""Places of a stitch and what steps do: pure rules."""
+"""Places of a stitch and the schedule of training steps, as pure functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Stitches in the zoo: trained, interrupted, stored, exported, composed into chains that generate; and what is
-refused.
-"""
+"""Stitches in the zoo: trained, interrupted, stored, exported, composed into chains that generate; and refusals."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def chain(zoo: Zoo, name: str, a_layers: int, b_layer: int):
 
 @torch.inference_mode()
 def check_chains(zoo: Zoo, weights: dict[str, torch.Tensor]) -> None:
-    """One stitch at three places, at no bytes: chains compute what their parts compute, and generate alike with and
-    without a cache.
-    """
+    """Check one stitch at three places, at no bytes: chains compute what their parts do, with and without a cache."""
     stacks = {name: open_stack(zoo.store, zoo.model(name).manifest) for name in ("narrow", "wide")}
     for at, (a_layers, b_layer) in enumerate([(1, 1), (2, 2), (2, 1)]):
         assert chain(zoo, f"c{at}", a_layers, b_layer).bytes_new == 0
@@ -175,9 +171,7 @@ def test_a_run_that_stopped_in_the_control_may_do_without_it(zoo, settings):
 
 
 def shifting(folder: Path, hidden: int, shift: float, seed: int = 0) -> Path:
-    """A model whose layers add a constant and do nothing else, with embeddings that are a linear map of a narrow
-    table.
-    """
+    """Save a model with layers that only add a constant, and embeddings that are a linear map of a narrow table."""
     model = build("llama", seed=seed, hidden_size=hidden, mlp_bias=True)
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(VOCAB, 32, generator=generator)
@@ -285,7 +279,7 @@ def test_the_pictures_are_drawn(zoo, settings, tmp_path):
 
 
 def test_a_state_of_another_format_is_started_over(zoo, settings: StitchSettings):
-    """A file that a crash or another program has spoilt costs the training, never the command."""
+    """A damaged state file restarts the training; the command does not fail."""
 
     def stop(what: str, done: int, total: int, remark: str) -> None:
         if what == "training" and done == 4:

@@ -1,6 +1,4 @@
-"""The trainer by itself: what has gradients, what is learned, that it goes on where it stopped, and that it stops at
-NaN.
-"""
+"""The stitch trainer alone: what has gradients, what is learned, exact resumption, and the stop at NaN."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def test_the_normal_equations_are_numpys_least_squares():
 
 
 def test_a_position_that_matters_is_used_and_missed_without_it():
-    """Outputs that shift with the place: no map without the position can fit two places at once."""
+    """The outputs shift with the position: no map without the position as input fits two positions at once."""
     normal = Normal(4, 4)
     hidden, shift = torch.randn(50, 4), torch.tensor([1.0, -2.0, 0.5, 3.0])
     for position in (1.0, 5.0):
@@ -132,7 +130,7 @@ def test_the_loss_falls(pair, start):
 
 
 def test_labels_are_the_next_tokens(pair, start):
-    """In text that alternates, the token that stands there and the one that comes are never the same."""
+    """In alternating text the current and the next token always differ."""
     text = torch.tensor([[7, 11] * 6] * 4)
     settings = replace(SETTINGS, steps=40, kl=0.0, cosine=0.0, labels=1.0)
     trained = train(StitchCourse(pair, text, POINTS, settings), start, None, drop)
@@ -142,7 +140,7 @@ def test_labels_are_the_next_tokens(pair, start):
 
 @torch.no_grad()
 def _share_of_next(pair: ModelPair, stitch: Folded, text: torch.Tensor) -> float:
-    """The mean probability of the text's next tokens at the first place."""
+    """Return the mean probability of the text's next tokens at the first place."""
     ((_, hidden),) = pair.heads(text, {POINTS[0].a_layer})
     logits = pair.b.head(pair.tail(stitch(hidden, POINTS[0].position), text, POINTS[0].b_layer))
     return float(logits[:, :-1].softmax(-1).gather(-1, text[:, 1:, None]).mean())
@@ -150,7 +148,7 @@ def _share_of_next(pair: ModelPair, stitch: Folded, text: torch.Tensor) -> float
 
 @torch.no_grad()
 def _loss(pair: ModelPair, stitch: Folded) -> float:
-    """The mean divergence over all windows and places."""
+    """Return the mean divergence over all windows and places."""
     _, final = pair.passes(WINDOWS)
     total = 0.0
     for layer, hidden in pair.heads(WINDOWS, {point.a_layer for point in POINTS}):
@@ -187,7 +185,7 @@ def test_what_is_no_state_of_the_task_is_not_taken_up(pair, start, tmp_path):
 
 
 def test_nan_stops_the_training_and_the_last_good_state_is_kept(pair, start):
-    """A token whose embedding is NaN comes up in the middle of the training."""
+    """A token with a NaN embedding occurs in the middle of the training."""
     windows = WINDOWS.clone().clamp_min(4)
     course = StitchCourse(pair, windows, POINTS, SETTINGS)
     good = Trainer(course, start)

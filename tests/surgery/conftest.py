@@ -15,7 +15,7 @@ from zoo import Zoo
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`made("llama", dtype="bfloat16")`: the folder of a checkpoint, made at the first call."""
+    """Provide `made("llama", dtype="bfloat16")`: the folder of a checkpoint, made at the first call."""
     root = tmp_path_factory.mktemp("checkpoints")
     known: dict[str, Path] = {}
 
@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def copied(made: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """`copied("llama", "folder")`: a checkpoint of one's own to spoil."""
+    """Provide `copied("llama", "folder")`: a copy of a checkpoint that the test may damage."""
 
     def get(name: str, folder: str = "copy", **options: Any) -> Path:
         target = tmp_path / folder

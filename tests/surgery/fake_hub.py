@@ -1,6 +1,6 @@
 """A small hub on loopback: the routes that huggingface_hub calls to look up and download a model repository.
 
-GET  /api/models/<id>[/revision/<rev>]      what the repository holds
+GET  /api/models/<id>[/revision/<rev>]      the repository's files
 GET  /api/models/<id>/tree/<rev>            the same, with sizes
 HEAD, GET /<id>/resolve/<rev>/<file>        a file, with ETag and X-Repo-Commit
 """
@@ -22,7 +22,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class FakeHub:
-    """`repositories`: id -> folder. `gated`: ids whose files need the token. `requests`: paths asked for, in order."""
+    """The hub's contents and what clients requested.
+
+    Fields:
+        repositories: Repository ID -> folder.
+        gated: IDs of repositories that need the token.
+        token: The token that opens gated repositories.
+        requests: Requested paths, in order.
+    """
 
     repositories: dict[str, Path] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
@@ -31,7 +38,7 @@ class FakeHub:
     url: str = ""
 
     def downloads(self) -> set[str]:
-        """Names of the files that were asked for."""
+        """Return the names of the files that were requested."""
         return {path.split("/resolve/", 1)[1].split("/", 1)[1] for path in self.requests if "/resolve/" in path}
 
 
@@ -55,6 +62,8 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers the routes listed in the module's docstring."""
+
     state: FakeHub
     protocol_version = "HTTP/1.1"
 
@@ -122,4 +131,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""

@@ -1,4 +1,4 @@
-"""What the tests of the offline path share: comparing folders, editing weight files, looking at what a store holds."""
+"""Helpers for tests of the offline path: compare folders, edit weight files, list a store's contents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo.store import Store
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Relative path -> bytes of every file below a folder."""
+    """Return relative path -> bytes of every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -32,13 +32,13 @@ def edit_weights(folder: Path, edit: Callable[[str, Any], Any], metadata: dict[s
 
 
 def stored(store: Store) -> dict[str, set[str]]:
-    """Everything that a store holds: objects, blobs and models."""
+    """Return everything that a store holds: objects, blobs and models."""
     with store.catalog.reading() as reader:
         names = set(reader.names())
     return {"objects": set(store.objects.digests()), "blobs": set(store.blobs.digests()), "models": names}
 
 
 def spans(zoo: Zoo, name: str) -> list[tuple[int, int]]:
-    """The bounds of a model's blocks, in components."""
+    """Return the bounds of a model's blocks, in components."""
     with zoo.store.catalog.reading() as reader:
         return [(block.lo, block.hi) for block in reader.chain(name)]

@@ -1,4 +1,4 @@
-"""Makes checkpoints in Meta's original layout from tiny Hugging Face ones, and runs Meta's own arithmetic on them.
+"""Make checkpoints in Meta's original layout from tiny Hugging Face ones, and run Meta's own arithmetic on them.
 
 `write_meta` undoes what an ingest does (names, rotary layout, shards); `reference_logits` is Meta's model in a few
 lines, with rotary angles on interleaved pairs as complex numbers: an oracle that shares no code with transformers.
@@ -41,7 +41,7 @@ def _text() -> str:
 
 @functools.lru_cache(maxsize=1)
 def sentencepiece_model(size: int = 600) -> bytes:
-    """A BPE model with byte fallback, trained with the settings of Llama 2's."""
+    """Return a BPE model with byte fallback, trained with the settings of Llama 2's."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -67,7 +67,7 @@ def sentencepiece_model(size: int = 600) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def tiktoken_ranks() -> dict[bytes, int]:
-    """All bytes, then the most frequent pairs of a text, merged greedily."""
+    """Return ranks: all bytes, then the most frequent pairs of a text, merged greedily."""
     words = Counter(bytes(word, "utf-8") for word in (" " + _text()).replace("\n", " \n ").split(" ") if word)
     pieces = {word: [bytes([byte]) for byte in b" " + word] for word in words}
     ranks = {bytes([byte]): byte for byte in range(256)}
@@ -93,18 +93,18 @@ def _merge(parts: list[bytes], left: bytes, right: bytes) -> list[bytes]:
 
 
 def tiktoken_file() -> bytes:
-    """The ranks as Meta ships them."""
+    """Return the ranks in the format that Meta ships."""
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in tiktoken_ranks().items())
 
 
 def tiny_llama(**overrides: Any) -> Any:
-    """A random transformers Llama that Meta's arithmetic and the tokenizer above fit."""
+    """Return a random transformers Llama that fits Meta's arithmetic and the tokenizer above."""
     shape = {"intermediate_size": 192, "vocab_size": 600, "rms_norm_eps": 1e-5, "num_attention_heads": 8}
     return build("llama", **{**shape, **overrides})
 
 
 def params_of(config: Any, **extra: Any) -> dict[str, Any]:
-    """`params.json` for a config whose feed-forward width is 192 = 32 * ceil(int(8 * 64 / 3) / 32)."""
+    """Return `params.json` for a config with FFN width 192 = 32 * ceil(int(8 * 64 / 3) / 32)."""
     return {
         "dim": config.hidden_size,
         "multiple_of": 32,
@@ -118,7 +118,7 @@ def params_of(config: Any, **extra: Any) -> dict[str, Any]:
 
 
 def meta_state(model: Any) -> dict[str, Any]:
-    """A transformers Llama's tensors under Meta's names, q and k in Meta's rotary order."""
+    """Return a transformers Llama's tensors under Meta's names, q and k in Meta's rotary order."""
     config = model.config
     state = {key: value.detach() for key, value in model.state_dict().items()}
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -146,7 +146,7 @@ def _interleaved(weight: Any, heads: int) -> Any:
 
 
 def shard_states(state: dict[str, Any], count: int, embedding: str) -> list[dict[str, Any]]:
-    """Cut for model parallelism as Meta does."""
+    """Split the tensors for model parallelism as Meta does."""
     import torch
 
     def part(name: str, tensor: Any, number: int) -> Any:
@@ -171,8 +171,9 @@ def write_meta(
     tokenizer: bytes | None = None,
     **params: Any,
 ) -> Path:
-    """Write a model in Meta's layout. `params` are added to params.json; the tokenizer is SentencePiece unless
-    given.
+    """Write a model in Meta's layout.
+
+    `params` are added to params.json; the tokenizer is SentencePiece's unless given.
     """
     import torch
 
@@ -187,8 +188,9 @@ def write_meta(
 
 
 def write_source(source: Any, folder: Path, chunk: int = 1000) -> Path:
-    """A source as the folder that an export of it gives. A small odd chunk size tests that chunks need not be whole
-    rows.
+    """Write a source as the folder that an export of it gives.
+
+    A small odd chunk size tests that chunks need not be whole rows.
     """
     for weights in source.weights:
         folder.mkdir(parents=True, exist_ok=True)
@@ -205,7 +207,7 @@ def write_source(source: Any, folder: Path, chunk: int = 1000) -> Path:
 
 
 def reference_logits(state: dict[str, Any], config: Any, tokens: list[int]) -> Any:
-    """Logits [T, vocab] of Meta's model, from unsharded tensors in Meta's layout."""
+    """Return the logits [T, vocab] of Meta's model, from unsharded tensors in Meta's layout."""
     import torch
 
     heads, kv_heads, width = (

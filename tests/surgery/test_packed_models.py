@@ -1,4 +1,4 @@
-"""A packed model loads, trains, exports and heals like any other."""
+"""A packed model loads, trains, exports and is repaired like any other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_packed_model_is_the_same_model(copied: Callable[..., Path], zoo: Zoo,
             assert torch.equal(again.model(name).load()(ids).logits, logits)
         model = again.model("tuned").load().train()
         model(ids, labels=ids).loss.backward()
-        torch.optim.SGD(model.parameters(), 0.1).step()  # the weights are the model's own: nothing reaches the store
+        torch.optim.SGD(model.parameters(), 0.1).step()  # the weights are private copies: nothing reaches the store
         assert not again.verify().damaged
         again.model("tuned").export(tmp_path / "out")
         assert files_of(tmp_path / "out") == files_of(tmp_path / "tuned")

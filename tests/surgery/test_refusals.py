@@ -1,4 +1,4 @@
-"""Bad input: each with one clear line of the right class, before anything is written, and nothing left in the store."""
+"""Bad input: one clear line of the right error class, before anything is written, and nothing left in the store."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _oversized(data: bytes) -> bytes:
     return struct.pack("<Q", 1 << 40) + data[8:]
 
 
-#: What is wrong -> (options of the checkpoint, how to spoil it, error, part of its line).
+#: Fault -> (options of the checkpoint, how to damage it, error, part of the message).
 TABLE: dict[str, tuple[dict[str, Any], Callable[[Path], None], type[ZooError], str]] = {
     "header truncated": ({}, _weights(lambda data: data[:100]), MalformedCheckpoint, "model.safetensors"),
     "header oversized": ({}, _weights(_oversized), MalformedCheckpoint, "model.safetensors"),
@@ -296,7 +296,7 @@ def test_a_folder_that_is_no_checkpoint_and_a_source_that_is_nothing(zoo, tmp_pa
 
 
 class _Evil:
-    """What a pickle can carry: this one would leave a file behind."""
+    """A pickle payload that creates a file when loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

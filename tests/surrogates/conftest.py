@@ -1,4 +1,4 @@
-"""Tiny checkpoints and a zoo of them; text in token ids, which any tiny vocabulary knows."""
+"""Tiny checkpoints and a zoo of them; the text is token IDs, valid in any tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from surrogates.scoring.timing import TimingSettings
 from tests import checkpoints
 from zoo import Zoo
 
-#: The least timing that is still one: figures are not what tests look at.
+#: The smallest possible timing: tests do not look at times.
 FAST = TimingSettings(batch=2, context=4, pairs=1, rounds=1)
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of token ids that follow from each other (a walk with a few steps), so that there is something to
-    learn.
-    """
+    """Documents of token IDs with learnable structure: a random walk with a few step sizes."""
     path = tmp_path_factory.mktemp("text") / "ids.jsonl"
     generator = torch.Generator().manual_seed(5)
     lines = []
@@ -42,7 +40,7 @@ def zoo(tmp_path: Path) -> Iterator[Zoo]:
 
 @pytest.fixture
 def stored(zoo: Zoo, tmp_path: Path) -> Callable[..., str]:
-    """`stored("qwen2", hidden_size=32)`: a tiny model in the zoo, without a tokenizer; its name."""
+    """Provide `stored("qwen2", hidden_size=32)`: put a tiny model without a tokenizer into the zoo, return its name."""
 
     def put(family: str = "llama", name: str | None = None, **options: Any) -> str:
         name = name or family
@@ -55,7 +53,7 @@ def stored(zoo: Zoo, tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def options(text: str) -> Callable[..., SurrogateOptions]:
-    """Few windows, no training unless `steps` are given."""
+    """Provide options with few windows, and no training unless `steps` are given."""
 
     def make(steps: int = 0, how: str = "lora", **changes: Any) -> SurrogateOptions:
         recovery = RecoverySettings(how=how if steps else "none", steps=max(1, steps), rank=8, batch=8, rate=1e-2)

@@ -1,6 +1,4 @@
-"""Surrogates from outside: stored at the cost of what is pruned, loaded, generated with, exported, recorded with their
-pair, removed.
-"""
+"""Surrogates as users see them: stored at the bytes of the pruned part, loaded, exported, recorded, removed."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def test_a_surrogate_is_a_model_that_costs_what_is_pruned(zoo, stored, options, 
 
 
 def test_scores_are_those_of_the_stored_models(zoo, stored, options):
-    """The recorded figures, worked out again with transformers alone: head on hidden states, distributions, cosines."""
+    """Recomputes the recorded figures with transformers alone: head on hidden states, distributions, cosines."""
     from surgery.text.text import read_text
 
     chosen = options(part="layer", name="s")
@@ -86,7 +84,7 @@ def test_scores_are_those_of_the_stored_models(zoo, stored, options):
     exact, given = zoo.model("llama").load(), zoo.model("s").load()
     with torch.no_grad():
         p, q = exact(held).logits, given(held).logits
-    # The last layer: behind the block stands the head alone, so that both figures are one.
+    # The block is the last layer, so that only the head follows it and both figures are equal.
     assert report.similarity == pytest.approx(float(cosines(p, q).mean()), abs=1e-5)
     assert report.agreement.end == pytest.approx(report.similarity, abs=1e-6)
     assert report.agreement.loss_exact == pytest.approx(float(exact(held, labels=held).loss.detach()), rel=1e-4)
@@ -203,7 +201,7 @@ def test_what_an_adapter_leaves_alone_can_be_pruned(zoo, stored, options, tmp_pa
 
 
 def test_layers_of_two_models_keep_their_own_settings(zoo, stored, options):
-    """Alike in shape, not in rotary frequencies: nothing of the one's config may reach the other's layers."""
+    """The models differ only in rotary frequencies: the settings of one must not reach the other's layers."""
     a, b = (
         stored("llama", "a"),
         stored("llama", "b", seed=1, rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
@@ -299,7 +297,7 @@ def test_a_narrow_model_stands_in_with_stitches_at_both_ends(zoo, stored, option
 
 
 def put_stitch(zoo, name: str, a: str, b: str, width_a: int, width_b: int) -> None:
-    """A stitch as `zoo stitch` stores one, with random weights."""
+    """Store a stitch with random weights as `zoo stitch` does."""
     from surgery.chains.plan import StitchSpec, stitch_component
     from surgery.chains.stitches import STITCH_FILE
     from surgery.tensors.store import keep_tensors

@@ -1,5 +1,6 @@
-"""Pruned blocks in every family: nothing removed is the exact block bit for bit, removing what is dead loses nothing,
-Taylor finds it.
+"""Pruned blocks in every family: removing nothing is exact bit for bit, removing dead units loses nothing.
+
+Importance scores find the dead units.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests import checkpoints
 from zoo.errors import InputError
 
 IDS = torch.randint(3, checkpoints.VOCAB, (6, 11), generator=torch.Generator().manual_seed(2))
-#: Family or variant, and the parts that can be pruned in it.
+#: Family or variant -> the parts that can be pruned in it.
 PRUNABLE = {
     "llama": ("layer", "attention", "ffn"),
     "llama-tied-bias": ("layer", "attention", "ffn"),
@@ -80,7 +81,7 @@ def counted(target: PruneTarget, name: str) -> bool:
 
 
 def killed(target: PruneTarget, tensors: dict[str, torch.Tensor], dead: list[KeptSlices]) -> None:
-    """Zero everything of some units, in place: what they compute is then nothing."""
+    """Zero all weights of some units, in place, so that they compute nothing."""
     for at in target.changed:
         names = dict(target.placed[at].component.tensors)
         for axis in target.axes[at]:
@@ -91,7 +92,7 @@ def killed(target: PruneTarget, tensors: dict[str, torch.Tensor], dead: list[Kep
 
 
 def planted(zoo, name: str, part: str) -> tuple[PruneTarget, Subject, BlockShape, list[KeptSlices]]:
-    """A model with dead units in two layers, others in each; and the counts that are left without them."""
+    """Return a model with different dead units in two layers, and the shape that is left without them."""
     target, _ = opened(zoo, name, part)
     shape = target.shape
     after = nearest(shape, part, 0.5, target.cost)
@@ -156,12 +157,12 @@ def test_importance_finds_the_dead_units(zoo, stored, family, part, how):
 
 
 def test_taylor_sees_what_magnitude_cannot(zoo, stored):
-    """A channel with large weights that the text never opens: its output is cut off behind it."""
+    """A channel with large weights that is closed for every input has no effect on the output."""
     target, subject = opened(zoo, stored("llama"), "ffn", (1, 1))
     digests = dict(target.placed[0].component.tensors)
     gate, down = (subject.tensors[digests[f"mlp.{name}_proj.weight"]] for name in ("gate", "down"))
     with torch.no_grad():
-        gate[3] = 0.0  # silu(0) is 0: nothing passes, whatever the others are
+        gate[3] = 0.0  # silu(0) is 0: nothing passes, whatever the other weights are
         down[:, 3] *= 50.0
     block = subject.block()
     small = taylor(subject, block, record(subject, IDS), target.shape, target.axes, target.layer_of)[0].channels

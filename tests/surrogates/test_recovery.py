@@ -1,5 +1,6 @@
-"""Closed form and training make a pruned block better on text that neither saw; merged learners compute the same;
-training resumes.
+"""Closed form and training improve a pruned block on unseen text; merged adapters compute the same.
+
+Interrupted training resumes to the same weights.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ QUICK = RecoverySettings(steps=12, rank=8, batch=8, rate=1e-2)
 
 
 class Case:
-    """A pruned block of a tiny model, with states to learn from and states that only measure."""
+    """A pruned block of a tiny model, with states for learning and states for measuring only."""
 
     def __init__(self, zoo, name: str, part: str = "layer", layers: tuple[int, int] = (1, 2)) -> None:
         manifest = zoo.model(name).manifest
@@ -141,7 +142,7 @@ def test_merged_learners_compute_the_same(zoo, stored, family):
 
 
 def test_only_what_is_pruned_learns(zoo, stored, tmp_path):
-    """Between two attentions stands an ffn: it stays as it is, and so do the exact block's own weights."""
+    """The FFN between two pruned attentions stays unchanged, and so do the exact block's weights."""
     case = Case(zoo, stored("llama"), "attention")
     block = case.block()
     middle = [weight.clone() for weight in block.names[1].values()]

@@ -1,4 +1,4 @@
-"""Processes that tests start, and kill: `python -m tests.zoo.children VERB STORE …`. They report on standard output."""
+"""Processes that tests start and kill: `python -m tests.zoo.children VERB STORE …`. They report on standard output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.upkeep.collect import collect
 
 
 def ingest_for_ever(root: str, worker: str) -> None:
-    """Models that share tensors with each other, one after the other, until killed."""
+    """Ingest models that share tensors with each other, one after the other, until killed."""
     with Store.open(Path(root)) as store:
         print("ready", flush=True)
         for number in itertools.count():
@@ -25,7 +25,7 @@ def ingest_for_ever(root: str, worker: str) -> None:
 
 
 def ingest_and_remove(root: str, worker: str, seconds: str) -> None:
-    """The same few tensors in and out again, so that they are orphans half of the time."""
+    """Ingest and remove the same few tensors, so that they are orphans half of the time."""
     end = time.monotonic() + float(seconds)
     with Store.open(Path(root)) as store:
         print("ready", flush=True)
@@ -41,7 +41,7 @@ def ingest_and_remove(root: str, worker: str, seconds: str) -> None:
 
 
 def collect_for(root: str, seconds: str) -> None:
-    """Prints how many objects it removed in all."""
+    """Collect repeatedly, then print how many objects were removed in all."""
     end = time.monotonic() + float(seconds)
     removed = 0
     with Store.open(Path(root)) as store:
@@ -55,7 +55,7 @@ def collect_for(root: str, seconds: str) -> None:
 
 
 def put(root: str, large: str) -> None:
-    """The same tensors as everybody else."""
+    """Put the same tensors as the other processes."""
     with Store.open(Path(root)) as store, store.ingesting():
         print("ready", flush=True)
         sources = [some_bytes(seed, 30_000) for seed in range(60)]

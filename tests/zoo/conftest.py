@@ -1,4 +1,4 @@
-"""Stores and databases for the store's tests. What takes `database_url` runs on SQLite and on PostgreSQL."""
+"""Stores and databases for the store's tests. Tests with `database_url` run on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 

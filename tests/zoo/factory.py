@@ -1,4 +1,4 @@
-"""What the store's tests are made of: tensors as bytes, and manifests over them. No torch."""
+"""Tensors as bytes and manifests over them, for the store's tests, without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.store import Store
 
 @dataclass(frozen=True)
 class Bytes:
-    """A source that holds its bytes, a U8 vector unless told otherwise."""
+    """A tensor source that holds its bytes; a U8 vector by default."""
 
     data: bytes
     dtype: str = "U8"
@@ -35,7 +35,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Constant:
-    """A large source of one byte again and again, that needs little memory of its own."""
+    """A large tensor source of one repeated byte, which needs little memory."""
 
     nbytes: int
     value: int = 0
@@ -62,7 +62,7 @@ def manifest_of(
     header: str = "0" * 64,
     side: str = "1" * 64,
 ) -> ModelManifest:
-    """A manifest with one component per tensor, alternating attention and ffn, and one file of each kind."""
+    """Return a manifest with one component per tensor, alternating attention and FFN, and one file of each kind."""
     placed = tuple(
         Placed(i // 2, Component("ffn" if i % 2 else "attention", "llama", "{}", (("weight", tensor.digest),)))
         for i, tensor in enumerate(tensors)
@@ -88,7 +88,7 @@ def with_adapter(placed: Placed, tensors: Sequence[tuple[str, str]]) -> Placed:
 
 
 def ingest(store: Store, name: str, seeds: Sequence[int], size: int = 100) -> ModelManifest:
-    """Put one tensor per seed, two blobs, and a model of them, as an ingest does. Models share where their seeds do."""
+    """Put one tensor per seed, two blobs and a model of them, as an ingest does. Equal seeds give shared tensors."""
     with store.ingesting():
         tensors = [put.tensor for put in store.objects.put_many(some_bytes(seed, size) for seed in seeds)]
         header, side = store.blobs.put(f"header of {name}".encode()), store.blobs.put(b"{}")
@@ -99,7 +99,7 @@ def ingest(store: Store, name: str, seeds: Sequence[int], size: int = 100) -> Mo
 
 
 def files_under(root: Path) -> list[str]:
-    """All objects, blobs and temporary files of a store."""
+    """Return all objects, blobs and temporary files of a store."""
     return sorted(
         str(path.relative_to(root))
         for part in ("objects", "files")

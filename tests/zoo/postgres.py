@@ -1,5 +1,6 @@
-"""A private PostgreSQL cluster for tests: made with initdb, reached by a Unix socket, gone afterwards. Never the
-machine's own server.
+"""A private PostgreSQL cluster for tests: made with initdb, reached by a Unix socket, removed afterwards.
+
+The machine's own server is never used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 
 def find_binaries() -> Path | None:
-    """The folder with initdb and pg_ctl, newest version first."""
+    """Return the folder with initdb and pg_ctl, newest version first."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     found = shutil.which("initdb")
     if found:
@@ -26,7 +27,7 @@ def find_binaries() -> Path | None:
 
 @contextmanager
 def cluster(binaries: Path) -> Iterator[str]:
-    """Yields the URL of the cluster's first database; others go beside it."""
+    """Run a cluster and yield the URL of its first database; tests create more databases in it."""
     root = Path(tempfile.mkdtemp(prefix="pg-"))  # not pytest's folder: a socket's path has at most 107 characters
     data = root / "data"
     user = _unprivileged(root)
@@ -45,7 +46,7 @@ def cluster(binaries: Path) -> Iterator[str]:
 
 
 def _unprivileged(root: Path) -> dict[str, Any]:
-    """PostgreSQL refuses to run as root: then it runs as another user, who owns the folder."""
+    """Return the user to run as: PostgreSQL refuses root, so then another user is taken and owns the folder."""
     if os.geteuid() != 0:
         return {}
     names = {entry.pw_name: entry for entry in pwd.getpwall()}

@@ -1,4 +1,4 @@
-"""The facade: what a newcomer can do with `from zoo import Zoo`."""
+"""The facade: what users do with `from zoo import Zoo`."""
 
 from __future__ import annotations
 

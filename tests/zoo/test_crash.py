@@ -1,4 +1,4 @@
-"""Several processes on one store, some of which are killed: nothing that a model names is ever lost or damaged."""
+"""Several processes on one store, some of them killed: no object that a model names is lost or damaged."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @contextmanager
 def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of `tests.zoo.children`, wait until it is ready, and kill it when the block ends."""
     command = [sys.executable, "-m", "tests.zoo.children", *map(str, arguments)]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -41,7 +42,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
 
 
 def check_sound(store: Store) -> None:
-    """No damage; and after a collection, exactly what the models name."""
+    """Check that nothing is damaged and that, after a collection, the store holds exactly what the models name."""
     assert audit(store).damaged == ()
     collect(store)
     with store.catalog.reading() as reader:
@@ -51,7 +52,7 @@ def check_sound(store: Store) -> None:
 
 
 def test_kill_at_any_moment(tmp_path: Path) -> None:
-    """Two processes ingest and are killed, again and again. A model is there whole or not at all."""
+    """Two processes ingest and are killed repeatedly. Each model is there completely or not at all."""
     chance = random.Random(7)
     left_over = 0
     for turn in range(6):
@@ -88,7 +89,7 @@ def test_the_same_objects_from_several_processes(tmp_path: Path) -> None:
 
 
 def test_collections_race_ingests(tmp_path: Path) -> None:
-    """Two processes ingest and remove the same few tensors; a third collects all the time."""
+    """Two processes ingest and remove the same few tensors while a third collects all the time."""
     Store.open(tmp_path).close()
     with (
         child("churn", tmp_path, 0, 2.5) as a,

@@ -1,6 +1,4 @@
-"""`ZooCallback`: checkpoints become models, the zoo is enough to resume bit for bit, and training survives what goes
-wrong with it.
-"""
+"""`ZooCallback`: checkpoints become models, training resumes bit for bit, and survives the zoo's errors."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from zoo.integrations import ZooCallback
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
-    """The same few random windows for everybody."""
+    """A data set of a few random windows, the same in every test."""
 
     def __init__(self) -> None:
         self.data = torch.randint(3, 50, (16, 8), generator=torch.Generator().manual_seed(1))
@@ -36,7 +34,7 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
 
 class Stop(TrainerCallback):
-    """Ends training after a step, as a preemption would."""
+    """Ends training after a step, as a preemption does."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -64,7 +62,7 @@ def opened(store: Path) -> Iterator[Zoo]:
 
 
 def full(base: Path) -> Any:
-    """With dropout, so that resuming has to get the random numbers right too; the embedding is frozen."""
+    """Return a model with dropout, so that resuming must restore the random state too; the embedding is frozen."""
     model = AutoModelForCausalLM.from_pretrained(base, attention_dropout=0.1)
     model.get_input_embeddings().requires_grad_(False)
     return model
@@ -79,6 +77,7 @@ def adapter(base: Path) -> Any:
 
 
 def trainer(model: Any, folder: Path, *callbacks: TrainerCallback, **options: Any) -> Trainer:
+    """Return a Trainer of four steps that saves a checkpoint every two."""
     settings = {
         "max_steps": 4,
         "save_steps": 2,
@@ -137,7 +136,7 @@ def test_resume_from_the_zoo_is_bit_for_bit(made: Any, base: Path, store: Path, 
 
 
 def test_a_resume_that_does_not_load_the_weights_would_be_noticed(base: Path, store: Path, tmp_path: Path) -> None:
-    """The control of the test above: other weights in the store's place give another end."""
+    """Negative control of the test above: other weights in place of the stored ones give another result."""
     ends = []
     for spoilt in (False, True):
         callback = ZooCallback(store, f"run-{spoilt}", strict=True)

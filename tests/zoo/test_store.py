@@ -1,5 +1,6 @@
-"""The store as a whole: it opens anywhere, belongs to one catalogue, withdraws what failed, and names whom damage
-hurts.
+"""The store as a whole: it opens anywhere, belongs to one catalogue, and withdraws failed ingests.
+
+Damage is reported with the models it affects.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def test_another_database_holds_the_catalogue(tmp_path: Path, database_url: str)
 
 
 def test_a_new_catalogue_is_refused_for_a_folder_with_objects(tmp_path: Path) -> None:
-    """Else a collection would find every object unused."""
+    """Otherwise a collection would remove every object as unused."""
     with Store.open(tmp_path / "store") as store:
         ingest(store, "a", [1])
     with pytest.raises(StoreError, match="catalogue is new and empty"):
@@ -117,7 +118,7 @@ def test_a_failed_ingest_leaves_what_others_may_need(store: Store) -> None:
         with Store.open(store.root) as other, other.ingesting():
             assert not other.objects.put(some_bytes(1)).new
             raise InputError("the checkpoint is bad")
-    assert store.objects.has(put.tensor.digest) is False  # the last one out withdraws it
+    assert store.objects.has(put.tensor.digest) is False  # the last ingest to end withdraws it
     with store.ingesting():
         put = store.objects.put(some_bytes(1))
         with Store.open(store.root) as other, pytest.raises(InputError), other.ingesting():
@@ -191,7 +192,7 @@ except StoreFull as error:
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(store: Store) -> None:
-    """The system's own limit on file sizes, in a process of its own."""
+    """Uses the system's limit on file sizes, in a process of its own."""
     ingest(store, "a", [1])
     before = files_under(store.root)
     done = subprocess.run(
@@ -210,7 +211,7 @@ def test_a_catalogue_without_room_says_so(store: Store) -> None:
 
 
 def test_the_first_opening_of_many_processes(tmp_path: Path) -> None:
-    """All make the folder, its name, the database and its tables at once."""
+    """Several processes make the folder, its name, the database and its tables at once."""
     code = "import sys; from pathlib import Path; from zoo.store import Store; Store.open(Path(sys.argv[1])).close()"
     children = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "store")], stderr=subprocess.PIPE)

@@ -1,5 +1,6 @@
-"""What the benchmark of twenty models computes by itself: the family, orders to a side, per-model provisioning in
-virtual time.
+"""What the benchmark of twenty models computes itself: the family, orders to a side, and per-model provisioning.
+
+Provisioning runs in virtual time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _asks(*rows: tuple[float, str]) -> list[WorkloadRequest]:
 
 
 class _Engine:
-    """A second for a batch, and half a second more for each request behind its first."""
+    """An engine that takes a second for a batch, and half a second more for each further request."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[int]]] = []
@@ -39,7 +40,7 @@ def test_whoever_waits_longest_is_next_and_takes_those_of_its_model_along() -> N
     engine = _Engine()
     asks = _asks((0.0, "a"), (0.1, "b"), (0.2, "a"), (0.3, "b"), (0.4, "a"))
     made = provision(asks, lambda model: 10.0, engine.run, most=16)
-    # a is there at 0, and nobody else has come yet; b's swap ends at 11; a comes back at 22.5
+    # at time 0 only a is there; b's swap ends at 11; a is loaded again at 22.5
     assert engine.batches == [("a", [0]), ("b", [1, 3]), ("a", [2, 4])]
     assert [answer.ended for answer in made.answers] == [1.0, 12.0, 23.5, 12.5, 24.0]
     assert (made.swaps, made.ran) == (2, 1.0 + 1.5 + 1.5)
@@ -50,7 +51,7 @@ def test_those_who_come_during_a_swap_go_along_and_a_batch_has_an_end() -> None:
     asks = _asks((0.0, "a"), (0.5, "b"), (5.0, "b"), (6.0, "b"))
     made = provision(asks, lambda model: 10.0, engine.run, most=2)
     assert engine.batches == [("a", [0]), ("b", [1, 2]), ("b", [3])]
-    assert made.swaps == 1  # the second batch finds its model there
+    assert made.swaps == 1  # the second batch finds its model loaded
     assert [answer.e2e for answer in made.answers] == [1.0, 11.5, 7.5, 7.5]
 
 

@@ -1,6 +1,4 @@
-"""What the benchmark of simulated figures computes by itself: medians over seeds, ratios, and that nothing is run
-twice.
-"""
+"""What the benchmark of simulated figures computes itself: medians over seeds, ratios, and no run made twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement trains for itself is used again only where it was trained to its end."""
+"""A model that a benchmark trains for itself is reused only if the training was completed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What `zoo serve --agents` puts together of a store: its profiles decide where newcomers run, its scheduler's log
-plays again.
-"""
+"""`zoo serve --agents` on a store: profiles decide where new sequences run, the scheduler's log can be replayed."""
 
 from __future__ import annotations
 
@@ -43,14 +41,14 @@ OPTIONS = ServeOptions(
 
 @pytest.fixture
 def zoo(store: Path, tmp_path: Path) -> Iterator[Zoo]:
-    """A store of one's own: what is measured of it stays in it."""
+    """A store of the test's own, so that measurements stay in it."""
     shutil.copytree(store, tmp_path / "store")
     with Zoo(tmp_path / "store") as made:
         yield made
 
 
 def measured(zoo: Zoo, load_seconds: float, seconds: float = 0.001, threads: int | None = None) -> None:
-    """As if `zoo profile` had been run: every block costs this much a step, and that much to be loaded."""
+    """Store a profile as `zoo profile` does: every block takes `seconds` a step and `load_seconds` to load."""
     hardware = hardware_of("cpu") | ({} if threads is None else {"threads": threads})
     with zoo.store.catalog.writing() as writer, zoo.store.catalog.reading() as reader:
         blocks = [
@@ -69,6 +67,7 @@ def measured(zoo: Zoo, load_seconds: float, seconds: float = 0.001, threads: int
 
 @contextmanager
 def started(zoo: Zoo, log: Path | None = None) -> Iterator[tuple[ClusterDriver, Trace]]:
+    """Run the cluster that `zoo serve --agents` would run; `log`: file for the scheduler's log."""
     trace, threads = Trace(), torch.get_num_threads()
     journal = LogFile(log) if log is not None else None
     try:
@@ -83,7 +82,7 @@ def started(zoo: Zoo, log: Path | None = None) -> Iterator[tuple[ClusterDriver, 
 
 
 def ask(driver: ClusterDriver, seqs: Sequence[str], max_tokens: int = 200) -> None:
-    """One after the other, each while those before it run."""
+    """Start requests one after the other, each while the earlier ones run."""
     firsts = {seq: threading.Event() for seq in seqs}
 
     def run(seq: str) -> None:
@@ -100,7 +99,7 @@ def ask(driver: ClusterDriver, seqs: Sequence[str], max_tokens: int = 200) -> No
 
 
 def test_a_newcomer_stays_where_blocks_are_loaded_if_loading_was_measured_to_be_slow(zoo: Zoo, tmp_path: Path) -> None:
-    """By loads alone the second sequence goes to the device that is idle, which then has to load everything."""
+    """By load alone the second sequence goes to the idle device, which then has to load all blocks."""
     with started(zoo) as (driver, trace):
         ask(driver, ["a", "b"])
         assert not [event for event in trace.recent() if event.ev == "dispatch.candidates"]
@@ -117,7 +116,7 @@ def test_a_newcomer_stays_where_blocks_are_loaded_if_loading_was_measured_to_be_
 
 
 def without_profiles(log: Path) -> Path:
-    """The same log of a scheduler that knows no profiles."""
+    """Return the same log with a scheduler that has no profiles."""
     head, events = log.read_bytes().split(b"\n", 1)
     known = json.loads(head)
     known["adaptation"]["profiles"] = None
@@ -148,14 +147,14 @@ def test_pieces_share_what_was_measured_of_their_block(zoo: Zoo) -> None:
 
 
 def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> None:
-    """Counting agents in threads, a sequence moved by hand while it runs, and asked for as the command does."""
+    """A sequence of a threaded cluster is moved by hand while it runs; the command then replays the log."""
     log = tmp_path / "log"
     log.touch()
     log.chmod(0o644)
     journal = LogFile(log)
     with clusters.cluster("threads", log=journal.write) as driver:
         assert driver.move("nobody", range(1), "b") == "no sequence nobody"
-        # The first ones may end before the other device has loaded what it is to run.
+        # The first sequences may end before the other device has loaded its blocks.
         assert any(moved(driver, clusters.request(f"s{number}", range(40), max_tokens=400)) for number in range(8))
         assert driver.state().running == 0
     journal.close()
@@ -173,8 +172,9 @@ def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> No
 
 
 def moved(driver: ClusterDriver, one: SequenceRequest) -> bool:
-    """Whether it was possible to begin to move a sequence while it ran. (Which device has its first block depends on
-    who came first.)
+    """Return whether a move could be started while the sequence ran.
+
+    Which device has the sequence's first block depends on the order in which agents joined.
     """
     begun = False
     for event in driver.run([one]):

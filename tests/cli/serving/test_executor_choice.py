@@ -1,6 +1,4 @@
-"""Which executor is taken: the paged one unless it was measured to be slower on this kind of device; never one that
-leaves a model out.
-"""
+"""Choice of the executor: paged unless measured to be slower on this kind of device; it must serve every model."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def tell(zoo: Zoo, name: str, ratio: object, key: str | None = None) -> None:
-    """What a measurement would have kept."""
+    """Store what a measurement would store."""
     here = device_key("cpu", hardware_of("cpu"))
     with zoo.store.catalog.writing() as writer:
         writer.put_document(Document(KIND, name, key or here, {"dense_over_paged": ratio}))

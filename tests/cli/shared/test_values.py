@@ -1,4 +1,4 @@
-"""The options of `zoo serve` are declared once: help in groups, old names refused with the new ones, known needs."""
+"""The options of `zoo serve` are declared once: help in groups, old names refused, known dependencies."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ FLAGS = {flag_of(each.name) for each in fields(ServeOptions)}
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command with any of these verbs; return exit code, output and errors."""
     verbs = {name: cli.app.VERBS[name] for name in ("serve", "generate", "bench", "profile", "simulate")}
     monkeypatch.setattr(cli.app, "VERBS", verbs)
     monkeypatch.setenv("COLUMNS", "100")

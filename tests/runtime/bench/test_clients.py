@@ -1,6 +1,4 @@
-"""The clients against the real server and driver with the engine that can be worked out by hand, and against servers
-that misbehave.
-"""
+"""The clients against the real server and driver with the integer engine, and against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:  # noqa
     assert [answer.error for answer in answers] == [None] * 12
     assert all(answer.tokens == sum(answer.heard.lots) == 32 and answer.heard.prompt_tokens == 32 for answer in answers)
     assert all(0 < answer.ttft < answer.e2e and answer.tpot > 0 for answer in answers)  # type: ignore[operator]
-    # Each token takes a step and each step 2 ms: the stamps cannot have come in one lot at the end.
+    # Each token takes a step of 2 ms: the time stamps cannot all come at the end.
     assert all(len(answer.heard.stamps) > 8 and answer.e2e > 31 * 0.002 for answer in answers)
     assert summarize(answers, Slo())["tokens"] == 12 * 32
 
@@ -107,13 +105,13 @@ USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens
 
 @contextmanager
 def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: float = 0.0) -> Iterator[str]:
-    """Sends these bytes to the first who asks, then hangs up."""
+    """Send these bytes to the first client, then close the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
             with connection:
-                # What is left unread when a socket closes turns into a reset, which may overtake what was sent.
+                # Unread input turns a close into a reset, which may overtake the data sent.
                 asked = b""
                 while not asked.endswith(b"}"):
                     asked += connection.recv(65536)
@@ -132,11 +130,11 @@ def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: floa
 @pytest.mark.parametrize(
     ("pieces", "error", "lots", "tokens"),
     [
-        ((CHUNK, CHUNK + LAST, b"data: [DONE]\n\n", b""), None, (1, 2), 3),  # no ids, no usage: one per event with text
+        ((CHUNK, CHUNK + LAST, b"data: [DONE]\n\n", b""), None, (1, 2), 3),  # no IDs or usage: one per event with text
         ((CHUNK, LAST, USAGE, b"data: [DONE]\n\n", b""), None, (1, 1), 7),
         ((CHUNK[:20], CHUNK[20:], b": a comment\n\n", LAST, b""), None, (1, 1), 2),  # cut in the middle; no [DONE]
-        ((CHUNK, CHUNK), "broken stream", (1, 1), 2),  # died
-        ((CHUNK, b""), "broken stream", (1,), 1),  # ended politely, but too early
+        ((CHUNK, CHUNK), "broken stream", (1, 1), 2),  # connection lost
+        ((CHUNK, b""), "broken stream", (1,), 1),  # well-formed end, but before the finish
         ((CHUNK, b'data: {"error": {"message": "out of\\nluck"}}\n\n', b""), "server error", (1,), 1),
         ((CHUNK, b"data: what\n\n", b""), "malformed", (1,), 1),
         ((b'data: {"object": "other"}\n\n', b""), "malformed", (), 0),
@@ -205,7 +203,7 @@ def test_connections_are_kept_for_the_next_question(tokenizer: Tokenizer) -> Non
 
 @contextmanager
 def connections() -> Iterator[list[int]]:
-    """How many connections were made meanwhile."""
+    """Count the connections made within the block."""
     made = [0]
     with pytest.MonkeyPatch.context() as patch:
         before = wire._Connection.connection_made

@@ -1,4 +1,4 @@
-"""When requests are sent, in a time that only passes when everybody waits: no second of these tests is real."""
+"""When requests are sent, tested on a virtual clock that advances only when all tasks wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.bench.workload import Workload, WorkloadRequest, WorkloadSettings, 
 
 @dataclass
 class VirtualClock:
-    """Whoever waits is woken in order of time, when nobody can go on without."""
+    """A clock that wakes waiting tasks in order of time, once no task can run."""
 
     time: float = 100.0
     waiting: list[tuple[float, int, asyncio.Future[None]]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class VirtualClock:
 
 @dataclass
 class OneServer:
-    """Answers one request after the other, `seconds` each, in two tokens."""
+    """A server that answers one request after the other, `seconds` each, in two tokens."""
 
     clock: VirtualClock
     seconds: float
@@ -65,13 +65,15 @@ class OneServer:
 
 
 class LateClock(VirtualClock):
-    """Wakes half a second late."""
+    """A clock that wakes tasks half a second late."""
 
     async def until(self, moment: float) -> None:
         await super().until(moment + 0.5)
 
 
 def run(workload: Workload, seconds: float, kind: type[VirtualClock] = VirtualClock) -> tuple[list[Answer], OneServer]:
+    """Drive a workload against `OneServer` in virtual time; return the answers and the server."""
+
     async def all_of_it() -> tuple[list[Answer], OneServer]:
         clock = kind()
         server = OneServer(clock, seconds)

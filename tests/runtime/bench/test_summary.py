@@ -1,4 +1,4 @@
-"""Latencies, percentiles, goodput and ratios, against cases that were worked out by hand."""
+"""Latencies, percentiles, goodput and ratios against cases computed by hand."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def answer(
     error: str | None = None,
     sent: float = 0.0,
 ) -> Answer:
+    """Return an answer with these token times; without any it ends 9 seconds after it was due."""
     lots = lots or (1,) * len(stamps)
     ended = stamps[-1] if stamps else due + 9.0
     return Answer(
@@ -33,7 +34,7 @@ def test_one_answer() -> None:
     assert answer(0.0, (1.0,)).tpot is None
     assert answer(0.0, (1.0,), lots=(8,)).tpot is None
     late = answer(0.0, (1.0, 2.0), sent=0.75)
-    assert (late.ttft, late.e2e) == (1.0, 2.0)  # from when it was due
+    assert (late.ttft, late.e2e) == (1.0, 2.0)  # measured from when the request was due
     silent = answer(0.0, (), error="broken stream")
     assert silent.ttft is None and silent.tpot is None and silent.e2e == 9.0
 
@@ -62,7 +63,7 @@ def test_a_run_by_hand() -> None:
     found = summarize(answers, Slo(ttft=0.5, tpot=0.75))
     assert (found["requests"], found["completed"], found["tokens"], found["prompt_tokens"]) == (6, 3, 6, 15)
     assert found["errors"] == {"broken stream": 1, "http 429": 2} and found["first_error"] == "broken stream!"
-    assert found["seconds"] == 12.0  # the end of what failed last
+    assert found["seconds"] == 12.0  # the end of the last failed request
     assert found["requests_per_second"] == pytest.approx(3 / 12) and found["tokens_per_second"] == pytest.approx(6 / 12)
     assert found["goodput"] == pytest.approx(2 / 12)
     assert found["ttft"]["median"] == 0.5 and found["tpot"]["median"] == 0.75 and found["e2e"]["max"] == 3.0

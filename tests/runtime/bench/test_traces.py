@@ -1,4 +1,4 @@
-"""Trace files as their publishers write them, and files that are none: one line that says where."""
+"""Trace files in their publishers' formats; malformed files give one line that names the place."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Arrivals, lengths, popularity and the workloads made of them: exact where they can be, statistical with wide margins
-elsewhere.
+"""Arrivals, lengths, popularity and the workloads made of them.
+
+Tests are exact where possible, and statistical with wide margins elsewhere.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def test_gaps_of_a_gamma_process_have_the_asked_mean_and_variation(cv: float) ->
 
 
 def test_poisson_arrivals_are_without_memory() -> None:
-    drawn = gaps(Arrivals(10.0, cv=7.0))  # cv is for gamma alone
+    drawn = gaps(Arrivals(10.0, cv=7.0))  # `cv` applies to gamma arrivals only
     longer = [gap for gap in drawn if gap > 0.1]
     assert len(longer) / len(drawn) == pytest.approx(np.exp(-1), rel=0.05)
     assert statistics.fmean(gap - 0.1 for gap in longer) == pytest.approx(0.1, rel=0.1)
@@ -132,7 +133,7 @@ def test_texts_become_ids_where_somebody_can_count() -> None:
     counted = build(WorkloadSettings(1), MODELS, rows, encode=lambda text: [len(word) for word in text.split()]).asks[0]
     assert (counted.prompt, counted.answer) == ((3, 4, 2), 3)
     plain = build(WorkloadSettings(1), MODELS, rows).asks[0]
-    assert (plain.prompt, plain.answer) == ("wie geht es", 2)  # 11 characters, four a token
+    assert (plain.prompt, plain.answer) == ("wie geht es", 2)  # 11 characters, four per token
 
 
 def test_what_is_too_long_is_cut_from_the_front_and_then_the_answer() -> None:

@@ -1,7 +1,7 @@
-"""A driver of stage engines as small as can be: it opens tables, carries hidden states from hop to hop, and moves
-stages between engines.
+"""A minimal driver of stage engines for tests.
 
-Sequences run in lockstep, each engine's rows of one hop together in one step.
+It opens page tables, carries hidden states from hop to hop, and moves stages between engines. Sequences run in
+lockstep; each engine runs its rows of one hop in one step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.types import Opened, PromptLogprobs, Row, Sampled, SamplingParams, 
 
 @dataclass
 class Place:
-    """An engine and its book of pages."""
+    """An engine and its page book."""
 
     engine: StageEngine
     book: PageBook = field(init=False)
@@ -33,8 +33,11 @@ class Place:
 
 @dataclass
 class Hopping:
-    """A sequence and where its stages are. `tokens`: virtual ones, prompt and output; `computed`: how many are
-    through.
+    """A sequence and where its stages are.
+
+    Fields:
+        tokens: Prompt and output tokens, behind the virtual ones.
+        computed: How many of `tokens` have been computed.
     """
 
     request: SequenceRequest
@@ -44,8 +47,8 @@ class Hopping:
     computed: int = 0
     sampled: list[Sampled] = field(default_factory=list)
     prompts: list[PromptLogprobs] = field(default_factory=list)
-    opened: set[int] = field(default_factory=set)  # hops whose engine has heard of it
-    fresh: dict[int, tuple[Group, ...]] = field(default_factory=dict)  # hop -> groups that its engine has not heard of
+    opened: set[int] = field(default_factory=set)  # hops that have opened the sequence in their engine
+    fresh: dict[int, tuple[Group, ...]] = field(default_factory=dict)  # hop -> page groups not sent to its engine yet
 
     def named(self, hop: int) -> str:
         return f"{self.request.seq}@{self.hops[hop][1].lo}"
@@ -56,7 +59,7 @@ class Hopping:
 
 
 class Carrier:
-    """See the top of the file."""
+    """Carries sequences through the stages of several engines (see the module's docstring)."""
 
     def __init__(self, *engines: StageEngine) -> None:
         self.places = [Place(engine) for engine in engines]
@@ -70,7 +73,7 @@ class Carrier:
         sampling: SamplingParams,
         hops: Sequence[tuple[int, int, int]],
     ) -> Hopping:
-        """`hops`: (number of the engine, lo, hi)."""
+        """Open a sequence. `hops`: (index of the engine, lo, hi) of each stage, in order."""
         request = SequenceRequest(seq, f"r-{seq}", model, tuple(prompt), sampling)
         placed = [(self.places[engine], Stage(model, lo, hi)) for engine, lo, hi in hops]
         specs = [place.engine.load(stage) for place, stage in placed]
@@ -88,12 +91,12 @@ class Carrier:
                 place.released.append(gone.named(hop))
 
     def run(self, chunk: int = 1000) -> None:
-        """Until every sequence has its `max_tokens`."""
+        """Step until every sequence has its `max_tokens`."""
         while any(len(one.sampled) < one.request.sampling.max_tokens for one in self.seqs.values()):
             self.step(chunk)
 
     def step(self, chunk: int = 1000) -> None:
-        """Every sequence that wants tokens, one step through all its hops; at most `chunk` tokens of each."""
+        """Run every unfinished sequence through all its hops once, with at most `chunk` tokens of each."""
         active = {seq: one for seq, one in self.seqs.items() if len(one.sampled) < one.request.sampling.max_tokens}
         rows = {seq: one.tokens[one.computed : one.computed + chunk] for seq, one in active.items()}
         at = dict.fromkeys(active, 0)
@@ -107,7 +110,10 @@ class Carrier:
             self.seqs[seq].computed += len(tokens)
 
     def move(self, seq: str, hop: int, to: int, *, copy: bool = True) -> None:
-        """Bring a hop of a sequence to another engine, pages and all."""
+        """Move a hop of a sequence to another engine.
+
+        `copy`: Also copy the contents of its pages; without it the pages at the destination keep what they held.
+        """
         one = self.seqs[seq]
         (source, stage), target, name = one.hops[hop], self.places[to], one.named(hop)
         spec = target.engine.load(stage)
@@ -167,7 +173,7 @@ class Carrier:
                 carried[seq] = result.outputs[name]
 
     def _number(self, place: Place, rows: Sequence[Row], by_name: Mapping[str, str]) -> int:
-        """As a scheduler numbers its batches; here each hop of a device has its own."""
+        """Number the batch as a scheduler does; here each hop of a device has its own numbers."""
         columns = [
             (row.seq, id(self.seqs[by_name[row.seq]]), row.start, len(row.tokens), row.sample, row.generated)
             for row in rows

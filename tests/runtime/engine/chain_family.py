@@ -1,4 +1,4 @@
-"""A family for tests of chains: parents of several shapes, stitches between them, and chains of their layers."""
+"""A set of models for tests of chains: parents of several shapes, stitches between them, and chains of their layers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.runtime.engine.oracle import ROUNDING, Recomputed
 #: Tokens of an answer.
 COUNT = 12
 PARENTS = ["narrow", "wide", "thin", "neox", "gpt2", "lora", "lora2"]
-#: Chains by name: slices of parents. Between them: other widths, heads, head widths, ffn, families, adapters, and
-#: layers that stand twice.
+#: Chains by name, as slices of parents. Neighbouring slices differ in width, heads, head width, FFN width, family or
+#: adapter; some chains contain a layer twice.
 CHAINS = {
     "stitched": [("narrow", 0, 2), ("wide", 1, 3)],
     "twice stitched": [("narrow", 0, 1), ("wide", 0, 2), ("narrow", 2, 4)],
@@ -29,7 +29,7 @@ CHAINS = {
 
 
 def add_family(bench: Bench, dtype: str = "float32") -> list[str]:
-    """Parents, stitches and all chains in the bench's store; the names of what can be served."""
+    """Put the parents, stitches and all chains into the bench's store; return the names of all models."""
     bench.family("llama", "narrow", num_hidden_layers=4, seed=1, dtype=dtype)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", seed=2, dtype=dtype, **wide)
@@ -52,10 +52,10 @@ def agreeing(
     dtype: torch.dtype,
     cast: bool = False,
 ) -> int:
-    """Tokens that agree with those of the model outside the engine. Fails unless a tie within the dtype's rounding ends
-    the agreement.
+    """Return how many tokens agree with those of the same model computed outside the engine.
 
-    `cast`: the reference's weights to the dtype.
+    Fails unless all agree or a tie within the dtype's rounding ends the agreement.
+    `cast`: Cast the reference's weights to the dtype.
     """
     answers = bench.answers(f"{name} {cast}", lambda: Recomputed(bench.store, name, dtype if cast else None))
     return sum(answers.agreeing(p, out.tokens(seq), COUNT, ROUNDING[dtype]) for seq, p in wanted)

@@ -1,4 +1,4 @@
-"""Whether the kernels can be compiled here; what needs them is skipped, and says so, where they cannot."""
+"""A mark that skips tests of the kernels, with the reason, on machines that cannot compile them."""
 
 from __future__ import annotations
 

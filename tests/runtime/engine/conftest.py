@@ -1,4 +1,4 @@
-"""Checkpoints in a store, made once per module."""
+"""A store with checkpoints, made once per test module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.store import Store
 
 
 class Bench:
-    """A store and the folders that its models came from."""
+    """A store and the folders of the checkpoints in it, by model name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -44,7 +44,7 @@ class Bench:
         return self.add(name, folder, base=base)
 
     def answers(self, name: str, make: Callable[[], Any]) -> Answers:
-        """A reference's answers, which several tests ask for: made once."""
+        """Return a reference's answers; the reference is made once and shared by the module's tests."""
         if name not in self._answers:
             self._answers[name] = Answers(make())
         return self._answers[name]

@@ -1,4 +1,4 @@
-"""Engines with stored models, for tests that drive them (`tests.runtime.engine.driven`)."""
+"""Engines that load whole stored models by name, for tests that drive them (`tests.runtime.engine.driven`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WHOLE = 1 << 62
 
 
 class Whole:
-    """Of an engine: chains that it runs whole, known by their models' names."""
+    """Mixin for an engine: whole models are loaded and unloaded by name, as one stage each."""
 
     executor: Executor = "paged"
 
@@ -34,7 +34,7 @@ class Whole:
         return tuple(each.chain.spec for each in self.described)
 
     def stage(self, model: str) -> str:
-        """A whole model, as plans name it."""
+        """Return the stage ID of a whole model, as step plans name it."""
         return _stage(next(each.chain for each in self.described if each.chain.model == model)).id
 
     def load(self, what: str | Stage) -> ModelSpec:
@@ -61,7 +61,7 @@ def _stage(chain: Chain) -> Stage:
 
 
 class PagedDevice(Whole, StagedEngine):
-    """The paged executor with these models."""
+    """The paged executor with whole models loaded."""
 
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         half = half_page(store, config, names)
@@ -70,7 +70,7 @@ class PagedDevice(Whole, StagedEngine):
 
 
 class DenseDevice(Whole, DenseEngine):
-    """The dense executor with these models."""
+    """The dense executor with whole models loaded."""
 
     executor = "dense"
 

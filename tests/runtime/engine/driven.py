@@ -1,5 +1,6 @@
-"""The real scheduler and agent over any engine, step by step and without threads: what the server does, made
-repeatable. No torch.
+"""Drive the real scheduler and agent over any engine, step by step and without threads, so that runs are repeatable.
+
+This is the server's path without its clock, its processes and torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAME = "here"
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a step, and of new sequences."""
+    """Limits of a step, and the watermark for admitting sequences."""
 
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 256
@@ -36,9 +37,16 @@ class Limits:
 
 @dataclass
 class Drive:
-    """What came out: events by sequence, and every step's result, whose sequences have the names that they were
-    asked for by. `plans`:
-    as the engine was given them. `awaited`: rows that set out before their token was known."""
+    """What a run gave.
+
+    Fields:
+        events: Token events by sequence.
+        steps: Result of every step; sequences have the names of their requests.
+        plans: Plans as the engine received them.
+        preemptions: Number of preemptions.
+        shared: Prompt tokens taken from the prefix cache.
+        awaited: Rows launched before their input token was known.
+    """
 
     events: dict[str, list[TokenEvent]] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
@@ -52,16 +60,16 @@ class Drive:
 
 
 class Driven:
-    """A scheduler and one agent over an engine, without a clock: `tell`, `step`, until `busy` is false. `heard`:
-    all that the agent said.
+    """A scheduler and one agent over an engine, without a clock: call `tell` and `step` until `busy` is false.
 
-    The engine says what it serves: `described`, with a chain and its blocks each.
+    `heard` holds all messages the agent sent. The engine lists what it serves in `described` (a chain and its blocks
+    each).
     """
 
     def __init__(
         self, engine: Any, config: Limits | None = None, sharing: PrefixCaching = "off", credit: int = 1, late: int = 0
     ) -> None:
-        """`late`: what the scheduler says reaches the agent so many steps later."""
+        """`late`: Number of steps after which the scheduler's messages reach the agent."""
         config, self._late = config or Limits(), late
         self._envelope: deque[tuple[int, Send]] = deque()
         self._events: deque[Any] = deque()
@@ -106,10 +114,13 @@ class Driven:
         return self.scheduler.busy
 
     def tell(self, event: Any) -> None:
-        """The scheduler hears of something; what follows is carried out at once, in the order in which it was said."""
+        """Give the scheduler an event and carry out the commands that follow, in order.
+
+        An event raised while another is handled waits until that one is done.
+        """
         self._events.append(event)
         if len(self._events) > 1:
-            return  # its turn comes
+            return  # the loop below handles it
         while self._events:
             for command in self.scheduler.handle(self._events[0], self.now):
                 if isinstance(command, Send):
@@ -130,7 +141,7 @@ class Driven:
         self.tell(AddRequest(request))
 
     def step(self) -> bool:
-        """Run what the agent plans, or launch it and take the one before; false if there is nothing."""
+        """Run the agent's next plan, or launch it and collect the one before; return false if none was due."""
         self.now += 1
         commands = self._lane.turn()
         self._obey(commands or ())
@@ -143,7 +154,7 @@ class Driven:
         return True
 
     def end(self) -> Drive:
-        """Nothing is left: what came out."""
+        """Check that no page is left in use; return what the run gave."""
         self.scheduler.prefix_cache.clear()
         self.tell(Tick())
         while self.step():
@@ -169,7 +180,7 @@ class Driven:
 
 
 class _Watched:
-    """An engine's steps, noted."""
+    """An engine proxy that records its plans and step results in a `Drive`."""
 
     def __init__(self, engine: Any, out: Drive) -> None:
         self._engine, self._out = engine, out
@@ -195,6 +206,8 @@ class _Watched:
 
 @dataclass
 class _Launched:
+    """A launched step with a result that is recorded when it is read."""
+
     watched: _Watched
     plan: StepPlan
     step: LaunchedStep
@@ -210,7 +223,7 @@ def drive(
     sharing: PrefixCaching = "off",
     credit: int = 1,
 ) -> Drive:
-    """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
+    """Run until all sequences are done. `arrivals`: step number -> requests that arrive before that step."""
     made, step, last = Driven(engine, config, sharing, credit), 0, max(arrivals)
     while made.busy or step <= last:
         for request in arrivals.get(step, ()):
@@ -222,12 +235,12 @@ def drive(
 
 
 def _by_sequence(told: StepResult) -> StepResult:
-    """Without what an agent puts behind a sequence's name, and stages for models."""
+    """Name sequences as their requests do (without the agent's suffix), and models in place of stages."""
     segments = tuple(map(by_models, told.segments))
     sampled = tuple(structs.replace(one, seq=name_of(one.seq)) for one in told.sampled)
     return replace(told, segments=segments, sampled=sampled, deferred=tuple(map(name_of, told.deferred)))
 
 
 def name_of(key: str) -> str:
-    """The sequence of a table."""
+    """Return the sequence that a page table belongs to."""
     return key.rpartition("#")[0]

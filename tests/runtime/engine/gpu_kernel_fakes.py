@@ -1,4 +1,4 @@
-"""Plain torch in the place of kernels that only a GPU has, as strict about what it is given as they are."""
+"""Plain torch stand-ins for kernels and CUDA graphs that need a GPU; they check their inputs as strictly."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from runtime.engine.recording.recorder import Rerun, Unrecordable, Work
 
 
 class PlainVarlen:
-    """`engine.attention.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K,
-    or refuses them.
+    """A `engine.attention.varlen.VarlenCall` that computes row by row and counts its calls.
+
+    `ends`: Act as a kernel that requires the cumulative lengths of K; without it they are refused.
     """
 
     def __init__(self, page_multiple: int = 1, ends: bool = False) -> None:
@@ -46,7 +47,7 @@ class PlainVarlen:
     ) -> Tensor:
         with (
             _disable_current_modes()
-        ):  # a kernel reads what it is given where it is; only this stand-in needs it on the host
+        ):  # a kernel reads its inputs on the device; only this stand-in needs them on the host
             return self._call(
                 query,
                 key,
@@ -92,7 +93,7 @@ class PlainVarlen:
         return out
 
     def _check(self, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table) -> int:
-        """Rows; fails on what a kernel would refuse, or read wrongly without a word."""
+        """Return the number of rows; fail on inputs that a kernel would refuse or silently read wrongly."""
         rows, tokens = block_table.shape[0], query.shape[0]
         given = [cu_seq_q, seqused_k, block_table] + ([cu_seq_k] if self._ends else [])
         assert all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in given)
@@ -108,7 +109,7 @@ class PlainVarlen:
 
 
 class _Watch(TorchDispatchMode):
-    """Refuses what a CUDA graph cannot hold: copies from the host, and waiting for a value."""
+    """Raise `Unrecordable` on what a CUDA graph cannot hold: copies from the host, and waiting for a value."""
 
     HELD = ("aten.lift_fresh", "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten._unique2")
 
@@ -119,13 +120,14 @@ class _Watch(TorchDispatchMode):
 
 
 class Waited(Exception):
-    """Something was read of the device, and so waited for."""
+    """A tensor on the device was read, which makes the host wait for it."""
 
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Have whatever a GPU would make the host wait for raise: reading values, and copies from the host but through
-    `kv.transfers`.
+    """Make everything raise that would make the host wait for a GPU.
+
+    That is reading values, and copies from the host other than those by `kv.transfers`.
     """
 
     def refuse(*_: object, **__: object) -> None:
@@ -145,8 +147,9 @@ def watching() -> Iterator[None]:
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    """`_Watch`, and no copies from the host by `kv.transfers` either: a recording would do them again with what is
-    there by then.
+    """Apply `_Watch`, and make copies from the host by `kv.transfers` raise as well.
+
+    A replay would repeat such a copy with whatever the host buffer holds by then.
     """
 
     def refuse(*_: object, **__: object) -> Tensor:
@@ -161,8 +164,9 @@ def _recording() -> Iterator[None]:
 
 
 class Watched(Rerun):
-    """`engine.recording.recorder.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the
-    same tensors.
+    """An `engine.recording.recorder.Recorder` as strict as CUDA's.
+
+    It runs the work once to warm up, watches it, and keeps its results in the same tensors.
     """
 
     def __init__(self) -> None:
@@ -184,7 +188,7 @@ class Watched(Rerun):
 
 
 class Refusing(Watched):
-    """Records nothing."""
+    """A recorder that can record nothing."""
 
     def record(self, work: Work) -> Work:
         super().record(work)
@@ -192,7 +196,10 @@ class Refusing(Watched):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int) -> Tensor:
-    """One row, causal towards its end; `left`: how many tokens before its own a token sees, -1 all."""
+    """Compute one row's attention, causal, aligned at its end.
+
+    `left`: How many tokens before its own a token sees; -1 for all.
+    """
     at, mine = torch.arange(len(k)), torch.arange(len(k) - len(q), len(k))[:, None]
     hidden = at > mine
     if left >= 0:

@@ -1,4 +1,4 @@
-"""Two ends of direct links in one process, with what they say to each other carried by hand."""
+"""Two ends of direct links in one process; their notices are carried from one to the other by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT = 20.0
 
 
 class Wire:
-    """`a` and `b`. `changes`: what is said on its way, None for nothing."""
+    """The two ends, `a` and `b`. `changes` may replace a notice on its way, or drop it by returning None."""
 
     def __init__(self, config: DirectConfig, rails: tuple[Gloo, Gloo] | None = None, as_bytes: bool = False) -> None:
         one, other = rails or (Gloo(), Gloo())
@@ -58,12 +58,12 @@ class Wire:
             time.sleep(0.001)
 
     def link(self) -> None:
-        """From a to b."""
+        """Set up the link from a to b."""
         self.a.offer("b")
         self.until(lambda: self.a.carries("b", 1))
 
     def came(self, count: int = 1, seconds: float = LIMIT) -> list[ArrivedTensor]:
-        """So much of what b expects of a."""
+        """Wait for so many arrivals that `b` expects from `a`, and return them."""
         out: list[ArrivedTensor] = []
 
         def enough() -> bool:
@@ -79,8 +79,11 @@ class Wire:
 
 
 class Faulty(Gloo):
-    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds. While
-    `sound` nothing of that."""
+    """A Gloo transport with faults.
+
+    It drops the tensors of the tags in `swallows`, flips a byte in those of the tags in `changes`, and creates groups
+    only after `delay` seconds. While `sound` is set, tensors pass unharmed.
+    """
 
     def __init__(self, swallows: tuple[int, ...] = (), changes: tuple[int, ...] = (), delay: float = 0.0) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""transformers' own tokens, and the one licence a token has to differ: a tie within rounding.
+"""Compare an engine's tokens with those of stock transformers; a token may differ only at a tie within rounding.
 
-`same_tokens` demands equality. Where a token differs, the reference's own two best logits there must be closer than the
-dtype rounds; then both continuations are legitimate and the rest of that sequence proves nothing, so the caller is told
-where it ended.
+`same_tokens` demands equality. Where a token differs, the reference's two best logits there must be closer than the
+dtype rounds. Then both continuations are legitimate and the rest of that sequence proves nothing, so the function
+returns where the agreement ended.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from surgery.modules.stack import open_stack
 from tests.chains import manifest_of
 from zoo.store import Store
 
-#: Largest gap between the two best logits that rounding may turn over, relative to their size.
+#: Largest gap between the two best logits that rounding may reverse, relative to their size.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
 
 
 def reference(folder: Path) -> Any:
-    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels; some have
-    no others.
+    """Load the checkpoint in stock transformers.
+
+    Families listed here run eager attention: the fused kernels ignore Gemma 2's soft cap, and some have no other.
     """
     from transformers import AutoConfig
 
@@ -35,7 +36,7 @@ def reference(folder: Path) -> Any:
 
 @torch.inference_mode()
 def greedy(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
-    """`generate`'s tokens for one prompt alone, without sampling."""
+    """Return the tokens of `generate` for one prompt alone, without sampling."""
     ids = torch.tensor([list(prompt)])
     out = model.generate(
         input_ids=ids,
@@ -50,7 +51,7 @@ def greedy(model: Any, prompt: Sequence[int], count: int, **options: Any) -> lis
 
 @torch.inference_mode()
 def gap(model: Any, tokens: Sequence[int]) -> float:
-    """Distance of the two best logits after `tokens`, relative to the best's size."""
+    """Return the distance of the two best logits after `tokens`, relative to the best one's size."""
     logits = model(torch.tensor([list(tokens)])).logits[0, -1].float()
     best, second = torch.topk(logits, 2).values.tolist()
     return (best - second) / max(abs(best), 1.0)
@@ -59,9 +60,9 @@ def gap(model: Any, tokens: Sequence[int]) -> float:
 def same_tokens(
     model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], rounding: float | None = None
 ) -> int:
-    """Number of tokens that agree; all of them unless a tie within rounding comes first. Fails otherwise.
+    """Return the number of tokens that agree: all of them unless a tie within rounding comes first. Fails otherwise.
 
-    `rounding`: the licence, by default that of the dtype of the model's first parameter.
+    `rounding`: Largest gap that counts as a tie; by default that of the dtype of the model's first parameter.
     """
     for index, (want, have) in enumerate(zip(expected, got, strict=False)):
         if want != have:
@@ -76,14 +77,14 @@ def same_tokens(
 
 
 class Answers:
-    """A reference's greedy answers, each worked out once."""
+    """A reference's greedy answers, each computed once."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def agreeing(self, prompt: tuple[int, ...], got: Sequence[int], count: int, rounding: float | None = None) -> int:
-        """`same_tokens` for an answer of `count` tokens."""
+        """Return `same_tokens` for an answer of `count` tokens."""
         key = (prompt, count)
         if key not in self._known:
             self._known[key] = greedy(self.model, prompt, count)
@@ -91,9 +92,7 @@ class Answers:
 
 
 class Recomputed:
-    """A stored model outside the engine, as a reference: a stack that computes the whole text anew for every token,
-    without any cache.
-    """
+    """A stored model as a reference outside the engine: a stack that recomputes all tokens at every step."""
 
     def __init__(self, store: Store, name: str, dtype: torch.dtype | None = None) -> None:
         self.stack = open_stack(store, manifest_of(store, name), dtype=dtype)
@@ -105,7 +104,7 @@ class Recomputed:
         return self.stack.parameters()
 
     def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
-        """Greedy tokens behind `input_ids` [1, T]; no token ends it."""
+        """Return greedy tokens behind `input_ids` [1, T]; no token ends the sequence."""
         for _step in range(max_new_tokens):
             best = self.stack(input_ids)[0, -1].float().argmax()
             input_ids = torch.cat((input_ids, best.view(1, 1)), dim=1)

@@ -1,6 +1,4 @@
-"""Steps launched before the tokens of the one before are read give the tokens that steps give one after the other, with
-real models.
-"""
+"""With real models, launching a step before the tokens of the previous one are read does not change any token."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def family(bench) -> list[str]:
 
 
 def everything(ignore_eos: bool = True, more: int = 0) -> dict[int, list[SequenceRequest]]:
-    """Every way of sampling with every model, arriving in mid-flight."""
+    """Return requests for every way of sampling with every model, arriving at different steps."""
     made: dict[int, list[SequenceRequest]] = {}
     for i, each in enumerate(EVERYTHING):
         params = replace(each, max_tokens=each.max_tokens + (more if each.max_tokens else 0))
@@ -57,7 +55,7 @@ def everything(ignore_eos: bool = True, more: int = 0) -> dict[int, list[Sequenc
 
 
 def heard(out: Drive) -> dict[str, list[tuple]]:
-    """All that was told of each sequence, but numbers."""
+    """Return all that was reported of each sequence, except log-probabilities."""
 
     def words(event):
         scores = [(part.start, [one.token for one in part.chosen]) for part in event.prompt_logprobs]
@@ -67,7 +65,7 @@ def heard(out: Drive) -> dict[str, list[tuple]]:
 
 
 def numbers(out: Drive) -> list[float]:
-    """Log-probabilities; which batch a row was in may move their last bits."""
+    """Return all log-probabilities; their last bits may depend on the batch a row was in."""
     events = [event for seq in sorted(out.events) for event in out.events[seq]]
     own = [
         value for event in events for value in (event.logprob, *(one.logprob for one in event.top)) if value is not None
@@ -80,7 +78,7 @@ def numbers(out: Drive) -> list[float]:
 )
 @pytest.mark.parametrize("ignore_eos", [True, False])
 def test_every_way_of_sampling(bench, family, where, credit, ignore_eos):
-    """Whatever a credit is, and whoever knows the tokens when: what is told is what one token at a time gives."""
+    """For any stride, and wherever tokens are known first, the events equal those of one token at a time."""
     plain, made = (PagedDevice(bench.store, each, family) for each in (PLAIN, PLAIN if where == "run" else CONFIG))
     if where == "recorded":
         made._graphs = Graphs(Watched(), made._registry.units, made._pool)
@@ -98,9 +96,7 @@ def test_every_way_of_sampling(bench, family, where, credit, ignore_eos):
 @settings(max_examples=7, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_schedules_on_few_pages(bench, family, data):
-    """Arrivals, ends by tokens and by number, chunks, preemptions: who hears what does not depend on when it is
-    read.
-    """
+    """Arrivals, stop tokens, length limits, chunks, preemptions: events do not depend on when results are read."""
     arrivals: dict[int, list[SequenceRequest]] = {}
     for i in range(data.draw(st.integers(2, 6))):
         name = data.draw(st.sampled_from(family))
@@ -135,7 +131,7 @@ def _half(bench, family) -> int:
 
 
 def test_launching_neither_waits_nor_copies_but_by_what_does_not_wait(bench, family):
-    """What a launch reads of the device would wait for the step before. Penalties read, and only they."""
+    """A launch reads nothing from the device, which would wait for the previous step; only penalties make it read."""
 
     def launches(params: SamplingParams, kernels: str = "stock") -> None:
         made = PagedDevice(bench.store, replace(CONFIG, kernels=kernels), ["base"])

@@ -1,6 +1,4 @@
-"""What the scheduler gives holds for the dense executor, too: shared prefixes (copied), pauses, versions, and
-refusals with a reason.
-"""
+"""The scheduler's features hold for the dense executor: copied prefixes, pauses, versions, refusals."""
 
 from __future__ import annotations
 
@@ -35,8 +33,10 @@ def exact(bench, name: str, wanted: list[SequenceRequest], tokens: dict[str, lis
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["llama", "bloom"])
 def test_a_prefix_is_copied_and_not_computed(bench, family, mode):
-    """Page width 4, a prompt of 21 tokens that runs: one with the same 21 and one with the first 10 begin with 20
-    and 8 of its tokens.
+    """Cached prefixes are copied in whole pages.
+
+    The page width is 4 and a prompt of 21 tokens runs: a prompt with the same 21 tokens starts with 20 of them, one
+    with the first 10 with 8.
     """
     name = known(bench, family)
     (first,) = prompts(11, (21,))
@@ -64,9 +64,7 @@ def test_a_prefix_outlives_the_sequence_that_it_is_of(bench, mode):
 @pytest.mark.parametrize("sharing", ["active", "cached"])
 @pytest.mark.parametrize("mode", MODES)
 def test_copies_never_exceed_the_memory(bench, sharing, mode):
-    """Few pages, everybody begins alike, long and short in turns: whoever finds no room for its copy waits, and all
-    get their tokens.
-    """
+    """Few pages and a common prefix: a sequence without room for its copy waits; all get their tokens."""
     name = known(bench, "llama")
     (first,) = prompts(13, (24,))
     wanted = [
@@ -110,7 +108,7 @@ def test_a_pause_holds_a_sequence_and_no_other(bench, mode):
 
 
 def test_a_new_version_is_served_while_the_old_one_ends(bench):
-    """Who runs keeps to the weights that it began with; new sequences get the others, and then the old ones go."""
+    """Running sequences keep their weights, new ones get the new weights, then the old ones are unloaded."""
     old, new = known(bench, "llama"), known(bench, "llama", "llama-second", seed=9)
     engine = dense(bench, old)
     made = Driven(engine)

@@ -1,5 +1,6 @@
-"""The engine's greedy tokens are transformers' own: alone, mixed, arriving late, in chunks, preempted; for every served
-family.
+"""For every served family the engine's greedy tokens are those of transformers.
+
+Covered: a request alone, mixed batches, late arrivals, chunked prefill, and preemption.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.runtime.engine.oracle import greedy, reference, same_tokens
 
 COUNT = 20
 FAMILIES = [*checkpoints.SERVED, *checkpoints.VARIANTS]
-#: Families with a fused form of their layers; the others run stock either way.
+#: Families with a fused form of their layers; all other families run stock layers either way.
 FUSED = ["llama", "mistral", "qwen2", "qwen3", "mixtral"]
 
 
@@ -51,9 +52,7 @@ def test_alone(bench, family, layers):
 
 @pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), *((f, "stock") for f in FUSED)])
 def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
-    """A pool that cannot hold all sequences at once, prompts cut into chunks of at most six tokens, arrivals in
-    mid-flight.
-    """
+    """The pool cannot hold all sequences, prompts come in chunks of at most six tokens, requests arrive late."""
     name = f"{family}-mixed"
     if name not in bench.folders:
         bench.family(family, name, seed=3)
@@ -69,7 +68,7 @@ def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16(bench, family):
-    """Half precision: tokens may part only at ties within rounding, and most sequences never do."""
+    """In half precision tokens may differ only at ties within rounding, and most sequences never do."""
     name = f"{family}-bf16"
     bench.family(family, name, dtype="bfloat16")
     model = reference(bench.folders[name])

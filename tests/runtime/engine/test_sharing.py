@@ -1,6 +1,4 @@
-"""Eight fine-tunes that share all but one layer, and one that shares all but its adapter, served together by one
-engine.
-"""
+"""One engine serves eight fine-tunes that share all but one layer, and one that shares all but its adapter."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ LAYERS = 4
 
 
 def fine_tune(bench, base: str, name: str, layer: int) -> str:
-    """A copy of `base` with one layer moved."""
+    """Add a copy of `base` with one layer's weights changed."""
     folder = bench.root / "hf" / name
     model = AutoModelForCausalLM.from_pretrained(bench.folders[base])
     generator = torch.Generator().manual_seed(layer + len(name))
@@ -65,7 +63,7 @@ def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, fa
 
 @pytest.mark.parametrize(("kernels", "most"), [("stock", 1.01), ("auto", 1.06)])
 def test_resident_weights_are_the_foundation_and_what_differs(bench, family, kernels, most):
-    """The kernels' panels pad an adapter's rank, here a tiny one."""
+    """Shared tensors are resident once. The kernels' panels pad an adapter's rank, which is tiny here."""
     engine = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4, kernels=kernels), family
     )
@@ -77,7 +75,7 @@ def test_resident_weights_are_the_foundation_and_what_differs(bench, family, ker
 
 
 def test_models_of_other_widths_and_dtypes_share_the_pool(bench, family):
-    """A wider model, one in bfloat16 and a family without rotary positions in one engine, one pool, one step."""
+    """A wider model, one in bfloat16 and a family without rotary positions run in one engine, one pool and one step."""
     others = [
         bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, num_key_value_heads=6),
         bench.family("gpt2", "gpt2"),
@@ -96,9 +94,7 @@ def test_models_of_other_widths_and_dtypes_share_the_pool(bench, family):
 
 
 def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
-    """Pages go from a half-precision model to a float one and back; what lies behind a sequence's end must be finite
-    under both.
-    """
+    """Pages pass from a half-precision model to a float one and back; unused parts must be finite in both dtypes."""
     half = "half" if "half" in bench.folders else bench.family("llama", "half", dtype="bfloat16")
     names = [family[0], half]
     size = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=1 << 20, page_tokens=4), names)
@@ -155,7 +151,7 @@ def test_prompt_logprobs_and_sampled_logprobs_match_transformers(bench, family):
 
 
 def test_sampling_with_a_seed_survives_preemption_and_company(bench, family):
-    """The same seeded request alone, and preempted in a crowd, gives the same tokens."""
+    """A seeded request gives the same tokens alone and when it is preempted in a full batch."""
     prompt = prompts(7, (9,))[0]
     params = dict(temperature=0.9, top_p=0.95, seed=42, ignore_eos=True)
     engine = PagedDevice(bench.store, EngineConfig(kv_cache_memory_bytes=8 << 20, page_tokens=4), family[:2])

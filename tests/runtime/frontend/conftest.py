@@ -1,4 +1,4 @@
-"""Both kinds of tokenizer, adapted."""
+"""Both kinds of tokenizer behind the adapter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The two kinds of tokenizer that text must survive: byte-level BPE, and SentencePiece with byte fallback and leading
-spaces.
-"""
+"""Two kinds of tokenizer for tests of text: byte-level BPE, and SentencePiece with byte fallback and leading spaces."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from tests.checkpoints import tokenizer_files
 
 @functools.lru_cache(maxsize=1)
 def byte_level(folder: Path) -> Any:
-    """The tests' byte-level BPE as transformers loads it."""
+    """Return the tests' byte-level BPE as transformers loads it."""
     from transformers import AutoTokenizer
 
     tokenizer_files(folder)
@@ -22,7 +20,7 @@ def byte_level(folder: Path) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def sentence_piece() -> Any:
-    """A tokenizer shaped like Llama 2's: metaspace pieces, 256 byte tokens, its decoder and its bos."""
+    """Return a tokenizer shaped like Llama 2's: metaspace pieces, 256 byte tokens, its decoder and its BOS."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -61,7 +59,7 @@ def sentence_piece() -> Any:
 
 
 def byte_level_with_added(folder: Path, *texts: str) -> Any:
-    """The same with tokens of its own beside the vocabulary, none of them special."""
+    """Return the byte-level tokenizer with added tokens, none of them special."""
     from transformers import AutoTokenizer
 
     tokenizer_files(folder)

@@ -1,4 +1,4 @@
-"""From bodies to sequences: defaults, seeds, numbers, and everything that the model decides."""
+"""From request bodies to sequences: defaults, seeds, bounds, and what depends on the model."""
 
 from __future__ import annotations
 

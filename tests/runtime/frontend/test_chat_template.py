@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them; what they may not do is refused, quickly and in words."""
+"""Chat templates render as in transformers; forbidden or unbounded operations are refused quickly, with a reason."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ CONVERSATIONS: list[list[dict[str, str]]] = [
 
 
 def theirs(source: str, messages: list[dict[str, str]], **more: Any) -> str | None:
-    """What transformers renders; None where the template refuses."""
+    """Return what transformers renders, or None where the template raises an error."""
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -1,4 +1,4 @@
-"""Choices: however the events of a sequence are cut into steps, its text, tokens and end are the same."""
+"""Choices: however a sequence's events are split into steps, its text, tokens and finish reason are the same."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def generation(tokenizer: Tokenizer, **fields: object) -> Generation:
 
 
 def events_of(tokens: list[int], finish: str = "length", **first: object) -> list[TokenEvent]:
+    """Return one event per token, the last one with the finish reason. `first`: further fields of the first event."""
     last = len(tokens) - 1
     return [
         TokenEvent(

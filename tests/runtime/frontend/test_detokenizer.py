@@ -1,4 +1,4 @@
-"""The pieces of a streamed text are the text, for any ids of both kinds of tokenizer."""
+"""The pieces of a streamed text join to the text, for any IDs of both kinds of tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = st.text(st.sampled_from("ab hello.é你好😀👩‍👩‍👧\ufffd\n
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], context: list[int] | None = None) -> list[str]:
-    """As the tokenizer's own detokenizer cuts them; the window's must say the same in all."""
+    """Return the pieces of the tokenizer's own detokenizer; the window detokenizer must give the same text in all."""
     parts = [list[str](), list[str]()]
     for detokenizer, found in zip(
         (detokenizer_for(tokenizer, context or []), WindowDetokenizer(tokenizer, context or [])), parts, strict=True

@@ -1,4 +1,4 @@
-"""Stop strings: the same result however the text is cut, and never a character too many given out."""
+"""Stop strings: the result does not depend on how the text is cut, and no character too many is given out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ STOPS = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=5), max_si
 
 
 def truncated(text: str, stops: list[str]) -> str:
-    """Character by character: the first one that completes a stop string ends the text before the longest such."""
+    """Compute the expected text character by character.
+
+    The first character that completes a stop string ends the text before the longest stop string that ends there.
+    """
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:

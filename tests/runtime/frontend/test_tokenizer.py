@@ -1,4 +1,4 @@
-"""The adapter agrees with transformers, and tokens know their bytes."""
+"""The tokenizer adapter agrees with transformers, and gives each token's bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers read without transformers: the same ids, text, special tokens and chats as `AutoTokenizer`'s."""
+"""Tokenizers read without transformers give the same IDs, text, special tokens and chats as `AutoTokenizer`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def unigram() -> Tokenizer:
 
 
 def sentence_piece() -> Tokenizer:
-    """As Llama 2's: pieces with metaspaces, bytes to fall back on."""
+    """Return a tokenizer like Llama 2's: pieces with metaspaces, and byte fallback."""
     core = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))  # noqa: S106
     core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     core.decoder = decoders.Sequence(
@@ -73,7 +73,7 @@ def sentence_piece() -> Tokenizer:
         CORPUS[:1], trainers.BpeTrainer(vocab_size=320, special_tokens=pieces, show_progress=False)
     )
     saved = json.loads(core.to_str())
-    saved["added_tokens"] = saved["added_tokens"][: len(SPECIAL)]  # the bytes are no special tokens
+    saved["added_tokens"] = saved["added_tokens"][: len(SPECIAL)]  # the byte tokens are not special
     core = Tokenizer.from_str(json.dumps(saved))
     core.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
     return core
@@ -101,7 +101,7 @@ def read(folder: Path) -> TokenizerFiles | None:
 
 
 def check_same(folder: Path) -> Any:
-    """Ours against transformers', which is returned."""
+    """Compare our tokenizer with that of transformers, and return the latter."""
     from transformers import AutoTokenizer
 
     files, theirs = read(folder), AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -252,7 +252,7 @@ def reword(folder: Path, **settings: Any) -> None:
 
 
 def test_the_words_of_qwen_are_transformers() -> None:
-    """Their class cuts words by this expression, whatever the file says."""
+    """Qwen's class splits words by this expression, whatever the tokenizer file contains."""
     from transformers.models.qwen2 import tokenization_qwen2
 
     from runtime.frontend import tokenizer_files

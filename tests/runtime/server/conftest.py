@@ -1,4 +1,4 @@
-"""One server for the tests that leave it as it was."""
+"""One server shared by the tests that leave it unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module", params=[1, 4])
 def credit(request: pytest.FixtureRequest) -> int:
-    """Tokens that a device may decode before it reports: what clients see is the same."""
+    """Tokens that a device may decode before it reports; clients see no difference."""
     return int(request.param)
 
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer, credit: int) -> Iterator[Running]:
-    # A pace of a millisecond, so that streams come in pieces.
+    # A millisecond per step, so that streams come in pieces.
     with running(tokenizer, trace=True, pace=lambda _: time.sleep(0.001), credit=credit) as started:
         yield started
 

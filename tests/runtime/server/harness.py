@@ -1,5 +1,6 @@
-"""A real server on a free loopback port: uvicorn in a thread, the real driver, the engine that can be worked out by
-hand.
+"""A real server on a free loopback port: uvicorn in a thread, the real driver, and the integer engine.
+
+The engine's expected tokens can be computed without it.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ def running(
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
     credit: int = 1,
 ) -> Iterator[Running]:
-    """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way.
+    """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
-    `deltas`: model -> what it may answer for; `profiles`: of whole chains, under their versions.
+    `deltas`: model -> the fine-tune that it may answer for; `profiles`: of whole chains, by their versions.
     """
     engine = WholeEngine(specs, pages, (SPARE,), pace=pace, fail_at=fail_at, device="fake")
     kept = Trace() if trace else None
@@ -118,7 +119,7 @@ def running(
 def serving(
     driver: ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None
 ) -> Iterator[Running]:
-    """Serve what a driver runs until the block ends; the driver stays the caller's."""
+    """Serve with a given driver until the block ends; the caller closes the driver."""
     app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=trace)
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
@@ -135,7 +136,7 @@ def serving(
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether a condition comes true in time."""
+    """Return whether a condition comes true within `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():

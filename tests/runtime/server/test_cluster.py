@@ -1,6 +1,4 @@
-"""The HTTP server over a cluster of processes: the same answers, the truth about agents, and no request lost when they
-are killed.
-"""
+"""The HTTP server over a cluster of processes: right answers, true reports about agents, no request lost on a kill."""
 
 from __future__ import annotations
 
@@ -30,6 +28,7 @@ DEVICES = ("a", "b")
 
 @pytest.fixture(scope="module")
 def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
+    """The server over agent processes with the integer engine, and the launcher of these processes."""
     launcher = processes(models=MODELS, pace=1.0)
     driver = ClusterDriver(
         [model.chain(*CUTS) for model in MODELS],

@@ -1,4 +1,4 @@
-"""Over a cluster clients are told what really ran."""
+"""A cluster's answers name the variant that really ran."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ CUT = (1, 3, 4)
 
 
 def asked(client: Any, chat: bool, **body: Any) -> dict[str, Any]:
+    """Send a completion or chat request; return the answer, or the last chunk of a stream."""
     route, prompt = (
         ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
         if chat

@@ -1,7 +1,6 @@
-"""What is wrong with a cluster, seen by its clients: refused with a reason, or queued until it can run; never a hang,
-never a wrong token.
+"""Faults of a cluster as its clients see them: refused with a reason, or queued; no hang, no wrong token.
 
-Real processes behind the HTTP server; impostors speak their protocol over their own sockets.
+Real processes run behind the HTTP server; impostors speak their protocol over sockets of their own.
 """
 
 from __future__ import annotations
@@ -43,17 +42,21 @@ from tests.runtime.server.harness import FakeSource, Running, serving
 from tests.runtime.server.test_cluster import CUTS, MODELS
 
 DEVICES = ("a", "b")
-#: Of one device.
+#: Pages of one device.
 PAGES = 60
 BASE = MODELS[0]
-#: Incarnations of impostors.
+#: Incarnation numbers of impostors.
 LIVES = itertools.count(50)
-#: A client that hears nothing for so long was left hanging.
+#: Seconds after which a client without an answer counts as left hanging.
 LIMIT = 20.0
 
 
 @contextmanager
 def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterator[Running]:
+    """Serve over agent processes with the integer engine.
+
+    `weights`: bytes of weights that a device holds, 0 for no limit.
+    """
     launcher = ProcessLauncher(
         ProcessConfig(
             counting(MODELS, pages, pace=1.0),
@@ -106,7 +109,7 @@ def own(prompt: Sequence[int], count: int = 20) -> list[int]:
 
 
 class Asked:
-    """Requests under way, in threads."""
+    """Requests in progress, one thread each."""
 
     def __init__(self, server: Running, prompts: Sequence[Sequence[int]], count: int) -> None:
         self.prompts, self.count = prompts, count
@@ -127,13 +130,13 @@ class Asked:
 
 
 def address_of(driver: Any, device: str) -> tuple[int, str]:
-    """Incarnation and address of an agent."""
+    """Return incarnation and address of an agent."""
     return driver._remote_agents._addresses[device]  # type: ignore[no-any-return]
 
 
 @contextmanager
 def impostor(server: Running, name: str, *devices: str, life: int | None = None) -> Iterator[Messenger]:
-    """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
+    """Open a messenger under another agent's or device's name, with an incarnation not denied before."""
     driver: Any = server.driver
     post = Messenger(name, next(LIVES) if life is None else life)
     post.learn("scheduler", 0, driver._remote_agents._messenger.address)
@@ -144,7 +147,7 @@ def impostor(server: Running, name: str, *devices: str, life: int | None = None)
 
 
 def denied(post: Messenger) -> str:
-    """Why whoever he speaks to will not have him."""
+    """Return the reason with which the peer that the impostor sent to refuses it."""
     said: list[str] = []
 
     def heard() -> bool:
@@ -155,7 +158,7 @@ def denied(post: Messenger) -> str:
     return said[0]
 
 
-# -- agents that cannot be one of us -----------------------------------------------------------------------------------
+# -- agents that cannot belong to the cluster --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("version", "protocol"), [("0.0.other", PROTOCOL), (own_version(), PROTOCOL + 1)])
@@ -164,7 +167,7 @@ def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(
 ) -> None:
     asked = Asked(server, [[5, 6, 7]], 40)
     driver: Any = server.driver
-    driver._remote_agents._messenger.admit(lambda name, life: True)  # as if somebody had started it
+    driver._remote_agents._messenger.admit(lambda name, life: True)  # as if this agent had been started
     with impostor(server, "z") as post:
         post.send("scheduler", AgentHello("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
         assert "it is of version" in denied(post)
@@ -176,7 +179,7 @@ def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(
 
 @pytest.mark.parametrize("name", ["z", "b"])
 def test_an_agent_that_nobody_has_started_takes_nobodys_place(server: Running, name: str) -> None:
-    """It has got at the sockets, and calls itself the next life of an agent: the real one goes on."""
+    """An impostor that announces itself as an agent's next incarnation is denied; the real agent goes on."""
     asked = Asked(server, [[5, 6, 7]], 40)
     with impostor(server, name) as post:
         post.send("scheduler", AgentHello(name, PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
@@ -216,11 +219,11 @@ def test_what_an_earlier_life_of_an_agent_says_is_not_heard(server: Running) -> 
     assert [(each.phase, each.incarnation, each.deaths) for each in driver.agents()] == [("up", 1, 0)] * 2
 
 
-# -- handles that are forged or stale ----------------------------------------------------------------------------------
+# -- forged or stale handles -------------------------------------------------------------------------------------------
 
 
 def running(server: Running) -> Any:
-    """The first sequence that runs."""
+    """Return the first running sequence."""
     driver: Any = server.driver
     assert eventually(
         lambda: any(each.path and each.output for each in list(driver._scheduler.sequences.values())), LIMIT
@@ -229,9 +232,7 @@ def running(server: Running) -> Any:
 
 
 def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
-    """Rows and pages of a sequence that runs, under epochs that are over or to come, of moves that are not, for hops
-    that are not its.
-    """
+    """Rows and pages of a running sequence with a wrong epoch, an unknown move or a foreign hop are ignored."""
     asked = Asked(server, [[5, 6, 7, 8, 9], [1, 2, 3]], 60)
     one = running(server)
     seq, epoch = one.seq, one.epoch
@@ -279,9 +280,7 @@ def test_orders_of_whoever_is_not_the_scheduler_are_denied(server: Running, orde
 
 
 def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
-    """A sequence moves, and forged pages come before the real ones do: they are not written, the answer is the
-    model's.
-    """
+    """Forged pages arrive before the real ones of a moving sequence: they are not written, and the answer is right."""
     driver: Any = server.driver
     prompt = list(range(12))
     asked = Asked(server, [prompt], 40)  # few enough for one device
@@ -303,7 +302,7 @@ def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
     assert eventually(lambda: not len(driver._scheduler.migrations), LIMIT)
 
 
-# -- without room ------------------------------------------------------------------------------------------------------
+# -- out of room -------------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_that_no_device_has_room_for_is_refused_with_the_reason(server: Running) -> None:
@@ -313,7 +312,7 @@ def test_a_prompt_that_no_device_has_room_for_is_refused_with_the_reason(server:
 
 
 def test_more_than_there_is_room_for_is_queued(server: Running) -> None:
-    """Twelve requests, of which two or three fit at once."""
+    """Twelve requests are sent where two or three fit at once."""
     driver: Any = server.driver
     asked = Asked(server, [[at + 1, at + 2, at + 3] * 4 for at in range(12)], 40)
     assert eventually(lambda: driver.state().waiting > 0, LIMIT)
@@ -336,7 +335,7 @@ def test_a_device_without_room_takes_no_move(server: Running) -> None:
 
 
 def test_a_chain_that_the_cluster_cannot_hold_is_refused_with_the_reason(tokenizer: Tokenizer) -> None:
-    """Agents that take 3 of its 8 components each: no placement holds them all."""
+    """Each agent has room for 3 of the 8 components: no placement holds the chain."""
     with served(tokenizer, weights=3000) as server:
         answer = ask(server, [1, 2, 3])
         assert answer.status_code >= 400

@@ -1,4 +1,4 @@
-"""Completions through the real OpenAI client: the tokens are the engine's, the text is theirs."""
+"""Completions through the real OpenAI client: the tokens are the engine's, the text is that of these tokens."""
 
 from __future__ import annotations
 

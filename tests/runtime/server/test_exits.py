@@ -1,6 +1,4 @@
-"""Requests may have their model left early, where the server allows it; they are told so, and nobody else gets it
-(BL-30).
-"""
+"""Requests may use an early exit where the server allows it, which the answer reports (BL-30)."""
 
 from __future__ import annotations
 

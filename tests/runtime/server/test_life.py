@@ -1,4 +1,4 @@
-"""Leaving, dying, draining: nothing leaks, nothing hangs, the truth is told."""
+"""Disconnects, failed steps, a dead engine and drains: no page leaks, no request hangs, health is reported truly."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, credi
         codes = [http.post("/v1/completions", json=SLOW).status_code for _ in range(4)]
         assert (
             codes[0] in (500, 503) and codes[-1] == 503
-        )  # one fault more, of the step that forgets it, may be the last one
+        )  # the last code may be of a further failure, of the step that releases the failed one
         health = http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "dead"
         assert http.get("/live").status_code == 200
@@ -195,7 +195,7 @@ def test_a_drain_ends_in_time_and_says_so_to_who_still_waits(stream: bool) -> No
 
 
 def refuses(address: str) -> bool:
-    """Whether a new client is turned away."""
+    """Return whether a new client is turned away."""
     try:
         return httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 503
     except httpx.TransportError:

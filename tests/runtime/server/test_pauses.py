@@ -1,6 +1,4 @@
-"""Requests are paused and go on by HTTP: nothing comes meanwhile, and their tokens are what they would have been
-(BL-17).
-"""
+"""Requests are paused and resumed over HTTP: no token comes in between, and the tokens do not change (BL-17)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from tests.runtime.cluster.whole import answer
 from tests.runtime.server.harness import BASE, FakeSource, Running, eventually, running, serving
 
 MODEL = counting_model("org/base", "1 2* 3 4* 5 6* 7 8", max_model_len=256, vocab_size=320)
-#: Any device counts as short of memory.
+#: With these thresholds every device counts as short of memory.
 CONTROL = ControlConfig(low=0.01, bandwidth=1e12)
 PROMPT, LENGTH = [5, 6, 7, 8], 120
 
@@ -98,7 +96,7 @@ def test_nothing_comes_while_it_is_paused_and_tokens_are_the_same(server: Runnin
 
 
 def test_what_waits_moves_ahead_to_where_there_is_more_room(server: Running) -> None:
-    """Two on one device and one on the other, all paused: the small one of the two moves meanwhile."""
+    """Two paused sequences on one device and one on the other: the smaller of the two moves meanwhile."""
     prompts = [PROMPT, [9, 8, 7], [number % 97 for number in range(100)]]
     with ExitStack() as open_ones:
         control = open_ones.enter_context(server.http())
@@ -124,7 +122,7 @@ def test_what_waits_moves_ahead_to_where_there_is_more_room(server: Running) -> 
 def test_whoever_leaves_while_paused_is_gone(server: Running) -> None:
     with server.http() as control:
         with server.http() as client, client.stream("POST", "/v1/completions", json=body(stream=True)) as answer:
-            coming = chunks(answer)  # whoever lets go of it leaves
+            coming = chunks(answer)  # closing the stream is the disconnect
             name = next(coming)["id"]
             assert control.post(f"/zoo/requests/{name}/pause").status_code == 200
         assert eventually(lambda: control.get("/zoo/state").json()["running"] == 0)

@@ -1,4 +1,4 @@
-"""What cannot be answered gets an OpenAI-shaped 4xx that names its field, and the server goes on serving."""
+"""Invalid requests get an OpenAI-shaped 4xx that names the field, and the server goes on serving."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT = {"model": "org/base", "messages": [{"role": "user", "content": "hi"}], "m
 
 @pytest.fixture(scope="module")
 def credit() -> int:
-    """What is refused here never comes to a driver."""
+    """Override the parameter: requests refused here never reach a driver."""
     return 1
 
 

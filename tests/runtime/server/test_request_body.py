@@ -1,4 +1,4 @@
-"""Clients that are slow, silent or gone, seen without a network."""
+"""Clients that are slow, silent or disconnected, tested without a network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_block_ends_when_the_client_leaves() -> None:
             try:
                 await asyncio.sleep(60)
             finally:
-                await asyncio.sleep(0)  # cleaning up may wait: it is not cancelled again
+                await asyncio.sleep(0)  # cleaning up may await: it is not cancelled again
                 cleaned.append(True)
 
     with pytest.raises(ClientDisconnect):
@@ -140,7 +140,7 @@ def test_headers_and_trailers_have_an_end(tokenizer: Tokenizer, endless: bytes) 
                 raw.sendall(endless)
                 while part := raw.recv(65536):
                     said += part
-            except ConnectionError:  # hung up while we still sent
+            except ConnectionError:  # disconnected while data was still being sent
                 pass
             assert not said or said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 414", b"HTTP/1.1 431"))
         assert eventually(lambda: server.gate.places_in_use == 0)

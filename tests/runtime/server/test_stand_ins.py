@@ -1,4 +1,4 @@
-"""Adaptive requests may get a model's low-rank delta, and are told so; all others get the model they named."""
+"""Adaptive requests may be served by a low-rank delta, which the answer names; all other requests get their model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.runtime.cluster.whole import answer, chain_of
 from tests.runtime.server.harness import BASE, FINE, SPARE, eventually, running
 
 PROMPT = "def hello"
-#: FINE may answer for BASE. That SPARE may answer for FINE is nothing while it is not served.
+#: FINE may answer for BASE. SPARE may answer for FINE, but is not served.
 DELTAS = {FINE.name: Rewriting(BASE.name, 0.9), SPARE.name: Rewriting(FINE.name, 0.9)}
 
 
@@ -71,7 +71,7 @@ def test_streams_name_the_delta_in_the_last_chunk_of_a_choice(tokenizer: Tokeniz
 
 
 def profile(spec: ModelSpec, seconds: float) -> BlockProfile:
-    """Its chain costs so much a step, however many rows."""
+    """Return a profile of its chain with a constant cost per step, for any number of rows."""
     return BlockProfile(chain_of(spec).version, 1, Grid((1,), (1,), ((seconds,),)), Line((1,), (1.0,)), 0.0)
 
 
@@ -112,7 +112,7 @@ def test_without_profiles_of_both_the_delta_is_taken(tokenizer: Tokenizer) -> No
 
 
 def test_what_runs_already_counts(tokenizer: Tokenizer) -> None:
-    """A batch of the base's kin is under way: the delta joins it, where alone the exact model would be taken."""
+    """A batch of a model with the same base runs: the delta joins it; alone the exact model would be chosen."""
     kin = replace(FINE, kind="delta", base="org/root")
     root = replace(BASE, name="org/root")
     exact = replace(SPARE, name="org/exact", kind="full", base="org/root")

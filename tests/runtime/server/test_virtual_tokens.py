@@ -1,6 +1,4 @@
-"""A model with virtual tokens, seen from outside: they are in no prompt, no count, no limit that a caller is told, and
-cost pages only.
-"""
+"""Virtual tokens as clients see them: in no prompt, no count and no reported limit; they only take pages."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from tests.runtime.server.harness import BASE, FINE, Running, eventually, runnin
 
 PROMPTED = replace(FINE, name="org/prompted", virtual_tokens=70)  # more than a step's budget of tokens
 PROMPT = "Once upon a time"
-#: Tokens that the device holds: 12 pages, two for each 16 tokens.
+#: Tokens that the device holds: 12 pages, two for every 16 tokens.
 HELD = 96
 
 
@@ -31,7 +29,10 @@ def served(tokenizer: Tokenizer, credit: int) -> Iterator[Running]:
 
 
 def test_echo_scores_and_usage_know_the_prompt_alone(served: Running, tokenizer: Tokenizer) -> None:
-    """Three choices at once do not fit the device: they take turns."""
+    """Echo, log-probabilities and usage cover the prompt alone.
+
+    Three choices do not fit the device at once; they take turns.
+    """
     prompt = tuple(tokenizer.encode(PROMPT))
     with served.client() as client:
         done = client.completions.create(

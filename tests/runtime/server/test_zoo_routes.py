@@ -1,4 +1,4 @@
-"""Models, state, metrics, trace, loading and unloading."""
+"""The server's own routes: models, state, metrics, trace, loading and unloading."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every kind of PEFT adapter: it adds its own bytes and no others, comes back as it came, and loads as what peft makes
-of it.
-"""
+"""Every kind of PEFT adapter adds only its own bytes, is exported unchanged, and loads as peft loads it."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ def _content(tensor: Any) -> tuple[tuple[int, ...], bytes]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
-    """Bytes added equal its own, the base's components are shared, the export is the folder, the loaded model gives
-    peft's logits.
-    """
+    """Added bytes are the adapter's, base components are shared, the export equals the folder, logits are peft's."""
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file
@@ -116,9 +112,7 @@ def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
 
 
 def test_an_ia3_leaves_its_bases_units_as_they_are(zoo, made, tmp_path):
-    """Components: 0 embedding, 1 to 6 attention and ffn of three layers, 7 head; the adapter touches all but the first
-    and the last.
-    """
+    """The adapter changes components 1 to 6 (attention and FFN of three layers), not embedding (0) and head (7)."""
     zoo.ingest(made("llama"), name="base")
     zoo.ingest(make_peft(made("llama"), tmp_path / "pe", adapters.ia3("llama")))
     base, mine = ([p.component for p in zoo.model(name).manifest.components] for name in ("base", "pe"))
@@ -141,8 +135,7 @@ def _rename(folder: Path, old: str, new: str) -> Path:
     return folder
 
 
-#: (what, kind of adapter, base that it is ingested on, changes of its config, renamed keys, error, what the message
-#: names)
+#: (case, kind of adapter, base that it is ingested on, changes of its config, renamed keys, error, part of the message)
 REFUSED = [
     ("wrong family", "ia3", ("gpt2", {}), {}, None, WrongBase, "gpt2"),
     ("wrong width", "ia3", ("llama", {"intermediate_size": 80}), {}, None, WrongBase, "down_proj has shape"),
@@ -253,9 +246,7 @@ def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["ia3", "ln", "adapter", "prompt", "prefix"])
 def test_as_components_or_not_at_all(zoo, made, tmp_path, kind):
-    """What measures and trains on blocks runs the same model; virtual tokens are no part of any block, so it is
-    refused.
-    """
+    """Block measurements and training run the same model; virtual tokens belong to no block, so they are refused."""
     import torch
 
     from surgery.modules.stack import open_stack

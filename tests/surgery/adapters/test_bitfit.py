@@ -1,4 +1,4 @@
-"""BitFit: full checkpoints that differ from their base in biases alone cost those biases and nothing else."""
+"""BitFit: full checkpoints that differ from their base only in biases take the bytes of those biases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _bias_bytes(folder: Path) -> int:
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied-bias", "qwen2", "opt", "gpt2", "gpt_neox"])
 def test_a_bitfit_costs_its_biases(zoo, made, tmp_path, family):
-    """Llama's base has no biases at all: they come with two switches of the config."""
+    """Llama's base has no biases: two switches of the config add them."""
     import torch
     from transformers import AutoModelForCausalLM
 

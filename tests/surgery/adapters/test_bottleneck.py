@@ -1,6 +1,4 @@
-"""Bottleneck adapters of the `adapters` library: its own bytes, its own files back, and its own arithmetic on a stock
-model.
-"""
+"""Bottleneck adapters of the `adapters` library: stored at their own bytes, exported unchanged, computed as there."""
 
 from __future__ import annotations
 
@@ -71,7 +69,7 @@ def test_a_pickled_one_needs_the_switch_and_means_the_same(zoo, made, tmp_path):
 
 @pytest.mark.parametrize("base", ["llama", "llama-tied-bias"])
 def test_a_head_that_was_saved_beside_it_takes_the_bases_place(zoo, made, tmp_path, base):
-    """The library saves a causal model's head unless told otherwise; a tied one is the embedding too."""
+    """The library saves a causal model's head by default; a tied head is the embedding too."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""LoRAs against peft itself: a stock model with the weights that the zoo says are in effect gives peft's logits."""
+"""LoRAs against peft: a stock model with the effective weights from the zoo gives peft's logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.manifest import Adapter, Placed
 
 TIED = "llama-tied-bias"
 
-#: What peft can do that changes weights: (base, LoraConfig options).
+#: Every weight change that peft supports: (base, LoraConfig options).
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {}),
     "rslora": ("llama", {"use_rslora": True, "r": 3}),
@@ -75,7 +75,7 @@ def _parameter(model: Any, handle: ModelHandle, placed: Placed, name: str) -> An
 
 
 def _merged(zoo: Zoo, handle: ModelHandle, adapter: Adapter, module: str, weight: Any) -> Any:
-    """The weight that a LoRA makes of a module's."""
+    """Return a module's weight with the LoRA merged into it."""
     settings = json.loads(adapter.config)["modules"][module]
     parts = {name: _tensor(zoo, handle, digest) for name, digest in adapter.tensors}
     if settings.get("embedding"):
@@ -90,7 +90,7 @@ def _merged(zoo: Zoo, handle: ModelHandle, adapter: Adapter, module: str, weight
 
 
 def _in_effect(zoo: Zoo, handle: ModelHandle, base: Path) -> Any:
-    """The stock base model, untied, with whatever the zoo holds for the adapter's model set in it."""
+    """Return the stock base model, untied, with the weights that the zoo holds for the adapter's model."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -157,7 +157,7 @@ def test_an_adapters_folder_comes_back_byte_for_byte(zoo, made, tmp_path, varian
 
 
 def test_a_lora_on_attention_of_one_layer_shares_all_else(zoo, made, tmp_path):
-    """Components: 0 embedding, 1 to 6 attention and ffn of three layers, 7 head; the adapter touches 3."""
+    """Components: 0 embedding, 1 to 6 attention and FFN of three layers, 7 head; the adapter changes 3."""
     zoo.ingest(made("llama"), name="base")
     zoo.ingest(make_lora(made("llama"), tmp_path / "lora", layers_to_transform=[1]))
     assert spans(zoo, "lora") == spans(zoo, "base") == [(0, 3), (3, 4), (4, 8)]
@@ -235,7 +235,7 @@ def test_a_wrong_base_is_refused_with_the_first_mismatch(zoo, made, tmp_path, ot
 
 
 def test_an_expression_for_target_modules_is_not_matched_against_anything(zoo, made, tmp_path):
-    """It is a stranger's, and could run for ever; the keys of the file say where the adapter is."""
+    """Matching an untrusted expression could run forever; the keys of the file tell where the adapter applies."""
     import torch
 
     ids = torch.arange(20)[None] * 7 % 320

@@ -1,5 +1,6 @@
-"""Composed chains: they cost no bytes, compute what their slices compute, load, export and load again; what cannot be
-is refused.
+"""Composed chains take no bytes, compute what their slices compute, and load, export and reload.
+
+Impossible compositions are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def zoo(tmp_path):
 
 
 def spliced(tmp_path: Path, layers: list[tuple[str, int]], head: str) -> torch.nn.Module:
-    """The oracle: transformers' own model with the layers' weights copied into it."""
+    """Return the oracle: transformers' own model with the layers' weights copied into it."""
     parents = {name: AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab"}
     model = checkpoints.build("llama", num_hidden_layers=len(layers))
     model.model.embed_tokens.load_state_dict(parents[layers[0][0]].model.embed_tokens.state_dict())
@@ -76,8 +77,9 @@ ORDER = (2, 0, 1, 2)
 
 
 def permuted(folder: Path) -> torch.nn.Module:
-    """The oracle: the layers of transformers' own model in another order, one of them twice; each keeps what it is by
-    its place.
+    """Return the oracle: transformers' own model with its layers in another order, one of them twice.
+
+    Each layer keeps the properties that depend on its index.
     """
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     stem = model.get_submodule(FAMILIES[model.config.model_type].prefix.rstrip("."))
@@ -91,7 +93,7 @@ def permuted(folder: Path) -> torch.nn.Module:
 
 
 def unnumbered(folder: Path) -> set[str]:
-    """The weights' keys of a checkpoint, numbers left out."""
+    """Return the weights' keys of a checkpoint without numbers."""
     keys = {key for file in folder.glob("*.safetensors") for key in load_file(file)}
     return {re.sub(r"\d+", "", key) for key in keys}
 
@@ -99,8 +101,9 @@ def unnumbered(folder: Path) -> set[str]:
 @pytest.mark.parametrize("family", [*checkpoints.CONFIGS, *checkpoints.VARIANTS])
 @torch.inference_mode()
 def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_one(family, tmp_path):
-    """Windows and their patterns travel with the layers; what depends on a layer's own number has no checkpoint, but a
-    chain.
+    """Windows move with their layers.
+
+    A model that depends on a layer's own number is exported as a chain, not a checkpoint.
     """
     ids = torch.randint(
         3, checkpoints.VOCAB, (2, 24), generator=torch.Generator().manual_seed(1)
@@ -111,7 +114,7 @@ def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_o
         report = compose(zoo.store, slices(("m", 2, 3), ("m", 0, 2), ("m", 2, 3)), "c")
         assert (report.reason is None) == (family != "gpt2-scaled")
         zoo.model("c").export(tmp_path / "out")
-    # Keys as the parent has them, but for the layers' numbers: a tied head is written once.
+    # Keys equal the parent's except for layer numbers: a tied head is written once.
     if report.reason is None:
         assert unnumbered(tmp_path / "out") == unnumbered(folder)
     importlib.import_module("zoo.integrations")
@@ -142,7 +145,7 @@ def test_a_stitched_model_brings_its_own_stitch_along(zoo, tmp_path):
 
 
 def test_the_newest_stitch_is_taken_for_the_place_where_slices_meet(zoo, tmp_path):
-    """Behind layer 1 of the one and before layer 2 of the other, counted from 0: position 3 (BL-09)."""
+    """The stitch lies behind layer 1 of one model and before layer 2 of the other (from 0): position 3 (BL-09)."""
     zoo.ingest(checkpoints.make("llama", tmp_path / "w", hidden_size=96), name="w")
     for name in ("older", "newer"):
         put_stitch(zoo.store, "a", "w", seed=len(name) + (name == "newer"), name=name)
@@ -179,7 +182,7 @@ def test_a_composed_model_may_be_composed_from_again(zoo, tmp_path):
 
 @torch.inference_mode()
 def test_a_chain_of_two_shapes_loads_generates_and_comes_back_from_its_export(zoo, tmp_path):
-    """Same width, other heads and ffn: no config of the family holds both."""
+    """Equal width, other heads and FFN: no config of the family describes both."""
     zoo.ingest(checkpoints.make("llama", tmp_path / "n", num_key_value_heads=1, intermediate_size=48), name="n")
     report = compose(zoo.store, slices(("a", 0, 2), ("n", 1, 3), ("a", 3, 4)), "c")
     assert report.exportable and "shapes" in (report.reason or "")

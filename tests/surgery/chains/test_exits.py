@@ -1,6 +1,4 @@
-"""A model that is left early is its first layers, its own final norm and head; what is measured is what brute force
-says (BL-30).
-"""
+"""An early exit is the model's first layers with its own final norm and head; its scores equal brute force (BL-30)."""
 
 from __future__ import annotations
 
@@ -87,9 +85,7 @@ def test_only_layers_that_it_has_and_not_all(zoo, layers: int) -> None:
 
 
 def test_a_name_alone_makes_no_exit(zoo, tmp_path) -> None:
-    """A model that was replaced has no exits until they are made again, and nobody else's model is one for being called
-    so.
-    """
+    """A replaced model has no exits until they are made again; another chain with an exit's name is not one."""
     make_exit(zoo.store, zoo.model("m"), 2)
     assert is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
     zoo.remove("org/m")
@@ -105,9 +101,7 @@ def test_a_name_alone_makes_no_exit(zoo, tmp_path) -> None:
 
 @torch.inference_mode()
 def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_path) -> None:
-    """Before the stitch hidden states are narrower than the head reads: the exit has the stitch in front of the
-    head.
-    """
+    """Before the stitch hidden states are narrower than the head needs: the exit puts the stitch before the head."""
     wide = dict(
         hidden_size=96,
         intermediate_size=80,
@@ -138,9 +132,7 @@ def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_pat
 
 
 def test_a_perplexity_beyond_all_numbers_is_none(zoo, tmp_path) -> None:
-    """A head that is far too sure of the wrong tokens: its loss is hundreds per token, and other figures are there all
-    the same.
-    """
+    """A head far too certain of wrong tokens has a loss of hundreds per token; all other figures are still reported."""
     hot = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     hot.lm_head.weight.data *= 1e5
     hot.save_pretrained(tmp_path / "hot")
@@ -152,7 +144,7 @@ def test_a_perplexity_beyond_all_numbers_is_none(zoo, tmp_path) -> None:
 
 
 def test_where_layers_end(zoo) -> None:
-    assert ends_of(zoo.model("m").manifest) == (1, 3, 5, 7, 9)  # attention and ffn
+    assert ends_of(zoo.model("m").manifest) == (1, 3, 5, 7, 9)  # attention and FFN
 
 
 def _text(tmp_path):
@@ -164,7 +156,7 @@ def _text(tmp_path):
 
 
 def _cut_off(folder, layers: int):
-    """transformers' own model with its first layers alone."""
+    """Return transformers' own model with only its first layers."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     inner = (
         model.model

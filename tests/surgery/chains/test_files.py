@@ -1,6 +1,4 @@
-"""Exported chains come back: the same model, byte for byte, in a zoo that is empty or has the parents; broken ones are
-refused.
-"""
+"""Exported chains are ingested as the same model, byte for byte, with or without the parents; or refused if broken."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().ma
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """`zoo`: a and n of one width, x of another width and family; `c` of all three, with a stitch; `out`: its
-    export.
+    """A folder with `zoo`, which holds a chain `c` and its parents, and `out`, the chain's export.
+
+    Parents: a and n of one width, x of another width and family behind a stitch.
     """
     root = tmp_path_factory.mktemp("chains")
     with Zoo(root / "zoo") as zoo:
@@ -37,7 +36,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def out(root, tmp_path):
-    """The export, to be spoilt."""
+    """A copy of the export, for tests that damage it."""
     return shutil.copytree(root / "out", tmp_path / "chain")
 
 
@@ -58,7 +57,7 @@ def test_an_export_comes_back_as_the_same_model(root, tmp_path, parents):
             zoo.ingest(root / name, name=name)
         report = zoo.ingest(root / "out", name="c")
         assert (report.kind, report.base, report.family) == ("composed", None, "blockzoo_chain")
-        # The stitch is the chain's alone: its weight and its bias.
+        # Only the stitch's weight and bias are new.
         assert report.tensors.new == (2 if parents else report.tensors.total)
         assert zoo.model("c").manifest.components == expected.manifest.components
         assert zoo.model("c").manifest.fingerprint == expected.manifest.fingerprint

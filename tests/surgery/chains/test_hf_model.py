@@ -1,5 +1,6 @@
-"""A chain of several models as a model of transformers: generate, Trainer, peft and lm-eval run on it, and what it
-cannot do it says.
+"""A chain of several models as a transformers model: generate, Trainer, peft and lm-eval run on it.
+
+Unsupported uses are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ GREEDY = dict(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """An export: two shapes of one width, then another family behind a stitch; layers that slide among them."""
+    """An exported chain: two shapes of one width, then another family behind a stitch; some layers have windows."""
     importlib.import_module("zoo.integrations")
     root = tmp_path_factory.mktemp("chain")
     with Zoo(root / "zoo") as zoo:
@@ -86,8 +87,9 @@ def arguments(folder, steps):
 
 
 def test_trainer_saves_loads_and_resumes(out, model, tmp_path):
-    """Two steps at once, and one step, a checkpoint and another step from it, end in the same weights. Checkpoints are
-    models of a zoo.
+    """Two steps, and one step with a resume for the second, end in the same weights.
+
+    Checkpoints are models of a zoo.
     """
     data = [{"input_ids": IDS[0], "labels": IDS[0]}] * 8
     before = model(IDS).logits.detach()
@@ -145,7 +147,7 @@ def test_lm_eval_runs_on_it_loaded_or_by_its_folder(out, model):
 
 
 def test_weights_that_stand_twice_learn_apart(tmp_path):
-    """As in the files that an export writes, where each place has its own."""
+    """A layer that occurs twice has separate weights at each place, as in an exported checkpoint."""
     with Zoo(tmp_path / "zoo") as zoo:
         zoo.ingest(checkpoints.make("llama", tmp_path / "a"), name="a")
         zoo.ingest(checkpoints.make("llama", tmp_path / "n", intermediate_size=48), name="n")

@@ -1,5 +1,6 @@
-"""A fine-tune as base + low-rank deltas: a model beside the exact one, as near as its rank says, that peft reads
-too.
+"""A fine-tune stored as base + low-rank deltas: a variant beside the exact model, in a format that peft reads.
+
+The rank determines how close it is.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.surgery.deltas.tunes import tune, windows
 from tests.surgery.helpers import edit_weights, stored
 from zoo.errors import InputError, NameTaken, StoreBusy, WrongBase
 
-FULL = 64  # of every matrix of the tiny checkpoints but the ffn's, which have no more either
+FULL = 64  # the full rank of every matrix of the tiny checkpoints; the FFN's have no more
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_similarity_grows_with_rank_and_a_delta_of_few_ranks_needs_few(tuned):
         scores = [work.curve.at(rank).score for rank in (1, 2, 4, 8)]
         similarities = [score.similarity for score in scores]
         assert similarities[:3] == sorted(similarities[:3]) and scores[0].kl > scores[-1].kl
-        assert similarities[-1] == pytest.approx(similarities[-2], abs=1e-7)  # every matrix moved by three ranks
+        assert similarities[-1] == pytest.approx(similarities[-2], abs=1e-7)  # every matrix was moved by three ranks
         assert similarities[-1] > 0.99999
         sizes = [work.curve.at(rank).bytes for rank in (1, 2, 4, 8)]
         assert sizes == sorted(sizes) and sizes[0] < work.bytes_exact
@@ -111,7 +112,7 @@ def test_similarity_grows_with_rank_and_a_delta_of_few_ranks_needs_few(tuned):
 
 @pytest.fixture
 def noisy(tuned, tmp_path):
-    """Beside the others, `noisy`: a fine-tune that no low rank gets whole."""
+    """Add `noisy`: a fine-tune that no low rank approximates fully."""
     tuned.ingest(tune("llama", tmp_path / "noisy", size=0.3), name="noisy", base="base")
     return tuned
 
@@ -213,7 +214,7 @@ def work_of(zoo) -> list:
 
 @pytest.mark.parametrize("after", [1, 9])
 def test_stopped_and_started_again_it_goes_on_and_gives_the_same(noisy, tmp_path, monkeypatch, after):
-    """`after` so many matrices of the study; the rest alone is taken apart the second time."""
+    """Stops after `after` matrices of the study; the second run factorises only the remaining ones."""
     options = DeltaOptions(4)
     straight = delta(noisy.store, "noisy", windows(), options)
     assert work_of(noisy) == [], "what is done leaves nothing behind"
@@ -291,7 +292,7 @@ def test_a_budget_of_bytes_is_kept_and_used_up(noisy, share, allocation):
     manifest = noisy.model(report.variant).manifest
     in_files = {digest for file in manifest.weight_files for _, digest in file.entries}
     assert report.bytes == sum(tensor.nbytes for tensor in manifest.tensors if tensor.digest in in_files) <= most
-    one_more = 4 * sum((64, 64)) * (22 if allocation == "even" else 3)  # a rank of every matrix; of the widest one
+    one_more = 4 * sum((64, 64)) * (22 if allocation == "even" else 3)  # one rank of every matrix; of the widest one
     assert report.bytes > most - one_more and report.variant == f"noisy@delta-{share * 100:g}pct"
     same = delta(
         noisy.store,

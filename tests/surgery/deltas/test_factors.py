@@ -1,5 +1,6 @@
-"""Factors of one matrix: all ranks give it back, prefixes are best on the inputs seen, gains are the errors they take
-away.
+"""Factors of one matrix: the full rank restores it, and prefixes are the best approximation on the inputs seen.
+
+The gains of the ranks are the errors that they remove.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def test_a_prefix_leaves_the_error_that_its_gains_say(shape, kind):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_uneven_inputs_knowing_them_beats_the_plain_truncation(shape):
-    """Built so that the plain truncation keeps what no input ever touches."""
+    """The delta is largest where inputs are almost zero, so that plain truncation keeps what no input uses."""
     silent = torch.arange(shape[1]) < shape[1] // 2
-    delta = random(*shape) * torch.where(silent, 10.0, 1.0)  # moved most where the inputs are all but silent
+    delta = random(*shape) * torch.where(silent, 10.0, 1.0)  # largest where the inputs are almost zero
     inputs, fresh = (random(400, shape[1], seed=seed) * torch.where(silent, 0.01, 1.0) for seed in (1, 2))
     errors = {}
     for kind in ("full", "diagonal", "plain"):
@@ -74,7 +75,7 @@ def test_slices_of_a_large_delta_give_the_same(shape, kind, monkeypatch):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements of any float64 tensor that is made."""
+    """Records the element count of the largest float64 tensor created."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""Ranks out of a budget: never over it, never fewer for more, greedy by gain per element; the smallest rank that
-reaches a target.
-"""
+"""Ranks for a budget: never above it, monotone in it, greedy by gain per element; the smallest rank for a target."""
 
 from __future__ import annotations
 
@@ -20,7 +18,8 @@ GAINS = st.lists(
 
 def test_the_budget_goes_where_an_element_gains_most():
     gains = [np.array([8.0, 1.0]), np.array([9.0, 9.0, 9.0])]
-    # Per element: 4 and 0.5 of the first, 3 of the second each: first, second, second; the next would pass the budget.
+    # Gain per element: 4 and 0.5 in the first, 3 each in the second: first, second, second; one more exceeds the
+    # budget.
     assert spread(9, gains, [2, 3]) == (1, 2)
     assert spread(1, gains, [2, 3]) == (0, 0)
     assert spread(1000, gains, [2, 3]) == (2, 3)

@@ -1,4 +1,4 @@
-"""Full fine-tunes of tiny checkpoints: every tensor moved, by noise or by a few ranks, as real training moves them."""
+"""Full fine-tunes of tiny checkpoints: every tensor is changed, by noise or by a few ranks, as in real training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tests import checkpoints
 def tune(
     family: str, folder: Path, *, seed: int = 5, size: float = 0.05, ranks: int | None = None, **options: Any
 ) -> Path:
-    """A fine-tune of `checkpoints.build(family)`. `ranks`: matrices move by so many ranks only, with all their
-    noise.
+    """Save a fine-tune of `checkpoints.build(family)`.
+
+    `ranks`: Number of ranks by which matrices change; by default all.
     """
     model = checkpoints.build(family, **options)
     generator = torch.Generator().manual_seed(seed)
@@ -37,7 +38,7 @@ def tune(
 
 
 def windows(count: int = 8, length: int = 24) -> Windows:
-    """Random ids; what weighs and what scores differ."""
+    """Return windows of random IDs, different ones for weighting and for scoring."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, checkpoints.VOCAB, (2, count, length), generator=generator)
     return Windows(ids[0], ids[1], "e" * 64)

@@ -1,4 +1,4 @@
-"""lm-eval's numbers on stored models are those that a direct computation with transformers and peft gives."""
+"""lm-eval's numbers on stored models equal a direct computation with transformers and peft."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LIMIT = 6
 MODELS = ("base", "lora", "prompt", "prefix")
 ALL = ["library_ppl", "library_cloze", "library_recall"]
 OPTIONS = EvalOptions(limit=LIMIT, batch_size=4)
-#: Tokens that the models read at once, and what virtual tokens take of it; lm-eval drops what is further back.
+#: Context in tokens, less the virtual tokens; lm-eval drops what lies further back.
 CONTEXT = {"base": 256, "lora": 256, "prompt": 256 - 5, "prefix": 256 - 6}
-#: Longer than one context.
+#: Texts longer than one context.
 LONG = [text * 2 for text in TEXTS]
 
 
@@ -39,7 +39,7 @@ def texts(subject):
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A store with a foundation and adapters of it, and their folders."""
+    """A store with a base model and adapters of it, and their folders."""
     root = tmp_path_factory.mktemp("family")
     make("llama", root / "base")
     make_lora(root / "base", root / "lora")
@@ -69,14 +69,16 @@ def reference(root: Path, name: str):
 
 @torch.inference_mode()
 def score(model, ids: list[int], of: int) -> float:
-    """Log-probability of the last `of` ids after those before them."""
+    """Return the log-probability of the last `of` IDs after those before them."""
     logits = model(input_ids=torch.tensor([ids])).logits[0, -len(ids) :].double().log_softmax(-1)
     return sum(float(logits[at - 1, ids[at]]) for at in range(len(ids) - of, len(ids)))
 
 
 def bits_per_byte(model, tokenizer, context: int) -> float:
-    """Each token predicted once, in runs of the model's context, the first from `<s>`; the last run sees a whole
-    context, as lm-eval's.
+    """Compute bits per byte as lm-eval does.
+
+    Each token is predicted once, in runs of the model's context, the first after `<s>`; the last run has a full
+    context.
     """
     total = 0.0
     for text in LONG[:LIMIT]:
@@ -109,7 +111,7 @@ def test_numbers_are_those_of_transformers_and_peft(family, documents, name):
 
 
 def successor_(model, ids: list[int]) -> None:
-    """Make the model say each of these ids after the one before it, whatever else it reads."""
+    """Make the model generate each of these IDs after the one before it, whatever else it reads."""
     with torch.no_grad():
         for layer in model.model.layers:
             getattr(layer.self_attn.o_proj, "base_layer", layer.self_attn.o_proj).weight.zero_()
@@ -147,6 +149,7 @@ def test_the_same_run_gives_the_same_document_and_is_kept_once(family, documents
 
 
 def task_file(folder: Path) -> Path:
+    """Write a task of two questions with its data; return the task file."""
     rows = [{"q": "a = ", "options": ["1", "2"], "right": 1}, {"q": "b = ", "options": ["x", "y"], "right": 0}]
     data = folder / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))

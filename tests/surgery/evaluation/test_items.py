@@ -1,4 +1,4 @@
-"""Questions are deterministic, have one right answer that really follows, and wrong ones from other files."""
+"""Test questions are deterministic; the right answer is the line that follows, wrong answers come from other files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from surgery.evaluation.items import CHOICES, cloze_items, recall_items
 
 
 def source(seed: int, lines: int = 60) -> str:
-    """A file of statements at two depths; every line names its file, so that it can be found again."""
+    """Return a file of statements at two depths; every line names its file, so that it can be found again."""
     draw = random.Random(seed)
     body = [
         f"{'    ' * draw.randrange(2)}value_{seed}_{at} = self.{draw.choice(['alpha', 'gamma'])}.run({at})"

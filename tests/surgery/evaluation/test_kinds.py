@@ -1,5 +1,6 @@
-"""Models of every kind are evaluated as transformers and peft would: composed chains, surrogates, low-rank deltas,
-packed fine-tunes.
+"""Models of every kind evaluate as in transformers and peft.
+
+Kinds: composed chains, surrogates, low-rank deltas, packed fine-tunes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONTEXT = 256
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A store with a base, its fine-tune, and one model of each kind; and the folder they came from."""
+    """A store with a base, its fine-tune and one model of each kind; and the folder of their checkpoints."""
     root = tmp_path_factory.mktemp("kinds")
     make("llama", root / "base")
     tune("llama", root / "fine", ranks=3)
@@ -68,7 +69,7 @@ def composed_by_hand(root):
     base.model.layers = nn.ModuleList([base.model.layers[0], fine.model.layers[2]])
     for at, layer in enumerate(base.model.layers):
         layer.self_attn.layer_idx = at
-    # What is behind the last layer comes from its model.
+    # Final norm and head come from the last layer's model.
     base.model.norm, base.lm_head = fine.model.norm, fine.lm_head
     base.config.num_hidden_layers = 2
     return base

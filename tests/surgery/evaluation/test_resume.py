@@ -1,6 +1,4 @@
-"""An evaluation that was stopped goes on: no question is asked twice, and the document is that of an evaluation in one
-go.
-"""
+"""A stopped evaluation resumes: no question is run twice, and the document equals that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def zoo(tmp_path_factory):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What lm-eval's own class was asked, lot by lot; `asked.stop` is the lot at which the user presses Ctrl-C."""
+    """Record what lm-eval's own class is asked, lot by lot; `asked.stop` is the lot at which Ctrl-C is pressed."""
 
     class Log(list):
         stop = -1

@@ -1,4 +1,4 @@
-"""Task files run no code of their author's unless they are allowed to, whichever way they name it."""
+"""Task files run no code of their author's unless allowed, however they refer to it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytest.importorskip("lm_eval", reason="the eval extra is not installed")
 
 
 def task(folder, text: str = "{{q}}", **more) -> dict:
+    """Return the settings of a task of one question, and write its data."""
     data = folder / "rows.jsonl"
     data.write_text(json.dumps({"q": "a = ", "options": ["1", "2"], "right": 1}) + "\n")
     return {
@@ -34,7 +35,7 @@ def task(folder, text: str = "{{q}}", **more) -> dict:
 
 
 def written(folder, settings: dict, tail: str = "", name: str = "mine.yaml"):
-    """Settings as YAML, with lines that JSON cannot hold behind them."""
+    """Write settings as YAML, followed by lines that JSON cannot express."""
     path = folder / name
     path.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in settings.items()) + "\n" + tail)
     return path
@@ -42,7 +43,7 @@ def written(folder, settings: dict, tail: str = "", name: str = "mine.yaml"):
 
 @pytest.fixture
 def canary(tmp_path):
-    """A module beside the task file that says when it was imported or called."""
+    """A module beside the task file that leaves a file when it is imported or called."""
     (tmp_path / "code.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w')\n\n\ndef text(doc):\n    return doc['q']\n"
     )

@@ -1,4 +1,4 @@
-"""Two models of one shape and a third that stands in for the second's middle layers, each on disk and in one store."""
+"""Two models of one shape and a surrogate of the second's middle layers, each on disk and in one store."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ LAYERS = 4
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory):
+    """A zoo and folder with a, b and pruned (b with two changed layers), and models of other shapes."""
     root = tmp_path_factory.mktemp("experiments")
     make("llama", root / "a", num_hidden_layers=LAYERS)
     make("llama", root / "b", num_hidden_layers=LAYERS, seed=1)

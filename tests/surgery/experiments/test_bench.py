@@ -1,6 +1,4 @@
-"""A mixture runs as a model whose weights were exchanged in the checkpoint, to the bit, and common beginnings run
-once.
-"""
+"""A mixture runs bit for bit as a checkpoint with exchanged layers, and common prefixes of layers run once."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def bench_of(family, *surrogates, a="a"):
 
 
 def surgeon(family, mixture: Mixture):
-    """The same by exchanging tensors between checkpoints."""
+    """Build the mixture by exchanging tensors between checkpoints."""
     folders = {"a": "a", "b": "b", "s": "pruned"}
     models = {
         letter: AutoModelForCausalLM.from_pretrained(family.root / name).eval() for letter, name in folders.items()
@@ -70,13 +68,13 @@ def test_common_beginnings_run_once(family, ids, monkeypatch):
         )
     mixtures = [point.mixture for point in sharing_points(LAYERS, [1])]
     assert len(list(bench.run(mixtures, ids))) == LAYERS
-    # one embedding, then at depth d: b's own way, the way that leaves it, and those that left before
+    # one embedding, then at depth d: b's own path, the path that leaves it here, and those that left it before
     assert len(runs) == 1 + sum(min(depth + 2, LAYERS) for depth in range(LAYERS))
 
 
 @torch.inference_mode()
 def test_components_of_one_digest_run_once_whichever_model_has_them(family, ids):
-    """b and its pruned twin share all but two layers, embedding and head."""
+    """b and its pruned twin share embedding, head and all but two layers."""
     manifests = [family.zoo.model(name).manifest for name in ("pruned", "b")]
     bench = open_bench(family.zoo.store, *manifests, [])
     mixtures = [

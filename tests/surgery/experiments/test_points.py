@@ -1,4 +1,4 @@
-"""Which layers come from which model, as the paper's examples say."""
+"""Which layers come from which model, as in the paper's examples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An experiment's numbers are those of brute force over exchanged checkpoints; a stopped run goes on; the document is
-kept.
-"""
+"""An experiment's numbers equal brute force over exchanged checkpoints; stopped runs resume; the document is stored."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def document(family, tmp_path_factory):
 
 @torch.inference_mode()
 def brute_force(family, mixture: Mixture) -> dict[str, float]:
-    """By whole models, one sequence at a time."""
+    """Compute the measures on whole models, one sequence at a time."""
     model, tokenizer = surgeon(family, mixture), AutoTokenizer.from_pretrained(family.root / "b")
     windows = TEXT.tokens(tokenizer, ASK.length, ASK.windows, part="held_out", seed=ASK.seed)
     loss = hits = right = 0.0
@@ -168,6 +166,6 @@ def test_errors_are_those_of_the_batches():
     tallies = [ScoreTally(10.0, 5, 10), ScoreTally(20.0, 7, 10), ScoreTally(30.0, 9, 10)]
     found = mean(tallies, "loss")
     assert found.value == pytest.approx(2.0)
-    assert found.error == pytest.approx(1.0 / math.sqrt(3))  # batch means 1, 2, 3: deviation 1 over the root of 3
+    assert found.error == pytest.approx(1.0 / math.sqrt(3))  # batch means 1, 2, 3: deviation 1 over root 3
     assert difference(tallies, tallies, "hits").error == 0.0
     assert mean(tallies[:1], "loss").error is None

@@ -1,6 +1,4 @@
-"""Models of the plain shape are read without transformers, and are what transformers would have made of them, bit for
-bit.
-"""
+"""Plain families are read without transformers, and equal the models of transformers bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tests.runtime.engine.drive import PagedDevice
 
 
 def config_of(family: str) -> dict:
-    """As `save_pretrained` writes it; of qwen2 without the windows that the tests' one has in some layers."""
+    """Return a config as `save_pretrained` writes it; for qwen2 without the windows in some of its test layers."""
     without = {"use_sliding_window": False, "layer_types": None} if family == "qwen2" else {}
     return json.loads(checkpoints.config_for(family, **without).to_json_string(use_diff=False))
 
@@ -108,7 +106,7 @@ def test_mistral_says_its_window_itself():
 
 
 def test_the_engine_does_without_transformers(tmp_path, monkeypatch):
-    """With fused layers a plain model's skeleton is of parts; with stock ones it is transformers'."""
+    """With fused layers a plain model's skeleton is built from parts; with stock layers transformers builds it."""
     from surgery.ingest.ingest import ingest
     from surgery.sources import open_source
     from zoo.store import Store

@@ -1,6 +1,4 @@
-"""Shapes against configs, for every family: what transformers writes passes, and any change of either side is
-noticed.
-"""
+"""Shapes against configs for every family: checkpoints of transformers pass, a change on either side is detected."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from zoo.errors import MalformedCheckpoint
 from zoo.objects.headers import read_header
 
 NAMES = [*CONFIGS, *VARIANTS]
-#: Settings that every family's shapes depend on, under their names in each.
+#: Settings that every family's shapes depend on, with their names in each family.
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -29,8 +27,8 @@ SIZES = (
     "num_key_value_heads",
     "num_local_experts",
 )
-#: Where a setting does not show in any shape: heads of a fused or square projection, the inner width that Bloom and
-#: Falcon do not read.
+#: Settings that show in no shape: heads of a fused or square projection, and the inner width that Bloom and Falcon do
+#: not read.
 INVISIBLE = {
     *(("gpt_neox", "num_attention_heads"), ("opt", "num_attention_heads"), ("bloom", "num_attention_heads")),
     *(("falcon", "intermediate_size"), ("gpt2", "num_attention_heads")),

@@ -1,6 +1,4 @@
-"""A component's spec against transformers itself: two configs have equal specs exactly when transformers reads them
-alike.
-"""
+"""Component specs against transformers: two configs have equal specs exactly when transformers reads them alike."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from surgery.ingest.cut import places
 from tests.checkpoints import CONFIGS, VARIANTS, config_for
 
 NAMES = [*CONFIGS, *VARIANTS]
-#: Settings at their defaults or beside them, where the tiny checkpoints have something else.
+#: Settings with other values than in the tiny checkpoints: defaults or close to them.
 OTHER_BASES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"sliding_window": None}),
     ("mistral", {"sliding_window": 4096, "num_key_value_heads": 4}),
@@ -32,7 +30,7 @@ OTHER_BASES: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"rope_parameters": {"rope_theta": 500000.0, "partial_rotary_factor": 1.0, "rope_type": "default"}}),
     ("llama", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}}),
 ]
-#: Read by transformers, but of no weight for what a component computes: shapes, counts, positions handled elsewhere.
+#: Read by transformers, but without effect on a component's computation: shapes, counts, positions handled elsewhere.
 _ROPE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"}
 
 
@@ -41,7 +39,7 @@ def _written(config: Any) -> dict[str, Any]:
 
 
 def _reread(config: dict[str, Any]) -> dict[str, Any] | None:
-    """What transformers makes of a config.json; None where it refuses it."""
+    """Return a config.json as transformers parses it; None where it is refused."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:

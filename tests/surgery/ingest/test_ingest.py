@@ -1,4 +1,4 @@
-"""Ingest, export and removal from outside: bytes in, bytes out, and what is shared in between."""
+"""Ingest, export and removal as users see them: the same bytes come out, and what models share is stored once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_name_holds_one_model(zoo, made, copied):
 
 
 def test_a_fine_tune_costs_its_changed_layers_and_cuts_only_there(zoo, made, copied):
-    """Components: embedding, then attention and ffn of three layers, then the head; layer 1 is components 3 and 4."""
+    """Components: embedding, then attention and FFN of three layers, then the head; layer 1 is components 3 and 4."""
     zoo.ingest(made("llama"), name="base")
     tuned = copied("llama", "tuned")
     changed = edit_weights(tuned, lambda key, tensor: tensor + 0.5 if ".layers.1." in key else tensor)
@@ -145,7 +145,7 @@ def test_the_base_is_the_model_that_shares_most(zoo, made, copied):
 
 
 def test_norms_of_ones_do_not_make_a_parent(zoo, made):
-    """Two models from different seeds share nothing but norms at their initial ones."""
+    """Two models from different seeds share only norms with their initial values."""
     zoo.ingest(made("llama"), name="a")
     report = zoo.ingest(made("llama", seed=9), name="b")
     assert report.tensors.new < report.tensors.total

@@ -1,6 +1,4 @@
-"""BL-01: the components of a model, run in order, give the whole model's logits bit for bit; a loaded model is the
-model itself.
-"""
+"""BL-01: a model's components, run in order, give its logits bit for bit; a loaded model equals the original."""
 
 from __future__ import annotations
 
@@ -23,13 +21,14 @@ from tests import checkpoints
 from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.store import Store
 
-#: torch's fused attention under a name without a mask function: causal by itself, and open to families that refuse
+#: torch's fused attention under a name without a mask function: causal by itself, and accepted by families that refuse
 #: `sdpa`.
 ATTENTION = "test_causal"
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 
 def chain_logits(config, state, ids):
+    """Compute logits by building the model's components and running them in order."""
     placed = cut(config, {key: key for key in state})
     skeleton = Skeleton(config, ATTENTION)
     where = Where(torch.arange(ids.shape[1])[None])
@@ -48,7 +47,7 @@ def chain_logits(config, state, ids):
 @pytest.mark.parametrize("family", [*checkpoints.SERVED, *checkpoints.VARIANTS])
 @torch.inference_mode()
 def test_components_in_order_are_the_model(tmp_path, family, dtype):
-    # Fused attention has no soft cap, and newer transformers refuse it: without one Gemma 2 runs fused as well.
+    # Fused attention has no soft cap, and newer transformers refuse one; without it Gemma 2 runs fused as well.
     uncapped = {"attn_logit_softcapping": None} if family == "gemma2" else {}
     folder = checkpoints.make(family, tmp_path, tokenizer=False, dtype=dtype, **uncapped)
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""A stack's components, run one by one over padded batches and with a cache, are the model."""
+"""A stack's components, run one by one over padded batches and with a cache, equal the whole model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo import Zoo
 from zoo.errors import NotServable
 
 FAMILIES = [*checkpoints.SERVED, *checkpoints.VARIANTS]
-#: Cached and padded passes reduce in another order than whole ones.
+#: Cached and padded passes reduce in another order than passes over the whole text.
 TOLERANCE = 2e-5
 
 

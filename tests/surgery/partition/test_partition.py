@@ -1,4 +1,4 @@
-"""Lazy partitioning: its invariants by property, and the worked cases by hand."""
+"""Lazy partitioning: its invariants as properties, and examples worked out by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_equal_components_lie_in_equal_blocks_at_equal_offsets(families):
 
 @given(_families)
 def test_no_two_neighbouring_blocks_could_be_joined(families):
-    """Joining the blocks at any boundary, in every chain where they meet, would break the sharing invariant."""
+    """Joining two blocks in every chain where they meet would break the sharing invariant."""
     chains = _named(families)
     blocks = partition(chains)
     whole = {name: [block.digest for block in row] for name, row in blocks.items()}
@@ -118,12 +118,10 @@ def test_a_full_fine_tune_of_the_middle_layers_cuts_twice():
 
 
 def test_lora_on_the_attention_of_two_layers():
-    """Components of a 4-layer model: 0 embedding, 1 a0, 2 f0, 3 a1, 4 f1, 5 a2, 6 f2, 7 a3, 8 f3, 9 head; LoRA on a1
-    and a2.
+    """A LoRA on two attentions of a 4-layer model gives 5 blocks per chain, 3 of them common: 7 distinct ones.
 
-    Runs that both use: [0..2], [4], [6..9]; runs of one model: a1 and a2, plain and adapted. So each chain has 5 blocks
-    and
-    the two have 3 in common: 7 distinct ones.
+    Components: 0 embedding, 1 a0, 2 f0, 3 a1, 4 f1, 5 a2, 6 f2, 7 a3, 8 f3, 9 head; LoRA on a1 and a2.
+    Runs used by both: [0..2], [4], [6..9]; runs of one model: a1 and a2, plain and adapted.
     """
     base = [str(index) for index in range(10)]
     blocks = partition({"base": base, "lora": _variant(base, [3, 5])})

@@ -1,6 +1,4 @@
-"""Scores of two models against brute force over whole distributions; what is refused; going on after an
-interruption.
-"""
+"""Scores of two models against brute force over whole distributions; refusals; resuming after an interruption."""
 
 from __future__ import annotations
 
@@ -26,13 +24,13 @@ from tests.surgery.helpers import edit_weights
 from zoo import Zoo
 from zoo.errors import Incomparable, InputError, NotServable
 
-#: This file is as good a text as any; reading the standard library takes seconds.
+#: This file serves as the text; reading the standard library takes seconds.
 SMALL = dict(source=__file__, tokens=96, length=32)
 
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    """base; tuned, a little apart from it; wide, of another width and depth; lora on base."""
+    """A store with base; tuned, slightly changed from it; wide, of another width and depth; and lora, on base."""
     root = tmp_path_factory.mktemp("zoo")
     base, tuned = make("llama", root / "base"), make("llama", root / "tuned")
     generator = torch.Generator().manual_seed(3)
@@ -50,9 +48,7 @@ def zoo(tmp_path_factory):
 
 
 def lens_of(zoo, name, windows):
-    """Log-probabilities behind every layer by transformers itself: [layers, tokens, vocabulary], the embedding's
-    first.
-    """
+    """Compute log-probabilities behind every layer with transformers: [layers, tokens, vocabulary], embedding first."""
     model = zoo.model(name).load()
     with torch.inference_mode():
         out = model(windows, output_hidden_states=True)
@@ -61,7 +57,7 @@ def lens_of(zoo, name, windows):
 
 
 def expected(a, b):
-    """(cosine, KL a b, KL b a, agreement), means over tokens."""
+    """Return (cosine, KL a b, KL b a, agreement), means over tokens."""
     p, q = a.exp(), b.exp()
     cosine = torch.nn.functional.cosine_similarity(p, q, dim=-1).mean().item()
     kl = [((x.exp() * (x - y)).sum(-1)).mean().item() for x, y in ((a, b), (b, a))]
@@ -89,7 +85,7 @@ def test_layers_score_as_whole_distributions_do(zoo, other):
     assert result.mean == pytest.approx(sum(pair.similarity for pair in result.pairs) / 3)
     with torch.inference_mode():
         hidden = [zoo.model(name).load()(windows, output_hidden_states=True).hidden_states for name in ("base", other)]
-    for n in (0, 1):  # transformers norms the last one
+    for n in (0, 1):  # transformers applies the norm to the last one
         cosine = torch.nn.functional.cosine_similarity(*(states[n + 1] for states in hidden), dim=-1).mean().item()
         assert cosine < 0.99999 and result.pairs[n].metrics["hidden"] == pytest.approx(cosine, abs=2e-5)
 
@@ -127,7 +123,7 @@ def test_components_embedding_and_head_included(zoo):
     assert [pair.a.components for pair in result.pairs] == [Span(n, n + 1) for n in range(8)]
     assert result.pairs[-1].similarity == pytest.approx(
         result.pairs[-2].similarity
-    )  # the head reads what the last ffn leaves
+    )  # the head reads the last FFN's output
     assert result.control is None and result.matrix.control is None and len(result.matrix.values) == 8
 
 
@@ -182,8 +178,9 @@ class Stop(Exception):
 
 @pytest.mark.parametrize(("stop_at", "remains"), [(1, [1, 2, 3, 3, 4, 5, 6]), (3, [3, 3, 4, 5, 6]), (5, [3, 5, 6])])
 def test_an_interrupted_comparison_goes_on_where_it_was(zoo, monkeypatch, stop_at, remains):
-    """Three windows, one per batch, twice: pairs and control. What is told is where each of the two begins, and each
-    batch that is done.
+    """Three windows, one per batch, twice: pairs and control.
+
+    Progress reports the start of each of the two, and each batch done.
     """
     monkeypatch.setattr(measuring, "_HIDDEN_BUDGET", 1)
     settings = CompareSettings(**SMALL, seed=40 + stop_at, matrix=True)
@@ -211,7 +208,7 @@ def test_other_settings_do_not_go_on_from_these_sums(zoo, monkeypatch):
     whole = score(zoo.store, *models, CompareSettings(**SMALL, seed=61))
 
     def interrupt(done, total):
-        if done == 5:  # two of the three windows of the control
+        if done == 5:  # two of the control's three windows
             raise Stop
 
     with pytest.raises(Stop):
@@ -275,9 +272,7 @@ def test_models_without_tokenizers_are_compared_on_ids(tmp_path):
 
 
 def test_padded_heads_compare_what_both_have(tmp_path):
-    """The same tokenizer under heads of 320 and 352 rows, as published families have it; the first 320 logits are
-    equal.
-    """
+    """The same tokenizer with heads of 320 and 352 rows, as in published families; the first 320 logits are equal."""
     with Zoo(tmp_path / "store") as zoo:
         make("llama", tmp_path / "a")
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
@@ -316,8 +311,9 @@ with Zoo(sys.argv[1]) as zoo:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 def test_memory_does_not_grow_with_tokens_times_vocabulary(tmp_path):
-    """Whole distributions of both models would be 512 tokens x 30,000 x 2 x 3 positions x 4 bytes = 369 MB; the budget
-    is 96 MB.
+    """Peak memory stays far below the 369 MB of whole distributions; the budget is 96 MB.
+
+    369 MB = 512 tokens x 30,000 x 2 models x 3 positions x 4 bytes.
     """
     with Zoo(tmp_path / "store") as zoo:
         for seed, name in enumerate("ab"):
@@ -336,9 +332,7 @@ def test_kinds_that_add_no_block_are_refused(zoo, kind):
 
 
 def test_states_before_a_stitch_cannot_be_read_by_the_head():
-    """Components: embedding, layer, stitch, layer, head. Behind 4 components the width is the head's; behind 2 it is
-    not.
-    """
+    """Behind 4 components (embedding, layer, stitch, layer) the width is the head's; behind 2 it is not."""
     kinds = ["embedding", "layer", "stitch", "layer", "lm_head"]
     stack = SimpleNamespace(placed=[SimpleNamespace(component=SimpleNamespace(kind=kind)) for kind in kinds])
     measuring.check_readable("stitched", stack, (4,))

@@ -1,5 +1,6 @@
-"""Lazy partitioning by equivalence: the paper's Figure 12 with its counts derived, the invariants by property, blocks
-that come and go.
+"""Lazy partitioning by equivalence: the paper's Figure 12 with derived counts, invariants as properties.
+
+Also tested: blocks of models that are added and removed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ SMALL = CompareSettings(source=__file__, tokens=96, length=32, control=False)
 
 
 def distinct_blocks(chains, runs):
-    """How many blocks there must be: an edge between two components is a boundary exactly when some chain has one of
-    the two without the other beside it, or when an equivalent run ends there in some chain. `runs`: (model, lo, hi)."""
+    """Count the blocks that there must be. `runs`: (model, lo, hi).
+
+    An edge between two components is a boundary exactly when some chain has one of the two without the other next to
+    it, or when an equivalent run ends there in some chain.
+    """
     found = set()
     for chain in chains.values():
         block = [chain[0]]
@@ -65,12 +69,11 @@ def count(blocks):
 
 
 def test_figure_12_as_drawn():
-    """The figure's parts: two layers of attention and FFN that are alike in both, and the rest, R. A LoRA on both
-    attentions follows.
+    """Figure 12: two layers of attention and FFN that are equivalent in both models, and the rest, R; then a LoRA.
 
-    Foundation and fine-tune: [A1 F1 A2 F2] R, twice: 4 blocks, the first of each equivalent. The LoRA keeps F1, F2 and
-    R, so the foundation's first block falls into four: A1, F1, A2, F2, R; with A1', A2' and the fine-tune's two that
-    makes 9.
+    Foundation and fine-tune are both [A1 F1 A2 F2] R: 4 blocks, the first of each equivalent. The LoRA on both
+    attentions keeps F1, F2 and R, so the foundation becomes A1, F1, A2, F2, R; with A1', A2' and the fine-tune's two
+    blocks that makes 9.
     """
     chains = {"foundation": ["A1", "F1", "A2", "F2", "R"], "tuned": ["a1", "f1", "a2", "f2", "r"]}
     pair = marked(("foundation", 0, 4), ("tuned", 0, 4))
@@ -88,8 +91,11 @@ def test_figure_12_as_drawn():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A foundation of four layers (10 components), a full fine-tune that moves all weights a little and those from
-    layer 2 a lot, and a LoRA on the attention of layers 1 and 2."""
+    """Checkpoints: a base of four layers (10 components), a full fine-tune and a LoRA.
+
+    The fine-tune changes all weights slightly, those from layer 2 on strongly; the LoRA is on attention of layers 1 and
+    2.
+    """
     root = tmp_path_factory.mktemp("figure12")
     base, tuned = make("llama", root / "base", num_hidden_layers=4), make("llama", root / "tuned", num_hidden_layers=4)
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +129,7 @@ def digests(zoo):
 
 
 def answers(zoo):
-    """Greedy tokens of every model by the engine."""
+    """Return the engine's greedy tokens for every model."""
     from cli.serving.models import choose
     from cli.serving.one_device import start_one_device
     from runtime.config import EngineConfig
@@ -165,7 +171,7 @@ def test_figure_12_on_models(zoo, made):
     assert spans(zoo, "base") == [(0, 3), (3, 4), (4, 5), (5, 6), (6, 10)]
     assert spans(zoo, "tuned") == [(0, 5), (5, 10)]
     chain = [block.digest for block in zoo.model("base").chain]
-    (found,) = zoo.model("tuned").chain[0].equivalents  # the run is a chain of three blocks now
+    (found,) = zoo.model("tuned").chain[0].equivalents  # the run is now a chain of three blocks
     assert list(found.blocks) == chain[:3]
     after = answers(zoo)
     assert {name: after[name] for name in before} == before
@@ -186,7 +192,7 @@ def test_the_ends_of_runs_move_with_the_threshold(zoo):
         assert len(digests(zoo)) == distinct_blocks(chains_of(zoo), runs)
         seen.append(spans(zoo, "base"))
         assert spans(zoo, "tuned") == seen[-1]
-    assert seen[0] == seen[4] == [(0, 10)]  # all alike, or nothing but identical weights: one block each
+    assert seen[0] == seen[4] == [(0, 10)]  # everything equivalent, or only identical weights: one block each
     assert seen[2] == seen[5] == [(0, 5), (5, 10)]
     assert len({tuple(each) for each in seen}) >= 3
 
@@ -245,7 +251,7 @@ def test_a_mere_score_cuts_nothing(zoo, made):
 
 
 def test_what_is_shared_exactly_needs_no_equivalence(zoo, made, tmp_path):
-    """A fine-tune whose first layers are frozen: the frozen part is shared, the run begins behind it."""
+    """A fine-tune with frozen first layers: the frozen part is shared, and the equivalent run begins behind it."""
     shutil.copytree(made / "base", tmp_path / "frozen")
     edit_weights(
         tmp_path / "frozen",
@@ -283,7 +289,7 @@ def test_an_error_leaves_chains_as_they_were(zoo, made):
 
 @st.composite
 def situations(draw):
-    """A base, fine-tunes that moved some of its components, adapters on it, and runs that were found equivalent."""
+    """Draw a base, fine-tunes that changed some of its components, and runs found equivalent."""
     size = draw(st.integers(1, 10))
     chains = {"base": [f"{at}" for at in range(size)]}
     pairs = []
@@ -312,7 +318,7 @@ def test_chains_are_covered_and_equal_components_lie_in_equal_blocks(situation):
 
 @given(situations())
 def test_every_run_is_whole_blocks_and_no_boundary_is_idle(situation):
-    """No two neighbours could be joined without losing a sharing or an equivalence."""
+    """Joining any two neighbours would lose a shared block or an equivalence."""
     chains, pairs = situation
     blocks = partition(chains, cuts_of(pairs, chains))
     edges = {name: {block.lo for block in row} | {len(chains[name])} for name, row in blocks.items()}
@@ -343,7 +349,7 @@ def test_runs_are_maximal_and_shrink_as_the_threshold_rises(parts, low, high):
 
     def covered(threshold):
         runs = equivalent_runs(a, b, scores, threshold)
-        assert all(left.hi < right.lo for left, right in pairwise(runs))  # or they would be one
+        assert all(left.hi < right.lo for left, right in pairwise(runs))  # otherwise they would be one run
         return {at for run in runs for at in range(run.lo, run.hi)}
 
     assert covered(low) == {n for n, (same, score) in enumerate(parts) if not same and score > low}

@@ -1,4 +1,4 @@
-"""The streamed comparison of distributions against brute force, in every family's head, at any slice and budget."""
+"""The streamed comparison of distributions against brute force, for every family's head, any slice and any budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stack_of_family(family, root, **options):
 
 
 def brute(stack_a, stack_b, hidden_a, hidden_b):
-    """Whole distributions in float64: (cosine of all with all, KL both ways, agreement)."""
+    """Compare whole distributions in float64: (cosine of all with all, KL both ways, agreement)."""
     a, b = (stack.head(hidden).double().log_softmax(-1) for stack, hidden in ((stack_a, hidden_a), (stack_b, hidden_b)))
     cosine = torch.nn.functional.cosine_similarity(a.exp().unsqueeze(1), b.exp().unsqueeze(0), dim=-1)
     forth = (a.exp().unsqueeze(1) * (a.unsqueeze(1) - b.unsqueeze(0))).sum(-1)
@@ -89,7 +89,7 @@ def test_a_head_with_an_adapter_is_read_whole(tmp_path):
 
 
 class Plain:
-    """Logits as they are given."""
+    """A lens that returns the given logits."""
 
     sliceable = True
 

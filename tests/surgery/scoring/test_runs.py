@@ -1,4 +1,4 @@
-"""What is held against what: components, layers, proportional groups."""
+"""Which runs are compared with which: components, layers, proportional groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.manifest import Component, Placed
 
 
 def chain(layers, kinds=("attention", "ffn"), stitch_before=None):
-    """Embedding, layers of these kinds, head; a stitch before one of the layers."""
+    """Return an embedding, layers of these kinds and a head, with a stitch before one of the layers."""
     placed = [Placed(None, Component("embedding", "f", "{}", ()))]
     for layer in range(layers):
         if layer == stitch_before:

@@ -1,4 +1,4 @@
-"""Hub ids: what is downloaded, from a fake hub on loopback, and each failure as one clear line."""
+"""Hub IDs: what is downloaded from a fake hub on loopback, and each failure as one clear line."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def zoo_command(tmp_path: Path, url: str, *arguments: str) -> subprocess.Complet
 
 
 def test_the_command_of_the_card_ingests_metas_repository(tmp_path: Path, hub: FakeHub) -> None:
-    """`zoo ingest meta-llama/Llama-2-7b` names a repository in Meta's layout; the model is then found as `7b`."""
+    """`zoo ingest meta-llama/Llama-2-7b` ingests a repository in Meta's layout; the model is then found as `7b`."""
     model = build("llama", intermediate_size=192, vocab_size=600, rms_norm_eps=1e-5, dtype="bfloat16")
     hub.repositories["meta-llama/Llama-2-7b"] = meta_twin.write_meta(model, tmp_path / "repo", shards=2)
     done = zoo_command(tmp_path, hub.url, "ingest", "meta-llama/Llama-2-7b")

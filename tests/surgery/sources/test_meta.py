@@ -1,5 +1,6 @@
-"""Meta's original layout: bit-equal to the Hugging Face twin, the same tokens, the same tokenizer; broken input refused
-in one line.
+"""Meta's original layout: bit-equal to the Hugging Face twin, the same tokens, the same tokenizer.
+
+Broken input is refused in one line.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def test_exported_folder_generates_the_twins_tokens(tmp_path: Path) -> None:
 
 
 def test_rotary_permutation_matches_metas_own_arithmetic(tmp_path: Path) -> None:
-    """The twin's maker and the reader could be wrong together; complex rotary angles on Meta's tensors cannot."""
+    """The writer of the twin and the reader could share an error; complex rotary angles on Meta's tensors reveal it."""
     from transformers import AutoModelForCausalLM
 
     model = meta_twin.tiny_llama()
@@ -167,7 +168,7 @@ def test_config_values_by_version(tmp_path: Path, params: dict[str, Any], expect
 def test_feed_forward_width_of_the_published_models(
     dim: int, multiplier: float | None, multiple: int, expected: int
 ) -> None:
-    """Llama 2 7B, 13B, 70B and Llama 3 8B, whose widths are public."""
+    """Checks the published widths of Llama 2 7B, 13B, 70B and Llama 3 8B."""
     from surgery.sources.meta_params import parse_params
 
     document = {"dim": dim, "n_layers": 32, "n_heads": 32, "norm_eps": 1e-5, "multiple_of": multiple, "vocab_size": -1}
@@ -244,7 +245,7 @@ print(largest, peak - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_joining_holds_chunks_not_tensors(tmp_path: Path) -> None:
-    """Two shards of tensors of 25 MB: reading all of them in chunks of 1 MB takes a few chunks."""
+    """Two shards of tensors of 25 MB: reading all of them in chunks of 1 MB takes the memory of a few chunks."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -271,7 +272,7 @@ def test_safetensors_beside_metas_files_are_taken_first(tmp_path: Path) -> None:
 
 
 def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> None:
-    """Equal down to the components: whichever comes second adds nothing, and both load as the same model."""
+    """Both have equal components: the second ingest adds nothing, and both load as the same model."""
     from zoo import Zoo
 
     model = meta_twin.tiny_llama(dtype="bfloat16")

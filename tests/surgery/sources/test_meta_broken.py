@@ -1,4 +1,4 @@
-"""Meta's layout, broken or hostile: refused in one clear line, nothing run, nothing left in the store."""
+"""Broken or malicious checkpoints in Meta's layout: refused in one line, no code run, nothing left in the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 
 class Payload:
-    """A pickle that would run a command."""
+    """A pickle that runs a command when loaded."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -95,7 +95,7 @@ BROKEN: dict[str, tuple[Any, str]] = {
 
 
 def edit_tokenizer(folder: Path) -> None:
-    """More tokens than the embedding has rows."""
+    """Give the tokenizer more tokens than the embedding has rows."""
     import base64
 
     ranks = [bytes([low]) for low in range(256)] + [bytes([97, low]) for low in range(200)]
@@ -116,7 +116,7 @@ def test_broken_input_is_refused_with_one_clear_line(tmp_path: Path, case: str) 
 
 
 def rezip(path: Path, compression: int) -> None:
-    """Write a checkpoint's archive anew, in alphabetical order and without torch's alignment."""
+    """Rewrite a checkpoint's archive in alphabetical order and without torch's alignment."""
     with zipfile.ZipFile(path) as archive:
         records = {record.filename: archive.read(record) for record in archive.infolist()}
     with zipfile.ZipFile(path, "w", compression) as archive:
@@ -132,9 +132,7 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_places_that_torch_computes_wrongly_are_refused(tmp_path: Path) -> None:
-    """torch derives places from its own way of writing; in an archive written by others they would be wrong,
-    silently.
-    """
+    """torch derives offsets from its own writer's layout; in an archive of another writer they are silently wrong."""
     folder = meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "meta")
     rezip(folder / "consolidated.00.pth", zipfile.ZIP_STORED)
     with pytest.raises(MalformedCheckpoint, match="does not lie inside a record"):

@@ -1,6 +1,4 @@
-"""Tensors on their way to a device, over a link that is as slow as one can be: nothing arrives before somebody waits
-for it.
-"""
+"""Uploads to a device over a link that copies as late as possible: nothing arrives before it is waited for."""
 
 from __future__ import annotations
 
@@ -21,7 +19,10 @@ BUFFER = 64
 
 
 class Slow(HostLink):
-    """Copies when it is waited for, or joined. `log`: what happened; `room`: how many tensors the device holds."""
+    """A link that copies only when waited for or joined.
+
+    `log`: the calls in order; `room`: number of tensors that the device holds.
+    """
 
     def __init__(self, room: int = 1000) -> None:
         self.log: list[str] = []
@@ -63,6 +64,7 @@ class Slow(HostLink):
 
 
 def tensors() -> list[Tensor]:
+    """Return tensors of several dtypes and shapes, empty and scalar ones included."""
     torch.manual_seed(0)
     return [
         torch.randn(7, 9),

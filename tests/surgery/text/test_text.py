@@ -1,4 +1,4 @@
-"""Text for probes: where it comes from, that its parts are apart, and that windows are the same twice."""
+"""Text for probes: its sources, disjoint parts, and reproducible windows."""
 
 from __future__ import annotations
 
@@ -175,11 +175,11 @@ def test_parts_cover_all_documents_and_share_none(documents):
 
 @pytest.mark.parametrize("source", ["large.txt", "/dev/zero"])
 def test_no_more_is_read_than_a_text_may_have(tmp_path, monkeypatch, source):
-    """Also where there is no size to look at."""
+    """The limit also holds for sources without a known size."""
     monkeypatch.setattr(text_sources, "_MAX_FILE", 1000)
     (tmp_path / "large.txt").write_text("a line\n" * 200)
     with pytest.raises(InputError, match="larger than"):
-        read_text(str(tmp_path / source))  # joined to an absolute path it is that
+        read_text(str(tmp_path / source))  # an absolute path joined to a folder stays as it is
 
 
 def test_ends_of_lines_make_no_other_text(tmp_path):

@@ -1,4 +1,4 @@
-"""Why two models' token ids do not mean the same, and what does not count as a difference."""
+"""How differences between two models' token IDs are reported, and what does not count as a difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def pair(folder, tmp_path):
-    """`pair(edit)`: a model, and one whose tokenizer.json was edited."""
+    """Provide `pair(edit)`: a model, and a copy of it with an edited tokenizer.json."""
     with Zoo(tmp_path / "store") as zoo:
         zoo.ingest(folder, name="a")
 
@@ -73,9 +73,7 @@ def test_the_reason_is_told(pair, edit, reason):
 
 
 def spell_otherwise(saved):
-    """As another version of the library writes the same tokenizer, with padding switched on and a template for
-    prompts.
-    """
+    """Write the same tokenizer as another version of the library does, with padding and a prompt template."""
     saved["model"]["merges"] = [
         merge if isinstance(merge, str) else " ".join(merge) for merge in saved["model"]["merges"]
     ]

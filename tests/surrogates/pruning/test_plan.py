@@ -1,6 +1,4 @@
-"""Plans are feasible whatever the shape, near the ratio where counts allow it, and keep the best units in whole
-groups.
-"""
+"""Pruning plans are feasible for any shape, close to the ratio where counts allow, and keep the best whole groups."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from zoo.errors import InputError
 
 
 def cost(shape: BlockShape) -> int:
-    """Parameters of a llama's layer."""
+    """Return the parameter count of a llama layer."""
     return shape.hidden * (2 + 2 * shape.heads * shape.head_dim + 2 * shape.kv * shape.head_dim + 3 * shape.channels)
 
 

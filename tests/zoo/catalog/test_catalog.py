@@ -1,6 +1,4 @@
-"""The catalogue, on SQLite and PostgreSQL: manifests come back as they were put, questions are answered, removal leaves
-no row.
-"""
+"""The catalogue on SQLite and PostgreSQL: manifests come back as stored, queries are right, removal leaves no row."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def components_of(manifest: ModelManifest) -> tuple[str, ...]:
 
 
 def cut(manifest: ModelManifest, *bounds: int) -> tuple[ChainBlock, ...]:
-    """Blocks of the chain between the bounds."""
+    """Return the blocks of the chain between the bounds."""
     parts = components_of(manifest)
     return tuple(ChainBlock(block_digest(parts[lo:hi]), lo, hi) for lo, hi in pairwise(bounds))
 
@@ -85,6 +83,7 @@ def _legal(name: str) -> bool:
 
 @st.composite
 def manifests(draw: st.DrawFn) -> ModelManifest:
+    """Draw a manifest of any shape."""
     tensors = draw(TENSORS)
     named = st.lists(st.tuples(TEXTS, st.sampled_from([meta.digest for meta in tensors])), max_size=3).map(tuple)
     adapters = st.none() | st.builds(Adapter, st.sampled_from(["lora", "ia3"]), TEXTS, named)
@@ -277,7 +276,7 @@ def test_the_sharing_group_is_transitive(catalog: Catalog) -> None:
         "c": [3, 4],
         "d": [5, 4],
         "e": [6, 7],
-    }  # each shares one tensor with the one before, e none
+    }  # each shares one tensor with the one before, "e" shares none
     made = [manifest_of(name, [tensor(number) for number in pair]) for name, pair in numbers.items()]
     put(catalog, *made)
     expected = {manifest.name: components_of(manifest) for manifest in made[:4]}
@@ -338,7 +337,7 @@ def test_a_reader_sees_one_moment_and_waits_for_nobody(catalog: Catalog) -> None
 
 
 def test_writers_take_turns(catalog: Catalog) -> None:
-    """Each reads first and writes later, what a deferred transaction cannot do."""
+    """Each writer reads before it writes, which a deferred transaction cannot do safely."""
 
     def count() -> None:
         for _ in range(10):
@@ -370,7 +369,7 @@ def test_a_writer_that_waits_too_long_says_so(catalog: Catalog, impatient: Catal
 
 
 def test_a_model_is_read_in_few_queries(catalog: Catalog) -> None:
-    """However large it is: time lies in the number of queries."""
+    """The number of queries, which takes the time, does not grow with the model."""
     put(catalog, manifest_of("large", [tensor(number) for number in range(600)]))
     statements: list[str] = []
     event.listen(

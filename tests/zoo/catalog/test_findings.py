@@ -1,4 +1,4 @@
-"""Scored pairs and documents: they come back as they were put, replace their like, and go with their models."""
+"""Scored pairs and documents come back as stored, replace their equals, and are removed with their models."""
 
 from __future__ import annotations
 

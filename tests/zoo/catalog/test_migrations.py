@@ -1,6 +1,4 @@
-"""Migrations: an empty database and an older one come to the newest version, which is what the schema says; newer ones
-are refused.
-"""
+"""Migrations: empty and older databases reach the newest version, which equals the schema; newer ones are refused."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def test_an_existing_database_keeps_what_it_holds(database_url: str) -> None:
 
 
 def test_a_half_made_database_is_made_whole(database_url: str) -> None:
-    """A version table without a row is what an interrupted first opening may leave on databases without transactional
-    DDL.
-    """
+    """An interrupted first opening may leave a version table without a row on databases without transactional DDL."""
     engine = create_engine(database_url)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE {migrations.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"))

@@ -1,4 +1,4 @@
-"""Names: exact first, then unique endings, then endings without regard to letter case."""
+"""Model names are matched exactly first, then by unique ending, then by ending ignoring case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ["meta-llama/Llama-2-7b", "meta-llama/Llama-2-13b", "other/llama-2-7B-ch
         ("Llama-2-13b", "meta-llama/Llama-2-13b"),
         ("LLAMA-2-13B", "meta-llama/Llama-2-13b"),
         ("7b-chat", "other/llama-2-7B-chat"),
-        ("chat", "chat"),  # a name, though another ends in it
+        ("chat", "chat"),  # an exact name, though another name ends in it
         ("-lora", "7b-lora"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Blobs: by content, verified on each read."""
+"""Blobs are stored by content and verified on each read."""
 
 from __future__ import annotations
 

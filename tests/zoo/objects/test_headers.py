@@ -1,6 +1,4 @@
-"""Headers: what is made is parsed, what the safetensors library writes and reads is ours too, and everything else is
-refused.
-"""
+"""Safetensors headers: what is made can be parsed, the library reads and writes the same, all else is refused."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ def text_of(**table: Any) -> bytes:
     return json.dumps(table).encode()
 
 
-#: What is wrong -> (the JSON part, bytes that follow it, what the error says).
+#: Fault -> (the JSON part, bytes that follow it, what the error says).
 MALFORMED: dict[str, tuple[bytes, int, str]] = {
     "not JSON": (b"{nonsense}", 0, "not valid JSON"),
     "not an object": (b"[1, 2]", 0, "does not begin"),
@@ -177,7 +175,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=200)
 def test_any_damage_is_refused_or_harmless(data: st.DataObject) -> None:
-    """Whatever a flipped byte makes of a header, the answer is MalformedCheckpoint or a header that covers the file."""
+    """A flipped byte in a header gives MalformedCheckpoint or a header that covers the file."""
     raw = bytearray(make_header([("a", "F32", (2, 3)), ("b", "U8", (5,))], {"k": "v"}))
     at = data.draw(st.integers(8, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""The lock: shared with others, exclusive alone, free when its holder dies."""
+"""The store's lock: shared holders together, an exclusive one alone, released when its holder dies."""
 
 from __future__ import annotations
 

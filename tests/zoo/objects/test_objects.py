@@ -1,6 +1,4 @@
-"""Objects: equal tensors are one file, bytes come back as they were, damage is found, and a full disk leaves nothing
-behind.
-"""
+"""Objects: equal tensors are one file, bytes come back as stored, damage is found, a full disk leaves no remains."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def test_a_tensor_comes_back_as_it_was(objects: ObjectStore) -> None:
 
 
 def test_the_digest_is_of_dtype_shape_and_bytes_and_stays(objects: ObjectStore) -> None:
-    """A store outlives versions of this software: this digest may never change."""
+    """A store outlives versions of this software: this digest must never change."""
     put = objects.put(Bytes(b"\0" * 8, "F32", (2,)))
     assert put.tensor.digest == blake3(b'["F32",[2]]' + b"\0" + b"\0" * 8).hexdigest()
     assert put.tensor.digest.startswith("2746067047fc614b")
@@ -141,7 +139,7 @@ def test_a_source_may_use_its_buffer_again(objects: ObjectStore, monkeypatch: py
 
 @dataclass(frozen=True)
 class Wrong:
-    """A source that gives other bytes than it says, or than it gave before."""
+    """A source that gives other bytes than declared, or than at the first reading."""
 
     given: list[bytes]
     nbytes: int = 200
@@ -179,7 +177,7 @@ def test_bytes_and_shape_must_agree(objects: ObjectStore) -> None:
 
 @pytest.mark.parametrize("at", [0, 12, 30, 100, -1])
 def test_any_flipped_byte_is_found(objects: ObjectStore, at: int) -> None:
-    """In the length, the JSON, the padding or the data; the file is 128 bytes of header and 60 of data."""
+    """The flipped byte is in the length, the JSON, the padding or the data; the header has 128 bytes, the data 60."""
     digest = objects.put(some_bytes(1, 60)).tensor.digest
     assert objects.open(digest).offset == 128
     flip_byte(objects.path(digest), at)

@@ -1,4 +1,4 @@
-"""A foundation and fine-tunes of it as bytes: bf16 matrices, moved a little. No torch."""
+"""A foundation and its fine-tunes as bytes: bf16 matrices with small changes. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPE = (120, 100)
 
 
 def matrix(seed: int, moved: int = 0, shape: tuple[int, ...] = SHAPE) -> Bytes:
-    """A bf16 tensor; `moved`: which fine-tune's, 0 the foundation's own."""
+    """Return a bf16 tensor. `moved`: number of the fine-tune it belongs to, 0 for the foundation."""
     values = np.random.default_rng(seed).normal(0, 0.04, shape).astype(np.float32)
     if moved:
         values += np.random.default_rng((seed, moved)).normal(0, 0.0004, shape).astype(np.float32)
@@ -24,6 +24,7 @@ def matrix(seed: int, moved: int = 0, shape: tuple[int, ...] = SHAPE) -> Bytes:
 def put(
     store: Store, name: str, sources: Sequence[Bytes], kind: ModelKind = "foundation", base: str | None = None
 ) -> ModelManifest:
+    """Put the tensors, two blobs and a model of them, as an ingest does."""
     with store.ingesting():
         tensors = [one.tensor for one in store.objects.put_many(sources)]
         header, side = store.blobs.put(f"header of {name}".encode()), store.blobs.put(b"{}")
@@ -34,7 +35,7 @@ def put(
 
 
 def put_family(store: Store, layers: int = 3, fine_tunes: int = 1) -> list[ModelManifest]:
-    """`base`, and `tuned-1` … of which the last layer is the base's own."""
+    """Put `base`, and `tuned-1` … with the base's own last layer."""
     models = [put(store, "base", [matrix(layer) for layer in range(layers)])]
     for number in range(1, fine_tunes + 1):
         sources = [matrix(layer, number if layer < layers - 1 else 0) for layer in range(layers)]
@@ -43,7 +44,7 @@ def put_family(store: Store, layers: int = 3, fine_tunes: int = 1) -> list[Model
 
 
 def contents(store: Store) -> dict[str, bytes]:
-    """Every object's bytes, plain or packed."""
+    """Return every object's bytes, plain or packed."""
     return {digest: b"".join(store.objects.read(digest)) for digest in store.objects.digests()}
 
 

@@ -1,6 +1,4 @@
-"""Packed files that were made to do harm, or are not whole: each is one clear error, whoever reads, and costs no memory
-to speak of.
-"""
+"""Malicious or incomplete packed files: each gives one clear error on every way of reading, at little memory."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ from zoo.upkeep.audit import audit
 
 COUNT = 12_000  # elements of a matrix, all in one chunk
 CHUNK = 1 << 18
-BOMB = 1 << 28  # in 8 KiB
+BOMB = 1 << 28  # bytes that compress to 8 KiB
 
 
 def forge(
     store: Store, tensor: TensorMeta, base: str | None, planes: Sequence[bytes], delta: str = "difference"
 ) -> None:
-    """Put a packed file of one's own making in place of an object."""
+    """Replace an object with a packed file made by the test."""
     table = PackedTable(tensor, base, delta if base else "none", CHUNK, (tuple(map(len, planes)),))
     replace_packed(store, tensor.digest, MAGIC + b"".join(planes) + make_table(table))
 
@@ -39,7 +37,7 @@ def replace_packed(store: Store, digest: str, data: bytes) -> None:
 
 
 def refused(store: Store, digest: str, reason: str) -> None:
-    """By every way of reading, in one line that names the object and its model."""
+    """Check that every way of reading fails in one line that names the object."""
     for read in (store.open_tensor, lambda wanted: list(store.objects.read(wanted)), store.objects.packed.verify):
         with pytest.raises(DamagedObject, match=reason) as caught:
             read(digest)
@@ -51,7 +49,7 @@ def refused(store: Store, digest: str, reason: str) -> None:
 
 @pytest.fixture
 def tensors(store: Store) -> tuple[TensorMeta, TensorMeta]:
-    """A foundation's tensor and a fine-tune's in its place."""
+    """A tensor of a foundation and its counterpart in a fine-tune."""
     base, tuned = put_family(store)
     return base.tensors[0], tuned.tensors[0]
 
@@ -61,7 +59,7 @@ def frame(size: int, level: int = 1, **options: bool) -> bytes:
 
 
 def lying(size: int) -> bytes:
-    """A frame that says `size` and holds BOMB bytes."""
+    """Return a frame that declares `size` bytes and holds BOMB bytes."""
     honest, bomb = frame(size), frame(BOMB)
     return honest[: zstandard.frame_header_size(honest)] + bomb[zstandard.frame_header_size(bomb) :]
 

@@ -1,5 +1,6 @@
-"""`kill -9` before every single step on disk of packing and of unpacking: nothing is lost, a rerun completes, a
-collection tidies up.
+"""`kill -9` before every single disk step of packing and unpacking.
+
+Nothing is lost, a rerun completes, and a collection removes leftovers.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from zoo.store import Store
 from zoo.upkeep.audit import audit
 from zoo.upkeep.collect import collect
 
-#: What changes a disk, or makes a change last.
+#: Calls that change a disk, or make a change durable.
 STEPS = ("write", "fsync", "replace", "unlink", "fchmod")
 
 
 def child(root: Path, job: Callable[[Store], None]) -> int:
-    """Start a job in another process; its number."""
+    """Start a job in another process and return its PID."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -43,7 +44,7 @@ def child(root: Path, job: Callable[[Store], None]) -> int:
 
 
 def killed(root: Path, change: Callable[[Store], PackReport], step: int) -> bool:
-    """Run in a child that kills itself before its step number `step`; whether it came so far."""
+    """Run `change` in a child that kills itself before step number `step`; return whether it got that far."""
 
     def doomed(store: Store) -> None:
         _count_down(step)
@@ -56,6 +57,7 @@ def killed(root: Path, change: Callable[[Store], PackReport], step: int) -> bool
 
 
 def _count_down(step: int) -> None:
+    """Make this process kill itself before its call number `step` of any function in STEPS."""
     left = step
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,9 +107,7 @@ def test_kill_before_every_step(
 
 
 def test_two_packers_an_ingest_a_collection_and_a_reader_at_once(tmp_path: Path) -> None:
-    """Other processes pack and unpack, put and remove fine-tunes and collect, while this one reads; nobody sees
-    anything amiss.
-    """
+    """Other processes pack, unpack, put and remove fine-tunes and collect while this one reads; every read is right."""
     with Store.open(tmp_path) as store:
         put_family(store)
         before = contents(store)
@@ -134,7 +134,7 @@ def test_two_packers_an_ingest_a_collection_and_a_reader_at_once(tmp_path: Path)
 def _packs(store: Store) -> None:
     done = 0
     while done < 12:
-        with suppress(StoreBusy):  # the other one packs
+        with suppress(StoreBusy):  # another process is packing
             (pack, unpack)[done % 2](store)
             done += 1
 

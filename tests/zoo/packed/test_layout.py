@@ -1,4 +1,4 @@
-"""A packed file's table is read strictly: nothing in it can make a reader do what its tensor does not ask for."""
+"""A packed file's table is parsed strictly: no table makes a reader do more than its tensor needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Packing changes what is on disk and nothing that is read: bytes, reports, plans, collections, repairs, and the way
-back.
+"""Packing changes the files on disk but nothing that is read.
+
+Covered: bytes, reports, plans, collections, repairs, and unpacking.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def remove(store: Store, name: str) -> None:
 
 
 def own(store: Store, name: str = "tuned-1") -> list[str]:
-    """Tensors that a fine-tune does not share with the base."""
+    """Return the tensors that a fine-tune does not share with the base."""
     with store.catalog.reading() as reading:
         base = {tensor.digest for tensor in reading.model("base").tensors}
         return [tensor.digest for tensor in reading.model(name).tensors if tensor.digest not in base]
@@ -73,7 +74,7 @@ def test_a_fine_tune_takes_less_and_reads_the_same(store: Store) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A tensor and the base's, of a dtype."""
+    """A tensor and its counterpart in the base, of one dtype."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -104,7 +105,7 @@ def test_every_dtype_bit_for_bit(store: Store, dtype: str, shape: tuple[int, ...
 def test_odd_sizes_in_many_chunks(
     store: Store, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], delta: str
 ) -> None:
-    """The format by itself: what would not pay is packed here too."""
+    """Tests the format alone: tensors that packing does not shrink are packed here too."""
     monkeypatch.setattr(writer, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(pack_module, "_pays", lambda packed, plain: True)
     base, mine = Pair("BF16", shape).sources()
@@ -171,7 +172,7 @@ def test_alone(store: Store) -> None:
     before = contents(store)
     assert (
         pack(store, alone=True).packed == 3
-    )  # two of the fine-tune, and the one of the base's that nothing is packed against
+    )  # two of the fine-tune, and the base tensor that nothing is packed against
     assert {store.objects.packed.table(digest).base is None for digest in packed(store)} == {True, False}
     assert contents(store) == before
     assert audit(store).damaged == ()
@@ -180,13 +181,14 @@ def test_alone(store: Store) -> None:
 
 
 def test_bases_stay_plain_whatever_the_order(store: Store) -> None:
-    """A fine-tune of a fine-tune stands on the foundation; where that lacks a counterpart, on its parent, which then
-    stays plain.
+    """A fine-tune of a fine-tune is packed against the foundation.
+
+    Where the foundation lacks a counterpart, the parent's tensor is the base and stays plain.
     """
     put(store, "base", [matrix(0)])
     put(store, "tuned", [matrix(0, 1), matrix(5)], "full", "base")
     put(store, "further", [matrix(0, 2), matrix(5, 1)], "full", "tuned")
-    put(store, "other", [matrix(5), matrix(0)], "full", "further")  # offers what others stand on in other places
+    put(store, "other", [matrix(5), matrix(0)], "full", "further")  # has the bases of other tensors at other places
     before = contents(store)
     pack(store, ["further"])
     pack(store)
@@ -197,7 +199,7 @@ def test_bases_stay_plain_whatever_the_order(store: Store) -> None:
 
 
 def test_a_base_lives_as_long_as_what_stands_on_it(store: Store) -> None:
-    """Another model keeps the packed tensor, without naming the base's."""
+    """Another model uses the packed tensor without naming the tensor it is packed against."""
     put_family(store)
     pack(store)
     tensors = [matrix(0, 1), matrix(1, 1)]
@@ -205,7 +207,7 @@ def test_a_base_lives_as_long_as_what_stands_on_it(store: Store) -> None:
         with suppress(OSError):  # a copy of the store need not have empty folders
             store.objects.path(digest).parent.rmdir()
     put(store, "heir", tensors)
-    assert packed(store) == set(own(store))  # put again, known as packed
+    assert packed(store) == set(own(store))  # put again, recognised as packed
     before = {digest: data for digest, data in contents(store).items() if digest in packed(store)}
     remove(store, "tuned-1")
     remove(store, "base")
@@ -244,13 +246,13 @@ def test_a_collection_stops_at_a_lost_base_or_an_unreadable_table(store: Store) 
     assert base is not None
     kept = store.objects.path(base).read_bytes()
     store.objects.put(matrix(99))
-    with store.catalog.writing() as catalog:  # as if a later version let a base go
+    with store.catalog.writing() as catalog:  # as if a later version had released a base
         catalog.remove_model("tuned-1")
         catalog.remove_model("base")
         catalog.put_model(
             manifest_of("heir", [store.objects.packed.table(one).tensor for one in sorted(packed(store))])
         )
-    for side in ("0", "1"):  # the heir's blobs, or the collection would stop for their sake
+    for side in ("0", "1"):  # the heir's blobs; without them the collection would stop for another reason
         store.blobs.shelf.publish(store.blobs.shelf.stage([b"x"]), side * 64)
     store.objects.path(base).unlink()
     with pytest.raises(StoreError, match=rf"nothing was removed.*{base}"):
@@ -387,7 +389,7 @@ def test_what_goes_away_while_packing_is_left_out(store: Store) -> None:
 
 
 def test_a_reader_that_comes_between_looks_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look for a plain object and the look for a packed one it is packed, and the other way round."""
+    """An object is packed, or unpacked, between a reader's look for the plain file and its look for the packed one."""
     put_family(store)
     before = contents(store)
     digest = own(store)[0]

@@ -1,4 +1,4 @@
-"""The arithmetic is lossless for any bytes of any width, and saves where elements moved little."""
+"""The coding of planes is lossless for any bytes of any width, and saves space where elements changed little."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTHS = st.sampled_from([1, 2, 4, 8])
 
 def back(coded: list[bytes], base: bytes | None, width: int, delta: str, count: int) -> bytes:
     out = planes.empty(count * width)
-    out[:] = b"\xaa" * len(out)  # what was there before may not shine through
+    out[:] = b"\xaa" * len(out)  # earlier contents must not show
     Decoder().decode(coded, base, delta, elements_of(out, width))
     return bytes(out)
 
@@ -23,7 +23,7 @@ def back(coded: list[bytes], base: bytes | None, width: int, delta: str, count: 
 @given(st.data(), WIDTHS, st.sampled_from(["difference", "xor"]), st.integers(0, 300), st.sampled_from([-3, 1, 9]))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_against_any_base(data: st.DataObject, width: int, delta: str, count: int, level: int) -> None:
-    """Structured as fine-tunes are: some elements equal, some a step away, some anything."""
+    """Structured like fine-tunes: some elements equal, some off by one, some arbitrary."""
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     base = draw.integers(0, 256, count * width, dtype=np.uint8)
     mine = base.copy()
@@ -50,7 +50,7 @@ def test_equal_elements_take_nothing(width: int, delta: str) -> None:
 
 
 def test_extremes() -> None:
-    """Every pair of 8-bit elements, and the ends of the wider ranges."""
+    """Every pair of 8-bit elements, and the extremes of the wider types."""
     mine, base = (grid.astype(np.uint8).tobytes() for grid in np.meshgrid(np.arange(256), np.arange(256)))
     assert back(encode(mine, base, 1, "difference", 1), base, 1, "difference", 1 << 16) == mine
     for width in (2, 4, 8):

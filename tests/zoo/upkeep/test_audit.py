@@ -1,4 +1,4 @@
-"""Audit: every byte of a store is looked at, and damage names the models."""
+"""Audit: every byte of a store is checked, and damage is reported with the models it affects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_damage_and_loss_name_their_models(store: Store) -> None:
     flipped, lost, side = one.tensors[1].digest, two.tensors[1].digest, one.side_files[0].blob
     orphan = store.objects.put(some_bytes(9)).tensor.digest
     for digest in (flipped, orphan):
-        store.open_tensor(digest)  # what this process has verified before is read again all the same
+        store.open_tensor(digest)  # tensors that this process has verified before are read again, too
         flip_byte(store.objects.path(digest), -1)
     store.objects.path(lost).unlink()
     flip_byte(store.blobs.path(side), 0)

@@ -1,4 +1,4 @@
-"""Collection: what no model names goes, everything else stays, and doubt stops it."""
+"""Collection removes what no model names, keeps everything else, and stops when in doubt."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_empty_store(store: Store) -> None:
 
 @pytest.mark.parametrize("kind", ["object", "blob"])
 def test_a_missing_object_stops_it(store: Store, kind: str) -> None:
-    """The catalogue then is not the one that these objects were put for, or not the newest of it."""
+    """The catalogue then is not the one of these objects, or not its newest state."""
     manifest = ingest(store, "one", [1, 2])
     store.objects.put(some_bytes(9))
     if kind == "object":
@@ -79,7 +79,7 @@ def test_an_unreadable_catalogue_stops_it(store: Store) -> None:
 
 
 def test_it_waits_for_an_ingest_that_found_an_orphan(store: Store) -> None:
-    """Between the put and the commit nothing but the lock protects an orphan that was there before."""
+    """Between put and commit only the lock protects an orphan that was stored before."""
     store.objects.put(some_bytes(1))
     with store.ingesting():
         put = store.objects.put(some_bytes(1))
@@ -106,7 +106,7 @@ def aged(path: Path, seconds: float) -> None:
 
 
 def test_what_abandoned_runs_left_goes(store: Store) -> None:
-    """Files by age; a folder not while its run holds it, nor while one file of it is young."""
+    """Files are removed by age; a folder is kept while its run holds it or one of its files is young."""
     work = store.root / "work"
     for name in (
         "old.json",

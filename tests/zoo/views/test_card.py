@@ -1,6 +1,4 @@
-"""Model cards: facts of the catalogue and nothing else, in front matter that hubs read, beside files that stay as they
-were.
-"""
+"""Model cards: facts of the catalogue only, front matter that hubs read, and no change to a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def front(text: str) -> dict[str, Any]:
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
-    """The cells of the table under a heading, without its own headings."""
+    """Return the cells of the table under a heading, without the header row."""
     lines = text.split(f"{heading}\n", 1)[1].strip().splitlines()
     table = list(takewhile(lambda line: line.startswith("|"), lines))
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
@@ -76,7 +74,7 @@ def test_a_card_says_what_the_catalogue_knows(zoo: Zoo, folders: Path, tmp_path:
         about["bytes"]
         == f"{summary.bytes:,}: {summary.bytes_own:,} its own, {summary.bytes - summary.bytes_own:,} shared"
     )
-    assert about["tensors"] == "25: 8 its own, 17 shared"  # nine tensors moved; its two norms are one, as they were
+    assert about["tensors"] == "25: 8 its own, 17 shared"  # nine tensors changed; its two norms stay one tensor
     assert str(folders) not in text
     chain = zoo.model("tuned").chain
     assert [row[0] for row in rows(text, "## Blocks")] == [block.digest for block in chain]
@@ -88,7 +86,7 @@ def test_a_card_says_what_the_catalogue_knows(zoo: Zoo, folders: Path, tmp_path:
 
 
 def test_an_adapters_card(zoo: Zoo, tmp_path: Path) -> None:
-    """peft writes a README.md of its own."""
+    """peft writes a README.md of its own, so the card gets another name."""
     zoo.model("lora").export(tmp_path / "out", card=True)
     matter = front((tmp_path / "out" / "ZOO_CARD.md").read_text())
     assert (matter["library_name"], matter["base_model_relation"], matter["tags"]) == (

@@ -1,4 +1,4 @@
-"""Every kind of adapter served beside its base and beside others gives peft's tokens."""
+"""Every kind of adapter, served beside its base and other adapters, gives peft's tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from zoo.errors import NotServable
 
 
 def peft_reference(bench, base: str, name: str):
-    """The base with the adapter in it, by peft; a bottleneck by what the adapters library does, written down in the
-    tests.
-    """
+    """Return the base with the adapter applied by peft, or by the tests' own code for bottleneck adapters."""
     if (bench.folders[name] / "adapter.safetensors").exists():
         return with_bottleneck(reference(bench.folders[base]), bench.folders[name])
     return PeftModel.from_pretrained(reference(bench.folders[base]), bench.folders[name]).eval()
@@ -57,9 +55,7 @@ FAMILIES = [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"]
     ("family", "layers"), [*((f, "fused") for f in FAMILIES), ("llama", "stock"), ("qwen3", "stock")]
 )
 def test_all_kinds_beside_their_base(bench, family, layers):
-    """Every kind (two each for llama) and the base in one batch, prompts in chunks, rows arriving late, pages for half
-    of them.
-    """
+    """Every kind (llama: two each) and the base in one batch: chunks, late arrivals, pages for half of them."""
     base = f"{family}-base"
     numbers, lengths = ((1, 2), (5, 11)) if family == "llama" else ((1,), (11,))
     bottlenecks = ("seq_bn", "double_seq_bn", "par_bn") if family in ("llama", "mistral", "gpt2") else ()
@@ -89,7 +85,7 @@ def test_all_kinds_beside_their_base(bench, family, layers):
 
 
 def test_bitfit_beside_its_base(bench):
-    """A base without biases and a fine-tune that has them: one set of matrices in memory, each its own tokens."""
+    """A base without biases and a fine-tune with biases share the matrices; each gives its own tokens."""
     base = bench.family("llama", "bitfit-base", seed=6)
     name = bench.add("bitfit", checkpoints.make_bitfit(bench.folders[base], bench.root / "hf" / "bitfit"))
     made = engine(bench, base, name)
@@ -111,7 +107,7 @@ def test_bitfit_beside_its_base(bench):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_alone(bench, kind):
-    """One sequence on the device, its prompt in one piece: no other rows, no chunks."""
+    """One sequence on the device with its prompt in one piece: no other rows, no chunks."""
     base = "alone-base" if "alone-base" in bench.folders else bench.family("llama", "alone-base", seed=4)
     name = bench.peft(base, f"alone-{kind}", KINDS[kind]("llama"), seed=5)
     made = engine(bench, name)
@@ -123,7 +119,7 @@ def test_alone(bench, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_half_precision(bench, family, kind):
-    """Tokens may part only at ties within rounding, and most sequences never do; adapters saved in either precision."""
+    """Tokens may differ only at ties within rounding, and most never do; adapters come in either precision."""
     base = f"{family}-half"
     if base not in bench.folders:
         bench.family(family, base, dtype="bfloat16")
@@ -176,8 +172,9 @@ def test_bottlenecks_run_in_their_bases_precision(bench):
 
 
 def test_rows_of_every_adapter_share_their_bases_products(bench):
-    """Kinds that leave the base's tensors alone: each step is one segment over the rows of all models, and their
-    weights lie once.
+    """For adapters that leave the base's tensors alone, each step is one segment over the rows of all models.
+
+    The base's weights are resident once.
     """
     base = bench.family("llama", "share-base", seed=5)
     names = [bench.peft(base, f"share-{kind}", KINDS[kind]("llama")) for kind in ("ia3", "prompt", "prefix")]
@@ -196,8 +193,9 @@ def test_rows_of_every_adapter_share_their_bases_products(bench):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_are_nobodys_affair_but_the_engines(bench, kind):
-    """Prompt log-probabilities are of the prompt alone and equal peft's; the context shrinks by the virtual tokens; KV
-    stays apart.
+    """Prompt log-probabilities cover the prompt alone and equal peft's.
+
+    The context shrinks by the virtual tokens, and the KV cache is not shared with the base.
     """
     base = "virtual-base"
     if base not in bench.folders:
@@ -230,7 +228,7 @@ def test_a_prompt_that_fills_the_context_is_refused(bench):
 
 
 def _with_values(bench, base: str, name: str, value: float) -> str:
-    """An adapter in the store whose first matrix of each pair holds `value` throughout."""
+    """Add an adapter with `value` throughout the first matrix of each pair."""
     path = bench.root / "hf" / f"{name} {value}"
     shutil.copytree(bench.folders[name], path)
     file = next(path.glob("*.safetensors"))
@@ -242,7 +240,7 @@ def _with_values(bench, base: str, name: str, value: float) -> str:
 
 @pytest.mark.parametrize("kind", ["lora", "bottleneck"])
 def test_an_adapter_gone_wild_is_felt_by_nobody_else(bench, kind):
-    """Its products overflow in every row of the batch, also in those that are not its own."""
+    """An adapter with overflowing products, in every row of the batch, leaves other models' tokens unchanged."""
     base = "wild-base" if "wild-base" in bench.folders else bench.family("llama", "wild-base")
     tame = getattr(bench, kind)(base, f"tame-{kind}")
     wild = _with_values(bench, base, tame, 3e38)

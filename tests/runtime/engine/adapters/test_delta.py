@@ -1,5 +1,6 @@
-"""Low-rank rewritings of full fine-tunes are served beside their base: tokens as `load()` generates them, in the base's
-own runs.
+"""Low-rank variants of full fine-tunes, served beside their base.
+
+Their tokens are those that `load()` generates, and they run in the base's own segments.
 """
 
 from __future__ import annotations

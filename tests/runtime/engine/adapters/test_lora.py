@@ -27,7 +27,7 @@ def check(model, name, wanted, out) -> None:
 
 @pytest.mark.parametrize("family", [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"])
 def test_lora_beside_its_base(bench, family):
-    """Two adapters of different rank and the base in one batch, prompts in chunks, rows arriving late."""
+    """Two adapters of different rank and the base in one batch; prompts come in chunks, rows arrive late."""
     base = bench.family(family, f"{family}-base")
     loras = [bench.lora(base, f"{family}-a", seed=1, r=4), bench.lora(base, f"{family}-b", seed=2, r=7, lora_alpha=9)]
     made = engine(bench, base, *loras)
@@ -110,9 +110,7 @@ def test_tied_embeddings(bench, variant):
 
 
 def test_rows_of_adapters_share_the_base_product(bench):
-    """A LoRA on attention of a model: every unit runs once per step over rows of all three models (trace of
-    segments).
-    """
+    """With LoRAs on attention, the trace shows each unit running once per step over all three models' rows."""
     base = bench.family("llama", "share-base", seed=5)
     names = (base, bench.lora(base, "share-a"), bench.lora(base, "share-b", seed=4))
     made = PagedDevice(

@@ -1,6 +1,4 @@
-"""Attention by one call over all rows, with plain torch as the kernel: the same as gathering, and transformers'
-tokens.
-"""
+"""Varlen attention in one call, with plain torch as the kernel, equals the gather path and transformers."""
 
 from __future__ import annotations
 
@@ -29,8 +27,11 @@ HEADS, LAYERS = 4, 3
 def paging(
     rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool
 ) -> PagedMetadata:
-    """`rows`: tokens before this step, and in it. `strangers`: every second token of the frame belongs to no row."""
-    half = -(-page_tokens * kv_heads * head_dim * 4 // 64) * 64 + 64  # pages hold more than is used of them
+    """Make the paged metadata of a frame.
+
+    `rows`: (tokens before this step, tokens in it). `strangers`: Every second token of the frame belongs to no row.
+    """
+    half = -(-page_tokens * kv_heads * head_dim * 4 // 64) * 64 + 64  # pages are larger than the part in use
     groups = [-(-(start + count) // page_tokens) for start, count in rows]
     pool = PagePool(2 * half * LAYERS * sum(groups), half)
     pool.clear(range(pool.pages))
@@ -124,9 +125,7 @@ def with_kernel(made, plain: PlainVarlen):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt_neox", "opt"])
 def test_tokens_of_mixed_batches(bench, family):
-    """A pool too small for all, chunks of at most six tokens, arrivals in mid-flight; Gemma 2's soft caps are
-    gathered.
-    """
+    """A small pool, chunks of at most six tokens, late arrivals; Gemma 2's soft caps take the gather path."""
     name = bench.family(family, seed=3)
     model, plain = reference(bench.folders[name]), PlainVarlen(ends=True)
     wanted = prompts(2, (9, 2, 21, 13, 1, 17))

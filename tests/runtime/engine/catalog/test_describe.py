@@ -1,6 +1,4 @@
-"""Chains of several models served together with their parents: exact tokens, shared blocks once, whatever their layers'
-shapes.
-"""
+"""Chains of several models served with their parents: exact tokens, each shared block once, any shapes."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def test_all_with_their_parents_in_one_engine(bench, family, layers):
 
 
 def test_two_components_at_one_place_of_one_source(bench, family):
-    """Layers of two fine-tunes of one config, whose chain names that config once: the modules of a place are needed
-    twice.
-    """
+    """A chain of two fine-tunes lists their config once: the modules of one layer index are needed twice."""
     bench.family("llama", "tuned", num_hidden_layers=4, seed=11)
     put_chain(bench.store, "of tunes", ("narrow", 0, 2), ("tuned", 1, 3), ("thin", 0, 1))
 
@@ -70,9 +66,7 @@ def test_two_components_at_one_place_of_one_source(bench, family):
 
 
 def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(bench, family):
-    """A parent, its adapters and chains of it whose pages hold fewer tokens: the trace tells which rows each unit ran
-    over.
-    """
+    """A parent, its adapters, and chains with fewer tokens per page: the trace shows each unit's rows."""
     names = ["narrow", "lora", "stitched", "pruned", "shifted", "with an adapter"]
     made = PagedDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, trace_segments=True), names

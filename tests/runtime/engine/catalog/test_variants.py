@@ -1,5 +1,6 @@
-"""Which composed models are another one but for scored runs: pure, on digests; with a store see
-tests/runtime/scheduler.
+"""Which composed models are variants of another one by swapping scored runs, tested on digests alone.
+
+Tests with a store are in tests/runtime/scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dense executor's greedy tokens are transformers' own, in each of Baton's modes, whoever comes and goes."""
+"""The dense executor's greedy tokens are those of transformers, in each of Baton's modes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def dense(
     padding: str = "skipped",
     **options,
 ) -> DenseDevice:
+    """Return a dense engine with these models. `pages`: Size of its KV cache, by default 4 MiB."""
     config = EngineConfig(
         kv_cache_memory_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options
     )
@@ -58,7 +59,7 @@ def check(bench, name: str, wanted: dict[str, SequenceRequest], out: Drive) -> N
 
 
 def schedule(seed: int, model: str, count: int) -> dict[int, list[SequenceRequest]]:
-    """Sequences of random lengths that come at random times, some of them together."""
+    """Return sequences of random lengths that arrive at random steps, some of them together."""
     rng = random.Random(seed)
     arrivals: dict[int, list[SequenceRequest]] = {}
     for number, prompt in enumerate(prompts(seed, tuple(rng.choice((1, 2, 3, 5, 9, 17, 30)) for _ in range(count)))):
@@ -81,7 +82,7 @@ def by_seq(*schedules: dict[int, list[SequenceRequest]]) -> dict[str, SequenceRe
     ],
 )
 def test_random_schedules(bench, family, mode, options):
-    """Rows come and go at random, prompts in chunks of at most eleven tokens, three slots for nine sequences."""
+    """Rows join and leave at random, chunks have at most eleven tokens; nine sequences share three slots."""
     name = known(bench, family)
     arrivals = schedule(MODES.index(mode), name, 9)
     made = dense(bench, name, mode=mode, slots=3, **options)
@@ -93,7 +94,7 @@ def test_random_schedules(bench, family, mode, options):
 
 @pytest.mark.parametrize("family", [*(f for f in checkpoints.SERVED if f != "llama"), *checkpoints.VARIANTS])
 def test_families_of_the_paged_executor(bench, family):
-    """Windows, soft caps, learned positions, experts: whatever goes through the attention interface runs dense too."""
+    """Windows, soft caps, learned positions, experts: all that uses the attention interface runs dense too."""
     name = known(bench, family)
     for seed, mode in enumerate(("baton", "baton-pd")):
         arrivals = schedule(seed, name, 6)
@@ -107,7 +108,7 @@ def test_families_of_the_paged_executor(bench, family):
 
 @pytest.mark.parametrize("mode", ["baton", "baton-pd"])
 def test_paged_and_dense_say_the_same_of_everything(bench, mode):
-    """Drawn tokens, log-probabilities, those of prompts, penalties and stops, on stock layers and fused ones."""
+    """Sampled tokens, log-probabilities, those of prompts, penalties and stops, on stock and fused layers."""
     name = known(bench, "llama")
     params = [
         SamplingParams(max_tokens=9, temperature=0.9, seed=5, logprobs=2),
@@ -139,9 +140,7 @@ def test_paged_and_dense_say_the_same_of_everything(bench, mode):
 
 
 def test_positions_are_the_rows_own(bench):
-    """A row that starts beside long ones has the logits it has alone: with the columns' numbers it would not
-    (BA-02).
-    """
+    """A row that starts beside long ones has the logits it has alone: positions are its own (BA-02)."""
     for family in ("llama", "gptj", "mpt", "bloom", "falcon-alibi"):
         name = known(bench, family)
         long, short = prompts(3, (40, 3))
@@ -154,8 +153,9 @@ def test_positions_are_the_rows_own(bench):
 
 
 def test_existing_rows_pay_for_newcomers_with_shaping_and_not_with_embedding(bench):
-    """BA-11: three rows decode, a prompt of 9 tokens comes: with shaping each of the others computes 8 tokens of
-    padding, else none.
+    """BA-11: a prompt of 9 tokens joins three decoding rows.
+
+    With shaping each of the three computes 8 tokens of padding, otherwise none.
     """
     name = known(bench, "llama")
     arrivals = {0: [ask(name, p, f"{i}", ignore_eos=True) for i, p in enumerate(prompts(1, (5, 5, 5)))]}
@@ -175,9 +175,7 @@ def test_existing_rows_pay_for_newcomers_with_shaping_and_not_with_embedding(ben
 
 
 def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
-    """Two rows, one of 3 tokens and one of 10: seven times the finished row is computed for nothing, and a third waits
-    for all of it.
-    """
+    """Two rows of 3 and 10 tokens: the finished row is computed seven times for nothing, and a third sequence waits."""
     name = known(bench, "llama")
     lengths = {"a": 3, "b": 10, "c": 2}
     requests = [
@@ -197,9 +195,7 @@ def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
 
 
 def test_an_endless_stream_keeps_the_cache_short(bench):
-    """Sixty sequences through three slots: the cache is never longer than the longest that lives, and a page's width of
-    room.
-    """
+    """Sixty sequences, three slots: the cache stays within the longest sequence plus a bounded margin."""
     name = known(bench, "llama")
     for mode, bound in (("baton-pd", 12 + 8), ("baton", 12 + 8 * 12)):
         made = dense(bench, name, mode=mode, slots=3)
@@ -223,8 +219,9 @@ def test_an_endless_stream_keeps_the_cache_short(bench):
 
 
 def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
-    """BA-14: an urgent prompt takes the seat of the least; its K and V are kept, nothing is computed twice, and it gets
-    the next seat.
+    """BA-14: an urgent prompt takes the slot of the least urgent row.
+
+    That row's K and V are kept, nothing is computed twice, and it gets the next free slot.
     """
     for family in ("llama", "bloom"):
         name = known(bench, family)
@@ -247,7 +244,7 @@ def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
 
 
 def test_who_is_pushed_out_leaves_its_holes_behind(bench):
-    """With shaping, a row that has been padded to a new sequence's prompt is saved without the padding, and goes on."""
+    """With shaping, a row that was padded to a new sequence's prompt is saved without the padding, and resumes."""
     name = known(bench, "llama")
     first, second, urgent = (
         ask(name, p, seq, ignore_eos=True) for seq, p in zip("abc", prompts(9, (6, 11, 4)), strict=True)
@@ -262,9 +259,7 @@ def test_who_is_pushed_out_leaves_its_holes_behind(bench):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_trace_exceeds_the_memory(bench, mode):
-    """Long and short ones in the worst order, a pool for a fifth of them: never more pages than there are, and each its
-    own tokens.
-    """
+    """Long and short sequences, a pool for a fifth of them: no page too many is used, every token is right."""
     name, other = known(bench, "llama"), known(bench, "falcon")
     for seed in range(2):
         rng = random.Random(seed)
@@ -311,7 +306,7 @@ def test_memory_is_what_the_tensors_take(bench):
 @pytest.mark.parametrize("mode", ["baton", "baton-pd"])
 @pytest.mark.parametrize("family", ["llama", "bloom", "falcon", "gptj", "mpt"])
 def test_adapters_beside_their_base(bench, family, mode):
-    """LoRAs, and every kind that is served paged: what virtual tokens and scales do does not depend on the executor."""
+    """LoRAs and every kind of adapter that is served paged: virtual tokens and scales work in either executor."""
     base = known(bench, family)
     names = []
     for number in (1, 2):
@@ -378,9 +373,7 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
 
 
 def test_what_is_no_number_stays_where_it_is():
-    """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who
-    sits there (BA-04).
-    """
+    """Placeholders are zero: NaN of padding or of a slot's former sequence does not reach its row (BA-04)."""
     kv_store = DenseKV(1, torch.device("cpu"))
     kv_store.shape(2, 8)
     for left_behind in (True, False):

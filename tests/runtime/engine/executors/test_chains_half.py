@@ -1,4 +1,4 @@
-"""Chains of several models in half precision: tokens may part from the reference at ties within rounding only."""
+"""Chains of several models in half precision: tokens may differ from the reference only at ties within rounding."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A staged engine's two lanes: steps of both at once, on one pool and one set of weights, give what each gives
-alone.
-"""
+"""A staged engine's two lanes: concurrent steps on one pool and one set of weights give what each lane gives alone."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def engine_of(bench, **changes) -> StagedEngine:
 
 @dataclass
 class LaneOf:
-    """One of an engine's lanes where a test wants an engine."""
+    """One lane of an engine, used where a test expects an engine."""
 
     engine: StagedEngine
     runner: StepRunner
@@ -62,7 +60,7 @@ class LaneOf:
 
 
 def lanes(engine: StagedEngine) -> list[Carrier]:
-    """Carriers over the engine's own lane and the one beside, each with its own half of the pages."""
+    """Return carriers over the engine's own lane and its second lane, each with its own half of the pages."""
     runners = [engine, engine.second_lane()]
     carriers = [Carrier(LaneOf(engine, runner)) for runner in runners]  # type: ignore[arg-type]
     for number, carrier in enumerate(carriers):
@@ -75,7 +73,7 @@ def lanes(engine: StagedEngine) -> list[Carrier]:
 
 
 class Failing(threading.Thread):
-    """A thread whose error comes out with `join`."""
+    """A thread; `over` waits for it and raises its error."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True)
@@ -99,8 +97,10 @@ class Failing(threading.Thread):
     ("device", "kernels"), [("cpu", "stock"), pytest.param("cpu", "native", marks=needs_kernels), CUDA]
 )
 def test_both_lanes_at_once_give_what_each_gives_alone(family, device, kernels):
-    """Models with adapters of every kind in both, the same stages among them, other mixes in each step; a third thread
-    loads, unloads, reads and writes."""
+    """Both lanes run models with adapters of every kind and common stages, in batches mixed anew each step.
+
+    Meanwhile a third thread loads and unloads stages, and reads and writes pages.
+    """
     changes = {"device": device, "kernels": kernels}
     engine = engine_of(family, **changes)
     wanted = {}

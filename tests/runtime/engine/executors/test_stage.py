@@ -1,5 +1,6 @@
-"""Parts of chains on several engines give the tokens of the whole chain, wherever it is cut, whoever else is in the
-step, moved or not.
+"""Stages of chains on several engines give the tokens of the whole chain.
+
+That holds for every cut, for any other rows in the step, and when stages are moved.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from zoo.errors import NotFound, NotServable
 #: Tokens of an answer.
 COUNT = 6
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
-#: One with grouped heads, one with parallel residuals, a fine-tune, a chain of two widths, and adapters of every other
-#: kind.
+#: Models: grouped heads, parallel residuals, a fine-tune, a chain of two widths, and adapters of every other kind.
 PLAIN = ["llama", "neox"]
 ADAPTED = ["lora", "ia3", "prefix", "prompt", "bottleneck"]
 MODELS = [*PLAIN, *ADAPTED, "stitched"]
@@ -44,6 +44,7 @@ def family(bench):
 
 
 def add(bench, dtype: str) -> None:
+    """Add the models of this file to a bench."""
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1, dtype=dtype)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, dtype=dtype, **wide)
@@ -67,13 +68,13 @@ def engines(bench, count: int, **changes) -> list[StagedEngine]:
 
 
 def whole(bench, name: str, prompt: tuple[int, ...], sampling: SamplingParams = SAMPLING, **changes):
-    """What the executor of whole models gives."""
+    """Run a prompt on an engine that holds the whole model."""
     engine = PagedDevice(bench.store, replace(CONFIG, **changes), [name])
     return drive(engine, {0: [SequenceRequest("a", "a", name, prompt, sampling)]}, Limits(8))
 
 
 def cut_at(bench, name: str, *cuts: int) -> list[tuple[int, int, int]]:
-    """Hops of a chain that is cut there, each on the next engine."""
+    """Return the hops of a chain cut at `cuts`, each on the next engine."""
     bounds = [0, *cuts, length(bench, name)]
     return [(number, lo, hi) for number, (lo, hi) in enumerate(pairwise(bounds))]
 
@@ -86,9 +87,7 @@ def cut_at(bench, name: str, *cuts: int) -> list[tuple[int, int, int]]:
     ],
 )
 def test_every_cut_into_two_and_three(family, name, kernels):
-    """All cuts at once: stages of one model that overlap, beside each other, in one step; the prompt comes in
-    chunks.
-    """
+    """All cuts at once: overlapping stages of one model run in one step; the prompt comes in chunks."""
     prompt = prompts(3, (9,))[0]
     carrier = Carrier(*engines(family, 3, kernels=kernels))
     inner = range(1, length(family, name))
@@ -107,8 +106,9 @@ def test_every_cut_into_two_and_three(family, name, kernels):
     [("fused", "stock"), pytest.param("fused", "native", marks=needs_kernels), ("stock", "stock")],
 )
 def test_all_models_together(family, layers, kernels):
-    """Every model cut elsewhere, two prompts each, chains that come back to a device and whole ones, arriving one by
-    one.
+    """Every model is cut elsewhere and has three prompts, which arrive one by one.
+
+    Their paths: two engines, a path that returns to a device, and a whole chain on one engine.
     """
     carrier = Carrier(*engines(family, 2, layers=layers, kernels=kernels, trace_segments=True))
     wanted = {}
@@ -124,9 +124,7 @@ def test_all_models_together(family, layers, kernels):
 
 
 def test_what_stages_have_in_common_is_held_and_run_once(family):
-    """A base's first part, a fine-tune's longer one and a chain's: the units of the base run over the rows of all
-    three.
-    """
+    """Stages of a base, of its adapter and of a chain: the base's units run once over the rows of all three."""
     (engine,) = engines(family, 1, trace_segments=True)
     stages = [Stage("llama", 1, 3), Stage("lora", 1, 5), Stage("stitched", 2, 4)]
     specs = [engine.load(stage) for stage in stages]
@@ -150,9 +148,7 @@ def test_what_stages_have_in_common_is_held_and_run_once(family):
 
 @needs_kernels
 def test_stages_run_their_layers_in_one_call(family):
-    """Decodes of a headless stage, and of one that has neither embedding nor head, pass no module, as the whole model's
-    do not.
-    """
+    """Decodes of stages without embedding or head call no module, like those of the whole model."""
     (engine,) = engines(family, 1, kernels="native", weights="packed")
     carrier = Carrier(engine)
     one = carrier.add("a", "llama", prompts(3, (9,))[0], SAMPLING, [(0, 0, 3), (0, 3, 7), (0, 7, 8)])
@@ -187,9 +183,7 @@ def test_log_probabilities_of_prompts(family, name, chunk):
 
 
 def test_penalties_and_seeds_go_by_the_sequence(family):
-    """What the head's stage samples depends on the prompt and on what came before, which it knows of its own rows, or
-    is told.
-    """
+    """The head's stage samples by the prompt and the earlier tokens, known from its own rows or sent when it opens."""
     prompt = prompts(8, (7,))[0]
     sampling = SamplingParams(
         10, temperature=1.5, seed=7, repetition_penalty=1.3, presence_penalty=0.4, ignore_eos=True
@@ -207,7 +201,7 @@ def test_penalties_and_seeds_go_by_the_sequence(family):
 @pytest.mark.parametrize("kernels", ["stock", NATIVE])
 @pytest.mark.parametrize("name", ["llama", "neox", "prefix", "stitched"])
 def test_moved_in_the_midst(family, name, kernels):
-    """Prompts that are half through and answers: every hop moves to another engine at some time, with others there."""
+    """Every hop moves to another engine at some time, during prefill and decode, beside another sequence."""
     carrier = Carrier(*engines(family, 3, kernels=kernels))
     prompt = prompts(9, (10,))[0]
     one = carrier.add("a", name, prompt, SAMPLING, cut_at(family, name, 3))
@@ -220,7 +214,7 @@ def test_moved_in_the_midst(family, name, kernels):
 
 
 def test_pages_that_were_not_moved_are_missed(family):
-    """The negative control: with the pages left behind, the log-probability of the next token is another."""
+    """Negative control: without the contents of the pages, the next token's log-probability changes."""
     prompt = prompts(9, (10,))[0]
     found = []
     for copy in (True, False):
@@ -234,7 +228,7 @@ def test_pages_that_were_not_moved_are_missed(family):
 
 
 def test_bfloat16(bench_half):
-    """Half precision crosses as it is: tokens part only at ties within rounding."""
+    """Half-precision hidden states are sent unchanged: tokens differ only at ties within rounding."""
     agreed = 0
     for name in ("llama", "neox"):
         carrier = Carrier(*engines(bench_half, 2))
@@ -359,7 +353,7 @@ def test_pages_are_bytes(family):
 
 
 def test_prompts_that_share_full_pages(family):
-    """The second sequence begins behind pages of the first, and is the first's equal."""
+    """The second sequence begins behind the first one's pages and gives the same result."""
     (engine,) = engines(family, 1)
     stage = Stage("llama", 0, length(family, "llama"))
     spec = engine.load(stage)
@@ -390,7 +384,7 @@ def test_stages_that_cannot_be(family):
 
 
 def test_what_is_dropped_leaves_nothing_behind(family):
-    """A sequence that is dropped in the midst: its pages serve the next one."""
+    """The pages of a sequence that is dropped half-way serve the next one."""
     carrier = Carrier(*engines(family, 2))
     prompt = prompts(2, (9,))[0]
     for turn in range(3):

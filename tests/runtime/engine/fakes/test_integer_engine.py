@@ -1,6 +1,4 @@
-"""The counting engine: figures worked out by hand, tokens that depend on all state, and every kind of wrong plan
-caught.
-"""
+"""The integer engine: values computed by hand, tokens that depend on all state, and every kind of wrong plan caught."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.runtime.virtual import request
 from zoo.errors import NotFound, NotServable
 
 M = counting_model("m", "1 2* 3 4* 5* 6")
-#: Shares parts with M, in other places.
+#: Shares components with M, at other places.
 OTHER = counting_model("o", "1 2* 7 4* 9 6", page_tokens=2, virtual_tokens=3)
 PROMPTS = ((5, 6, 7, 8, 9), (1,), tuple(range(11)))
 EIGHT = SamplingParams(8)
@@ -85,7 +83,7 @@ def test_a_page_that_was_not_copied_changes_the_tokens() -> None:
 
 @pytest.mark.parametrize("word", range(8))
 def test_every_word_of_a_full_page_counts(word: int) -> None:
-    """K or V, whichever token's: a page of four tokens holds eight words and nothing else."""
+    """K and V of every token matter: a page of four tokens holds eight words and nothing else."""
     large = counting_model("large", "1 2* 3 4* 5* 6", vocab_size=PRIME)  # its token is the whole value
     tokens = []
     for flipped in (0, 1):
@@ -173,6 +171,7 @@ HEAD = Row("h@4", "m[4:6]", (0,), 0, ((20,),))
 
 
 def started() -> IntegerEngine:
+    """Return an engine with three stages loaded, three sequences open, and one step run."""
     (engine,) = engines(1)
     for stage in (STAGE, Stage("m", 0, 1), Stage("m", 4, 6)):
         engine.load(stage)
@@ -247,7 +246,7 @@ def test_a_fault_lets_sequences_be_released_again() -> None:
 
 
 def test_rows_go_on_behind_what_was_brought() -> None:
-    """Two tokens are recomputed here, in a page of four; then the page is brought whole, with all four."""
+    """Two tokens of a page of four are recomputed; then the whole page arrives with all four."""
     source, target = started(), started()
     four = Array("int64", (4, 1), array("q", [5, 6, 7, 8]).tobytes())
     fifth = {"b@1": Array("int64", (1, 1), array("q", [9]).tobytes())}

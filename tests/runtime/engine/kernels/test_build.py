@@ -1,5 +1,6 @@
-"""Compiling: once, into a place that is this user's alone; without a compiler everything runs as stock, unless kernels
-are insisted on.
+"""Compiling the kernels: once, into a cache private to the user.
+
+Without a compiler everything runs stock, unless kernels are required.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ pytestmark = needs_kernels
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The library is looked for again, in a cache of its own."""
+    """Look for the library again, in a cache of the test's own; yield the kernels' folder in it."""
     monkeypatch.setenv("BLOCKZOO_CACHE", str(tmp_path / "cache"))
     library.cache_clear()
     yield tmp_path / "cache" / "kernels"

@@ -1,6 +1,4 @@
-"""Attention over a dense batch's store: the kernels' is torch's over the padded rectangle, whatever rows and columns
-do.
-"""
+"""Attention over a dense batch's KV store: the kernels equal torch over the padded rectangle."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def tokens(count: int, chance: torch.Generator, how: AttentionSettings) -> Token
 
 
 def computed(kv_store: DenseKV, now: Tokens) -> Tokens:
-    """A window's tokens among all that is computed of it; what stands beside them must not matter."""
+    """Place a window's tokens among all computed ones; the values beside them must not matter."""
     window = kv_store.window
     count = sum(place.count + place.empty for place in window.places)
     at = slice(None) if window.tokens is None else window.tokens
@@ -53,8 +51,9 @@ def attended(kv_store: DenseKV, now: Tokens, by: Kernels | None) -> torch.Tensor
     [AttentionSettings(), AttentionSettings(scaling=0.3), AttentionSettings(window=5), AttentionSettings(softcap=2.0)],
 )
 def test_as_over_the_rectangle(how):
-    """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a
-    window is computed, or its tokens and some empty rows, with the kernels and without.
+    """Four stores of the same content go through the same random windows, arrivals and removals of rows, and growth.
+
+    Either all tokens of a window are computed or its tokens and some empty rows, each with the kernels and without.
     """
     chance, rng = torch.Generator().manual_seed(0), random.Random(0)
     slabs = [DenseKV(1, torch.device("cpu")) for _ in range(4)]
@@ -98,7 +97,7 @@ def test_as_over_the_rectangle(how):
 
 
 def test_a_rows_result_does_not_depend_on_the_window():
-    """Bit for bit: alone, or beside rows that are longer, wider, or not there any more."""
+    """A row's result is the same bit for bit alone and beside rows that are longer, wider, or already removed."""
     alone, beside = DenseKV(1, torch.device("cpu")), DenseKV(1, torch.device("cpu"))
     own, foreign = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     for kv_store in (alone, beside):

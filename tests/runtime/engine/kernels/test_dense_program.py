@@ -1,5 +1,6 @@
-"""Layers in one call over a dense batch: steps one place wide take it in every mode, finished rows too; it gives what
-layers give alone.
+"""Layers in one call over a dense batch.
+
+Decode steps take this path in every mode, finished rows too, and give what the layers give one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MODES = ("run-to-completion", "pd", "baton", "baton-pd")
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each call had."""
+    """Record how many rows each call has."""
     seen: list[int] = []
     run = Program.run_cells
 
@@ -34,6 +35,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def drive_dense(bench, names: list[str], mode: str, padding: str, programs: bool) -> tuple[DenseDevice, Drive]:
+    """Run requests of several lengths for each model on a dense engine, with programs or without."""
     config = DenseConfig(mode, 3, padding=padding)  # type: ignore[arg-type]
     engine = DenseDevice(
         bench.store, EngineConfig(kv_cache_memory_bytes=4 << 20, page_tokens=4, kernels="native", dense=config), names
@@ -65,9 +67,7 @@ def test_a_decode_step_is_one_program(bench, runs, mode, padding):
 
 
 def test_adapters_and_several_models(bench, runs):
-    """A model alone takes the call, with its adapter; where two meet, each with a store of its own, the layers run one
-    by one.
-    """
+    """A model and its adapter take the call; two models, each with its own KV store, run layer by layer."""
     base = bench.family("llama", "cells-base", num_hidden_layers=2, seed=9)
     lora = bench.lora(base, "cells-lora")
     for names in ([lora], [base, lora]):
@@ -79,7 +79,7 @@ def test_adapters_and_several_models(bench, runs):
 
 
 def test_placeholders_stay_zero(bench, runs, monkeypatch):
-    """What a finished row computes beside the others is not kept (BA-04)."""
+    """What a finished row computes in the batch is not stored (BA-04)."""
     seen = 0
     begin = DenseKV.begin
 

@@ -1,6 +1,4 @@
-"""The kernels against torch: every function, at sizes that fill their tiles and that do not, with one thread and with
-two.
-"""
+"""The kernels against torch: every function, at sizes that fill their tiles or do not, with 1 and 2 threads."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from tests.runtime.engine.compiled import needs_kernels
 pytestmark = needs_kernels
 KERNELS = {} if needs_kernels.args[0] else {threads: Kernels(threads) for threads in (1, 2)}
 THREADS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=lambda kernels: f"{kernels.threads} threads")
-#: One row, a tile and one more, several blocks, and more rows than are read where they lie.
+#: One row, a tile and one more, several blocks, and more rows than the kernel reads in place.
 ROWS = (1, 2, 12, 13, 37, 95, 96, 150)
 
 
@@ -42,8 +40,9 @@ def test_products(kernels: Kernels, out: int, inputs: int) -> None:
 
 @THREADS
 def test_rows_are_laid_out_piece_by_piece(kernels: Kernels) -> None:
-    """Inputs so wide that few blocks of rows fit into a piece: several pieces, the last of them not full. Each row as
-    alone, bit by bit.
+    """Inputs so wide that few blocks of rows fit into a piece: several pieces, the last one not full.
+
+    Each row is bit for bit what it is alone.
     """
     torch.manual_seed(3)
     weight, x, add = torch.randn(70, 2001) / 45, torch.randn(1, 211, 2001), torch.randn(1, 211, 70)
@@ -85,9 +84,7 @@ def test_gated_products(kernels: Kernels) -> None:
 
 
 def test_silu_at_its_ends() -> None:
-    """Through a product with one: what is far below zero gives nothing, what is far above itself, what is no number
-    none.
-    """
+    """SiLU by way of a product with one: 0 far below zero, the input itself far above, NaN for NaN."""
     kernels = KERNELS[1]
     one = kernels.pack(torch.ones(1, 1))
     x = torch.tensor(
@@ -98,7 +95,7 @@ def test_silu_at_its_ends() -> None:
 
 
 def test_a_row_does_not_depend_on_who_is_beside_it() -> None:
-    """Bit by bit: whatever else is in the batch, and however many threads there are."""
+    """A row's bits depend neither on the rest of the batch nor on the number of threads."""
     torch.manual_seed(2)
     weight, x = torch.randn(130, 300), torch.randn(1, 150, 300)
     parts = {threads: Parts([kernels.pack(weight)], [130], [None]) for threads, kernels in KERNELS.items()}
@@ -109,8 +106,9 @@ def test_a_row_does_not_depend_on_who_is_beside_it() -> None:
 
 @THREADS
 def test_adapters(kernels: Kernels) -> None:
-    """Each row meets its own adapter only, of any rank, with and without bias, on some of the weights; a stranger's
-    infinity stays out.
+    """Each row meets its own adapter only, of any rank, with and without bias, on some of the weights.
+
+    Another adapter's infinity does not reach it.
     """
     torch.manual_seed(3)
     sizes, inputs = (40, 33, 7), 50
@@ -195,7 +193,7 @@ def test_pages_are_written(kernels: Kernels) -> None:
 
 
 def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int, cap: float) -> torch.Tensor:
-    """One row: query [heads, dim], key and value [tokens, kv_heads, dim]."""
+    """Compute the expected attention of one row: query [heads, dim], key and value [tokens, kv_heads, dim]."""
     if window:
         key, value = key[-window:], value[-window:]
     group = query.shape[0] // key.shape[1]
@@ -218,9 +216,7 @@ def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window
     st.integers(0, 999),
 )
 def test_decoding_over_pages(lengths, heads, dim, page_tokens, window, cap, threads, some, seed) -> None:
-    """Rows of any length, alone or among others of a frame, grouped heads, windows, soft caps; unused pages hold what
-    is no number.
-    """
+    """Rows of any length, all or some of a frame's, grouped heads, windows, soft caps; unused pages hold NaN."""
     torch.manual_seed(seed)
     count, kv = heads
     groups = -(-max(lengths) // page_tokens)
@@ -279,7 +275,7 @@ def test_the_largest(kernels: Kernels, width: int) -> None:
     st.integers(0, 999),
 )
 def test_chunks_over_pages(chunks, heads, dim, page_tokens, window, cap, threads, seed) -> None:
-    """Every token of a chunk sees what its row had before and the chunk up to itself, and nothing else."""
+    """Every token of a chunk attends to its row's earlier tokens and the chunk up to itself, and to nothing else."""
     torch.manual_seed(seed)
     count, kv = heads
     groups = -(-max(n + start for n, start in chunks) // page_tokens)

@@ -1,6 +1,4 @@
-"""Adapters packed for the kernels: once per adapter and group, when they are attached, counted, and gone when they are
-detached.
-"""
+"""Adapters packed for the kernels: once per adapter and group when attached, counted as memory, freed when detached."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tests.runtime.engine.test_sharing import fine_tune
 
 pytestmark = needs_kernels
 
-#: What one call of the kernels multiplies: layers that read one input.
+#: Layers that read one input; the kernels multiply each group in one call.
 TOGETHER = (
     ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     ("self_attn.o_proj",),
@@ -31,7 +29,7 @@ TOGETHER = (
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Low]]:
-    """All adapters that are packed, while they live."""
+    """Record weak references to all adapters that are packed."""
     seen: list[weakref.ref[Low]] = []
 
     class Watched(Low):
@@ -60,13 +58,13 @@ def run(engine: PagedDevice, *names: str) -> dict[str, list[int]]:
 
 
 def panels(outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix."""
+    """Return the bytes of a packed matrix."""
     panel = Kernels().panel
     return -(-outputs // panel) * panel * inputs * 4
 
 
 def packed_of(engine: PagedDevice, adapter: str) -> Iterator[int]:
-    """Bytes of an adapter's A's side by side and of its B's, by group."""
+    """Yield, per group, the bytes of an adapter's A matrices side by side and of its B matrices."""
     adapter = engine.stage(adapter)
     for unit in engine._registry.units.units.values():
         for paths in TOGETHER:
@@ -82,8 +80,9 @@ def packed_of(engine: PagedDevice, adapter: str) -> Iterator[int]:
 
 
 def test_one_copy_whatever_segments_it_runs_in(bench, made):
-    """Beside its base, beside a fine-tune that parts from it in the middle, and alone: packed when it is loaded, and
-    never again.
+    """An adapter is packed once, at load, and not again in any segment.
+
+    It runs beside its base, beside a fine-tune that differs from the base in the middle, and alone.
     """
     base = bench.family("llama", "groups-base", num_hidden_layers=3, seed=9)
     every = ["q_proj", "v_proj", "gate_proj", "down_proj"]
@@ -128,9 +127,7 @@ def test_a_detached_adapter_is_gone_and_the_others_stay_as_they_are(bench, made)
 
 
 def test_an_adapter_that_does_more_than_add_runs_as_stock_and_back(bench):
-    """While a DoRA is on a group its layers run one by one; the packed copies of the others serve again when it is
-    gone.
-    """
+    """While a DoRA is on a group its layers run one by one; when it is detached the packed adapters are used again."""
     base = bench.family("llama", "groups-dora", num_hidden_layers=2, seed=9)
     lora, dora = bench.lora(base, "groups-dora-a"), bench.lora(base, "groups-dora-b", seed=5, use_dora=True)
     served = engine(bench, base, lora)

@@ -1,5 +1,6 @@
-"""Layers in one call: decode steps take it, with adapters too, and give what the layers give one by one; what it cannot
-do, it leaves.
+"""Layers in one call: decode steps use it, with adapters too, and give what the layers give one by one.
+
+What the program cannot do runs module by module.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many halves each call ran."""
+    """Record how many half layers each call runs."""
     seen: list[int] = []
     run = Program.run
 
@@ -37,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]]:
-    """Answers of one engine with programs and of one without, from models in one batch."""
+    """Return the answers of one engine with programs and of one without, all models in one batch."""
     answers = []
     for wanted in (True, False):
         engine = PagedDevice(
@@ -91,8 +92,9 @@ def test_adapters_on_gate_and_up(bench, runs, targets):
 
 @pytest.mark.parametrize("targets", [MLP, ["down_proj"], ["up_proj"]], ids="+".join)
 def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench, targets):
-    """As stock within rounding; bit by bit the same alone and among others, in a program and without one. The width
-    fills no panel.
+    """Equal to stock within rounding; bit for bit the same alone and in a batch, in a program and without one.
+
+    The FFN width fills no panel.
     """
     base = bench.family("llama", f"program-ffn-{'-'.join(targets)}", num_hidden_layers=1, seed=9, intermediate_size=100)
     a, b = (
@@ -142,7 +144,7 @@ def test_stock_layers_are_left_alone(bench, runs):
 
 
 def test_heads_too_wide_for_the_kernels_attend_elsewhere(bench, runs, monkeypatch):
-    """The limits are of a thread's stack: a model beyond them is answered by torch's attention."""
+    """The limits come from a thread's stack: a model beyond them runs torch's attention."""
     from runtime.engine.kernels import paged_attention as paged
     from runtime.engine.kernels import program
 

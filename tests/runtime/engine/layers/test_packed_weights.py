@@ -1,5 +1,6 @@
-"""Packed weights, in oneDNN's layout and in the kernels': the same tokens, one copy of each, given back with the last
-model; what cannot be packed stays plain.
+"""Packed weights, in oneDNN's layout and in the kernels': the same tokens, one copy of each weight.
+
+The copy is freed with the last model that uses it; weights that cannot be packed stay plain.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ def units(made: PagedDevice):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "qwen3", "opt", "mixtral", "phi3"])
 def test_tokens_are_those_of_transformers(bench, family, kernels):
-    """Fused and stock layers, biases, Conv1D's turned weights, tied heads, experts; prompts in chunks beside rows that
-    decode.
-    """
+    """Fused and stock layers, biases, transposed weights, tied heads, experts; chunked prefill beside decode."""
     name = bench.family(family, f"{family}-packed", seed=5)
     model, made = reference(bench.folders[name]), engine(bench, name, kernels=kernels)
     assert units(made).packs.nbytes > 0
@@ -101,7 +100,7 @@ def test_small_weights_stay_plain_where_a_call_costs_more(bench, monkeypatch):
 
 @pytest.fixture
 def measured() -> Iterator[None]:
-    """The choice is made anew, and forgotten."""
+    """Clear the cached choice of the faster layout, before and after."""
     packing.faster.cache_clear()
     yield
     packing.faster.cache_clear()
@@ -118,7 +117,7 @@ def test_the_faster_of_both_is_taken_where_there_are_no_kernels(monkeypatch, mea
 def test_ours_is_taken_where_there_are_kernels_and_the_dtype_is_theirs(monkeypatch, measured):
     monkeypatch.setattr(packing, "_measured", lambda layout, dtype: 0.1)
     packs = PackedWeights("auto", torch.device("cpu"), Kernels())
-    half = "oneDNN" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None  # not every processor's
+    half = "oneDNN" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None  # not supported by every processor
     for dtype, name in ((torch.float32, "panels"), (torch.bfloat16, half)):
         made = packs.acquire(f"{dtype}", torch.ones(1024, 512, dtype=dtype))
         assert (None if made is None else made.layout.name) == name
@@ -157,7 +156,7 @@ def test_a_way_that_is_not_offered_is_refused():
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("family", ["qwen2", "opt"])
 def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(bench, kernels, family):
-    """Stages of one model in any order: the table is there once, and tokens are the same before and after."""
+    """Tied stages of one model loaded in any order: the table is resident once, and tokens stay the same."""
     name = bench.family(family, f"{family}-tied-{kernels}", seed=2, tie_word_embeddings=True)
     manifest = manifest_of(bench.store, name)
     first, last = ({digest for _, digest in manifest.components[at].component.tensors} for at in (0, -1))

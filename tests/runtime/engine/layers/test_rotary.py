@@ -1,4 +1,4 @@
-"""Looked up rotary tables are those of transformers' module, bit by bit, in whatever order positions come."""
+"""Looked-up rotary tables equal transformers' module bit by bit, for positions in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains that cannot be served are refused when they are loaded, in one line, and leave nothing behind."""
+"""Chains that cannot be served are refused when they are loaded, with a one-line error, and leave nothing loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zoo.errors import MalformedCheckpoint, NotServable
 
 @pytest.fixture(scope="module")
 def made(bench) -> PagedDevice:
-    """An engine with the parents; `chain` is in the store, from the one's layers through a stitch to the other's."""
+    """An engine with two parents; the store also has `chain`: layers of one, a stitch, layers of the other."""
     bench.family("llama", "narrow", seed=1)
     bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, num_key_value_heads=6, seed=2)
     put_stitch(bench.store, "narrow", "wide")
@@ -64,7 +64,7 @@ def test_configs_that_do_not_describe_the_chain(bench, made, config, match):
 
 
 def test_components_that_do_not_fit_each_other(bench, made):
-    """Without its stitch the narrow model's hidden states would go into the wide one's layers."""
+    """Without its stitch the narrow model's hidden states would go into the wide model's layers."""
     refused(
         bench,
         made,
@@ -122,9 +122,7 @@ def test_a_chain_wider_than_the_pages(bench):
 
 
 def test_several_dtypes_need_one_to_be_chosen(bench, made):
-    """Neither a checkpoint nor the stack says what float32 hidden states are to a bfloat16 layer; cast to one dtype
-    they are served.
-    """
+    """How a bfloat16 layer takes float32 hidden states is not defined; cast to one dtype, mixed chains are served."""
     bench.family("llama", "half", dtype="bfloat16", seed=3)
     put_chain(bench.store, "mixed", ("narrow", 0, 2), ("half", 1, 3))
     with pytest.raises(NotServable, match=r"several dtypes \(embedding F32, attention of layer 2 BF16\).*--dtype"):

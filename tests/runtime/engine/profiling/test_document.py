@@ -1,5 +1,6 @@
-"""A model's profile: every block, its surrogates, pairs and links are measured, kept, and read back as tables. No
-figure is judged.
+"""A model's profile: every block, surrogate, pair and link is measured, stored, and read back as tables.
+
+No measured value is judged.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def test_all_blocks_of_a_chain_are_measured_and_kept(bench):
     assert [block["bytes"] for block in document["blocks"]] == [
         sum(metas[digest] for digest in digests) for digests in held
     ]
-    assert {digest for digests in held for digest in digests} == set(metas)  # the adapter's among them
+    assert {digest for digests in held for digest in digests} == set(metas)  # including the adapter's digests
     assert {(link["a"], link["b"]) for link in document["links"]} == {("host", "host"), ("host", "process")}
     assert len(document["pairs"]) == len(chain) - 1 and all(pair["together"] > 0 for pair in document["pairs"])
     assert stored_profiles(bench.store, lora) == [json.loads(json.dumps(document))]
@@ -75,9 +76,7 @@ def test_surrogates_stand_beside_what_they_stand_for(bench):
 
 
 def test_composed_chains_are_measured_whatever_their_widths(bench):
-    """Blocks of two models of different width with a stitch between: all of them, in the chain's order, and read back
-    as one chain.
-    """
+    """Two models of different width with a stitch: all blocks are measured in order, read back as one chain."""
     narrow, wide = (
         bench.family("llama", "narrow"),
         bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, head_dim=16),
@@ -98,7 +97,7 @@ def test_composed_chains_are_measured_whatever_their_widths(bench):
         cost = {block["block"]: block["decode"]["seconds"][1][1] for block in reversed(document["blocks"])}
         assert whole.decode.seconds[1][1] == pytest.approx(
             sum(cost[block.digest] for block in chain)
-        )  # one that stands twice: once
+        )  # a block that occurs twice is counted once
 
 
 def test_a_stitch_alone_is_refused_in_words(bench):
@@ -138,7 +137,7 @@ def test_a_stored_profile_is_of_this_device_and_these_blocks(bench, monkeypatch)
 
 
 def test_parts_run_as_the_whole_does(bench):
-    """What is timed is the model: its blocks one after the other give the logits that transformers gives."""
+    """The timed parts are the real model: its blocks one after the other give the logits of transformers."""
     name = bench.family("llama", "whole")
     work = Workbench(bench.store, name, CONFIG, EXTENT)
     with work.rows(2, 8, 8) as ready, torch.inference_mode():

@@ -1,5 +1,6 @@
-"""Recorded decode steps give the tokens that steps run module by module give: filled up, replayed on new rows, dropped
-and made anew.
+"""Recorded decode steps give the tokens of steps that run module by module.
+
+Covered: padded batches, replay on new rows, recordings that are dropped and made again.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ def family(bench) -> list[str]:
 
 
 def recorded(made: PagedDevice, recorder: StepRecorder, **options) -> Graphs:
-    """Have an engine record; what nobody reads is huge, which would show in every token that came of it."""
+    """Make an engine record its decode steps, with huge values in the spill page, which no token may read."""
     for half in (made._pool._k, made._pool._v):
         half[made._pool.spill] = HUGE
     rotaries = made._registry.units.rotaries
     rotaries.update(
         {key: getattr(each, "stock", each) for key, each in rotaries.items()}
-    )  # as on a GPU: a CPU's tables ask for the last
+    )  # as on a GPU; on a CPU the tables need the largest position
     made._graphs = Graphs(recorder, made._registry.units, made._pool, **options)
     return made._graphs
 
 
 def arrivals(names: list[str], count: int = 14, **params) -> dict[int, list[SequenceRequest]]:
-    """Three answers of each model, in mid-flight and of different lengths, so that batches grow and shrink."""
+    """Three requests per model, at different steps and of different lengths, so that batches grow and shrink."""
     made: dict[int, list[SequenceRequest]] = {}
     for i, (name, prompt) in enumerate(
         (name, prompt) for n, name in enumerate(names) for prompt in prompts(n, (5, 11, 3))
@@ -115,7 +116,7 @@ def test_virtual_tokens_and_prompt_logprobs_run_as_they_are(bench, family):
     names = ["prompt", "base"]
     plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
     graphs = recorded(made, Watched())
-    budget = Limits(max_num_batched_tokens=1, max_num_seqs=1)  # every chunk is a token, virtual ones too
+    budget = Limits(max_num_batched_tokens=1, max_num_seqs=1)  # every chunk is one token, virtual ones too
     wanted = {i: requests[:1] for i, requests in arrivals(names, prompt_logprobs=1).items()}
     expected, got = (drive(engine, wanted, budget) for engine in (plain, made))
     assert tokens(got) == tokens(expected)
@@ -174,7 +175,7 @@ def test_the_switch(bench, family):
 
 
 def test_a_recording_keeps_the_adapters_that_it_read():
-    """Others are joined in between; what the recording has the address of stays, and is not what other steps change."""
+    """The stacked adapters that a recording reads stay unchanged while more adapters are stacked."""
     joined: StackCache[ForwardContext] = StackCache()
     made = []
 

@@ -1,6 +1,4 @@
-"""Recorded decode steps of parts of chains give what steps run module by module give: hidden states and tokens,
-wherever a chain is cut.
-"""
+"""Recorded decode steps of stages give the hidden states and tokens of steps that run module by module, for any cut."""
 
 from __future__ import annotations
 
@@ -52,8 +50,9 @@ def cut(bench, name: str, at: int, first: int = 0) -> list[tuple[int, int, int]]
 
 
 def played(bench, made: list[StagedEngine], count: int = 14, **params) -> Carrier:
-    """Every model, cut in two ways and whole, some sequences from one engine to the other and some the other way, of
-    several lengths.
+    """Run every model, cut in two ways and whole; some sequences go from the first engine to the second, some back.
+
+    Their lengths differ.
     """
     carrier = Carrier(*made)
     for number, name in enumerate(NAMES):
@@ -83,7 +82,7 @@ def test_tokens_are_those_of_steps_that_run_their_modules(family, params):
 
 
 def test_what_is_handed_on_is_not_written_over_by_the_next_step(family):
-    """Hidden states of one replay, looked at behind the next."""
+    """Hidden states of one replay are unchanged after the next."""
     (engine,) = engines(family, 1, Watched)
     carrier = Carrier(engine)
     carrier.add("a", "base", (1, 2, 3), SamplingParams(20, ignore_eos=True), cut_here(family, "base", 3))

@@ -1,4 +1,4 @@
-"""Sampling: greedy and truncation rules against plain arithmetic, draws that depend on seed and index only."""
+"""Sampling: greedy choice and truncation rules against plain arithmetic; draws depend on seed and index only."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def test_greedy_takes_the_largest():
 
 @needs_kernels
 def test_a_device_with_kernels_takes_the_same_tokens():
-    """Ties, infinities, rows that hold NaN, biases, rows that draw beside greedy ones, logits in half precision and out
-    of order.
-    """
+    """Ties, infinities, NaN, biases, sampled beside greedy rows, half precision, another memory order."""
     from runtime.engine.kernels.bindings import Kernels
 
     rows = logits(rows=40).round(decimals=1)

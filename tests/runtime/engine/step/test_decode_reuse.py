@@ -1,5 +1,6 @@
-"""Decode steps that go on from the one before give the very bits of steps that are made anew, whoever comes, goes,
-moves or turns back.
+"""Decode steps that reuse the previous step's call give the very bits of steps prepared from scratch.
+
+That holds when sequences arrive, end, move or are rolled back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def family(bench):
 
 
 def carriers(family, count: int) -> tuple[Carrier, Carrier]:
-    """One whose engines go on from step to step, and one whose engines make every step anew."""
+    """Return two carriers: the first's engines reuse the previous step, the second's prepare each anew."""
     made = Carrier(*engines(family, count, kernels="native")), Carrier(*engines(family, count, kernels="native"))
     for place in made[1].places:
         place.engine._decode_reuse = None
@@ -42,9 +43,7 @@ def sampled(carrier: Carrier):
 
 
 def test_rows_that_go_on_over_pages_and_over_devices(family):
-    """Pages of four tokens: rows get new ones at different steps. The chain comes back to the first device, whose steps
-    take turns.
-    """
+    """Rows get new pages of four tokens at different steps. The path returns to the first device."""
     mine, anew = carriers(family, 2)
     end = length(family, "llama")
     for carrier in (mine, anew):
@@ -58,7 +57,7 @@ def test_rows_that_go_on_over_pages_and_over_devices(family):
 
 
 def test_models_that_run_the_same_units(family):
-    """A base and an adapter of it in one call; a third model beside them parts the step, and it is made anew."""
+    """A base and its adapter run in one call; a third model splits the step, which is then prepared anew."""
     mine, anew = carriers(family, 1)
     for carrier in (mine, anew):
         first, second, third = prompts(2, (5, 7, 6))
@@ -98,9 +97,7 @@ def test_sequences_that_come_and_go(family):
 
 
 def test_a_row_that_turns_back(family):
-    """What was computed last is forgotten and run again, as behind a wrong prediction; pages that came meanwhile are
-    known.
-    """
+    """The last token is dropped and computed again, as after a wrong prediction; pages added meanwhile are known."""
     mine, anew = carriers(family, 1)
     for carrier in (mine, anew):
         one = carrier.add("a", "llama", prompts(4, (6,))[0], SAMPLING, [(0, 0, length(family, "llama"))])
@@ -115,7 +112,7 @@ def test_a_row_that_turns_back(family):
 
 
 def test_prompts_of_one_token_at_a_time_beside_answers(family):
-    """Rows of one token each that sample nothing yet, before one that does: what is sampled is the right row's."""
+    """Rows of one token that do not sample come before one that does: the sample is that of the right row."""
     mine, anew = carriers(family, 1)
     for carrier in (mine, anew):
         for number, prompt in enumerate(prompts(7, (9, 2, 5))):
@@ -125,7 +122,7 @@ def test_prompts_of_one_token_at_a_time_beside_answers(family):
 
 
 def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family):
-    """It begins one token on, too, and is longer; in a part without a head nothing else tells the two apart."""
+    """A chunk starts one token further, as a decode does; without a head only its length distinguishes it."""
     mine, anew = carriers(family, 2)
     for carrier in (mine, anew):
         carrier.add("a", "llama", prompts(8, (9,))[0], SAMPLING, [(0, 0, 3), (1, 3, length(family, "llama"))])
@@ -137,7 +134,7 @@ def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family):
 
 @pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers")
 def test_an_adapter_on_embedding_and_head_beside_its_base(family):
-    """They run outside of the call, by a frame of their own."""
+    """Embedding and head run outside the call, each with its own frame."""
     if "everywhere" not in family.folders:
         family.lora("llama", "everywhere", seed=8, target_modules=["q_proj", "embed_tokens", "lm_head"])
     mine, anew = carriers(family, 1)
@@ -162,7 +159,7 @@ def test_stages_that_come_and_go_between_steps(family):
 
 
 def test_a_failed_step_is_not_gone_on_from(family):
-    """Hidden states that do not fit fail a step that would have gone on; the next one is made anew."""
+    """A step that would reuse the previous one fails on wrong hidden states; the next is prepared anew."""
     mine, anew = carriers(family, 2)
     for carrier in (mine, anew):
         carrier.add("a", "llama", prompts(6, (6,))[0], SAMPLING, [(0, 0, 3), (1, 3, length(family, "llama"))])

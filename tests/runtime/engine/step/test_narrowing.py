@@ -1,6 +1,4 @@
-"""Behind a model's last attention only the tokens whose logits are wanted are computed; the answers are what they
-were.
-"""
+"""Behind a model's last attention only the tokens needed for logits are computed; the answers do not change."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ def short(name: str, prompt: tuple[int, ...], seq: str, tokens: int) -> Sequence
 
 
 def widths(engine: PagedDevice | DenseDevice, name: str, unit: int) -> list[int]:
-    """How many tokens a unit of a model's chain is given, call by call."""
+    """Record how many tokens a unit of a model's chain gets in each call."""
     seen: list[int] = []
     module = engine._registry.models[engine.stage(name)].units[unit].module
     module.register_forward_hook(lambda module, given, out: seen.append(given[0].shape[1]))
@@ -36,7 +34,7 @@ def test_a_chunk_leaves_one_token_or_none(bench, kernels):
     before, last = widths(engine, name, 2), widths(engine, name, 4)
     (prompt,) = prompts(4, (30,))
     out = drive(engine, {0: [short(name, prompt, "a", 3)]}, Limits(max_num_batched_tokens=12))
-    # Kernels run the layers of a decode step in one call, which passes no module.
+    # The kernels run a decode step's layers in one call, which calls no module.
     assert before[:3] == [12, 12, 6] and last[0] == 1, (
         "the last layer's FFN has nothing to do for a prompt's earlier chunks"
     )
@@ -45,9 +43,7 @@ def test_a_chunk_leaves_one_token_or_none(bench, kernels):
 
 
 def test_models_that_part_and_meet_again(bench):
-    """A fine-tune of the first layer and one of the last beside their base and a LoRA: prompts and decodes of all of
-    them in one step.
-    """
+    """Fine-tunes of the first and the last layer, their base and a LoRA: prefill and decode of all in one step."""
     base = bench.family("llama", "narrow-base", num_hidden_layers=3, seed=7)
     names = [
         base,

@@ -1,6 +1,4 @@
-"""The plan of a step: every chain's units once and in order, shared units once over all their models, neighbours
-fused.
-"""
+"""The plan of a step: each chain's units once and in order, shared units once for all models, neighbours fused."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _CHAINS = st.dictionaries(
 
 
 def runs(segments):
-    """(unit, model, place in the model's chain) in the order they run."""
+    """Return (unit, model, place in the model's chain) in execution order."""
     return [
         (unit, model, start + step)
         for segment in segments
@@ -46,7 +44,7 @@ def test_neighbouring_segments_could_not_be_fused(chains):
 
 @given(st.lists(st.sampled_from(["full", "late", "early"]), min_size=1, max_size=5))
 def test_units_shared_at_one_depth_run_once(kinds):
-    """Fine-tunes of one foundation differ in some layers; all others run once over all models."""
+    """Fine-tunes of one base differ in some layers; all other layers run once over all models."""
     base = [f"layer{i}" for i in range(6)]
     chains = {}
     for number, kind in enumerate(kinds):
@@ -82,9 +80,7 @@ def test_a_repeated_layer_runs_each_time():
 
 
 def test_a_model_that_comes_to_a_unit_again_holds_nobody_up():
-    """`c` stands at `y`, which `a` needs too: `a` runs its `x` twice first, whatever the order of the models, and `y`
-    runs once.
-    """
+    """`y` runs once although `c` reaches it early: `a` needs it too, after running `x` twice."""
     chains = {"c": ["y", "h"], "a": ["x", "x", "y", "h"], "b": ["x", "y", "h"]}
     done = runs(plan_segments(chains))
     assert [model for unit, model, _ in done if unit == "y"] == ["c", "a", "b"]
@@ -94,7 +90,7 @@ def test_a_model_that_comes_to_a_unit_again_holds_nobody_up():
 
 @given(_CHAINS, st.randoms(use_true_random=False))
 def test_repeated_units_run_as_often_as_the_chain_that_repeats_them_most_where_orders_agree(chains, random):
-    """Chains that are subsequences of one order, some layers doubled in place: as few runs as there can be."""
+    """Chains that are subsequences of one order, with some layers doubled in place, take the fewest possible runs."""
     order = "abcdefgh"
     made = {
         model: [unit for unit in order if unit in units for _ in range(random.choice((1, 1, 2)))]

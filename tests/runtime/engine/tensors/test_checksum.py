@@ -1,4 +1,4 @@
-"""Checksums of tensors: what they find, and that where a tensor lies makes no difference."""
+"""Checksums of tensors: which changes they detect, and that they do not depend on where a tensor lies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASK = (1 << 64) - 1
 
 
 def by_hand(data: bytes) -> str:
-    """The two sums of the module's own words, in Python's integers."""
+    """Compute the two sums that the module defines, in Python's integers."""
     words = [int.from_bytes(data[at : at + 8].ljust(8, b"\0"), "little") for at in range(0, len(data), 8)]
     first = sum(word * (2 * at + 1) for at, word in enumerate(words))
     second = len(data)

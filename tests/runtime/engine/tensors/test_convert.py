@@ -1,4 +1,4 @@
-"""Tensors as arrays and back: the same bytes in every dtype, copied once."""
+"""Tensors converted to arrays and back: the same bytes in every dtype, copied once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.engine.tensors.convert import array_of, gathered, joined, whole_of
 
 
 def arrays_of(hidden, spans):
-    """Rows' tokens [lo, hi), as whoever asks for a row's own gets them."""
+    """Return each row's tokens [lo, hi), cut out of the whole."""
     return [cut(whole_of(hidden), lo, hi) for lo, hi in spans]
 
 

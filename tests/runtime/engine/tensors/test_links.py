@@ -1,4 +1,4 @@
-"""Direct links over gloo: what comes as it went, and everything that can go wrong, each within its limit."""
+"""Direct links over gloo: tensors arrive as they were sent, and every fault is reported within its time limit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_many_under_way_come_each_under_its_ticket(made: Callable[..., Wire]) ->
     arrays = {ticket: state(ticket, 1 + ticket % 7) for ticket in range(1, 60)}
     for ticket, array in arrays.items():
         wire.a.send("b", ticket, [array])
-    assert not wire.a.carries("b", 1)  # nobody has taken any of them yet
+    assert not wire.a.carries("b", 1)  # none of them has been received yet
     for ticket, array in arrays.items():
         wire.b.expect("a", ticket, kinds(array))
     came = {one.ticket: one for one in wire.came(len(arrays))}
@@ -141,10 +141,10 @@ def test_a_tensor_that_never_comes_ends_the_link_within_its_limit_and_both_ends_
     assert not came[1].arrays
     wire.until(lambda: not wire.a.carries("b", 1))
     assert "the other end" in wire.a.state()["b"]
-    wire.b.expect("a", 9, kinds(one))  # announced before the sender knew
+    wire.b.expect("a", 9, kinds(one))  # announced before the sender noticed
     assert wire.came()[0].error
     wire.a.offer("b")
-    assert not wire.a.carries("b", 1)  # once is enough
+    assert not wire.a.carries("b", 1)  # one failure is enough
 
 
 def test_a_link_that_is_not_made_in_time_is_over_on_both_sides(made: Callable[..., Wire]) -> None:
@@ -186,7 +186,7 @@ def test_a_life_that_is_over_is_forgotten_and_the_next_one_gets_a_link_of_its_ow
     wire = made(SHORT)
     wire.link()
     one = state()
-    wire.b.expect("a", 1, kinds(one))  # which nobody sends
+    wire.b.expect("a", 1, kinds(one))  # never sent
     wire.b.remove_peer("a")
     wire.a.remove_peer("b")
     assert wire.b.drain_arrivals() == [] and not wire.b.expects("a") and wire.a.state() == {}
@@ -194,7 +194,7 @@ def test_a_life_that_is_over_is_forgotten_and_the_next_one_gets_a_link_of_its_ow
     wire.link()
     go(wire, 1, one)
     assert same(wire.came()[0].arrays[0], one)
-    time.sleep(0.7)  # the old life's limit
+    time.sleep(0.7)  # the limit of the former incarnation
     assert wire.b.drain_arrivals() == [] and wire.a.carries("b", 1)
 
 
@@ -207,8 +207,8 @@ def test_kept_rows_are_joined_where_they_lie(made: Callable[..., Wire]) -> None:
     assert isinstance(hosted.data, memoryview) and bytes(hosted.data) == bytes(joined.data.tolist())
 
 
-#: One end of a link in a process of its own: lines of (outgoing, key, value) both ways; sends one large tensor, or does
-#: not take one.
+#: One end of a link in a process of its own. It exchanges lines of (outgoing, key, value), and either sends one large
+#: tensor or does not receive one.
 _CHILD = """
 import sys, json, threading, time, torch
 from runtime.config import DirectConfig
@@ -240,9 +240,11 @@ while True:
 def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
     made: Callable[..., Wire], what: str
 ) -> None:
-    """Long before any limit. Half a gigabyte is under way for some tenths of a second; gloo tells of who is in the
-    middle of sending, and of who has taken nothing yet. (Of who is in the middle of taking the cluster tells, and the
-    link is forgotten.)"""
+    """A killed peer is noticed long before any limit.
+
+    Half a gigabyte takes some tenths of a second. Gloo reports a peer that died while sending, or before it received
+    anything. A peer that dies while receiving is reported by the cluster, which then removes the link.
+    """
     import json
     import threading
 
@@ -282,7 +284,7 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
                 assert time.monotonic() < end
                 time.sleep(0.001)
         time.sleep(0.02)
-        os.kill(child.pid, signal.SIGSTOP)  # it goes no further
+        os.kill(child.pid, signal.SIGSTOP)  # it makes no further progress
         time.sleep(0.1)
         os.kill(child.pid, signal.SIGKILL)
         killed = time.monotonic()
@@ -305,10 +307,12 @@ def test_a_peer_that_is_killed_in_the_middle_of_a_transfer_is_noticed_at_once(
                 pipe.close()
 
 
-# -- NCCL, as far as there is any without a GPU ------------------------------------------------------------------------
+# -- NCCL, as far as it can be tested without a GPU -------------------------------------------------------------------
 
 
 class _Work:
+    """Stands for NCCL's work object: it is completed after so many looks."""
+
     def __init__(self, looks: int, error: Exception | None = None) -> None:
         self.looks, self.error = looks, error
 

@@ -1,6 +1,4 @@
-"""Stages whose hidden states and pages stay on their device: the same tokens, however what comes is held (the path of
-GPUs, on a CPU).
-"""
+"""Hidden states and pages of stages that stay on their device (the GPU path, on a CPU): the tokens are the same."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from tests.runtime.engine.test_equality import prompts
 
 
 class Watched(StagedEngine):
-    """Counts what goes out by what holds it."""
+    """Counts outputs by what holds them: tensors, or bytes."""
 
     tensors = 0
     others = 0
@@ -84,7 +82,7 @@ def test_every_cut_into_two_and_three(family, name, kernels):  # noqa: F811
 
 @pytest.mark.parametrize("to", [0, 1])
 def test_pages_stay_and_are_read_by_either_kind(family, to):  # noqa: F811
-    """From an engine whose pages stay to one like it, and to one of bytes."""
+    """Pages that stay on the device can be written to an engine of the same kind and to one that uses bytes."""
     staying_one, other = connected(family, 1)[0], engines(family, 1)[0] if to else connected(family, 1)[0]
     pages = [3, 0, 5]
     data = torch.randint(0, 256, (3, staying_one.page_bytes), dtype=torch.uint8)
@@ -111,7 +109,7 @@ def test_what_stays_is_a_view_and_what_comes_in_is_a_copy(dtype):
     mixed = joined([rows[0], array_of(hidden[0, 1:].clone())], (5, 6), dtype)
     assert torch.equal(mixed, hidden[0])
     single = joined([out], (5, 6), dtype)
-    assert single.data_ptr() != hidden.data_ptr()  # layers write into what they start from, and others may hold it
+    assert single.data_ptr() != hidden.data_ptr()  # layers write into their input, which may be in use elsewhere
     came = Stacked(["a", "b"], out, [1, 4])
     assert torch.equal(gathered(came, ["b", "a"], (5, 6), dtype), hidden[0, [1, 2, 3, 4, 0]])
 
@@ -138,6 +136,6 @@ def test_what_is_kept_of_it_is_a_copy_on_its_device():
     kept.store_span("s", 1, 2, cut(staying(whole_step), 2, 4))
     ((first, lo, hi), _) = kept.pieces("s", 1, 0, 4)
     assert is_tensor(first) and (lo, hi) == (0, 2)
-    assert first.data.untyped_storage().nbytes() == 2 * 4 * 4  # not all of the step
+    assert first.data.untyped_storage().nbytes() == 2 * 4 * 4  # not the whole step's storage
     assert kept.nbytes == 2 * (2 * 4 * 4 + 256)
     kept.check({"s"})

@@ -1,4 +1,4 @@
-"""A stream's bytes are those of its documents, however they were put together."""
+"""The bytes of a stream equal those of its whole documents, though repeated parts are rendered once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def generation(tokenizer: Tokenizer, name: str, chat: bool, **fields: object) ->
 
 
 def worded(wording: Wording, piece: TextPiece, token_ids: bool) -> bytes:
-    """As it was always done: the whole document at every step."""
+    """Render the whole document at every step, as the reference."""
     says = piece.text or piece.entries or piece.finish is not None or (token_ids and piece.tokens)
     return b"data: " + dump(wording.chunk(piece)) + b"\n\n" if says else b""
 
