@@ -95,8 +95,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor ({settled.backend})")
         driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.scheduler_log, stack))
         stack.enter_context(driver)
-        # With `--adaptive accuracy` only the scheduler chooses variants; the server chooses by latency.
-        source = ZooSource(zoo, options.serve_deltas and options.adaptive == "latency", engine_config.device)
+        source = ZooSource(zoo)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(

@@ -113,6 +113,19 @@ class BlockUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Relate a low-rank delta to the full fine-tune that it rewrites.
+
+    Fields:
+        of: Name of the fine-tune.
+        score: Similarity of the answers of the two in [0, 1].
+    """
+
+    of: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Chain:
     """Describe one version of a model as a list of blocks.
 
@@ -123,12 +136,14 @@ class Chain:
         uses: The blocks in order.
         source: Name under which engines load this version; empty for the model's name. Two versions loaded at the same
             time have different names.
+        rewriting: Set if the model is a low-rank delta that may serve requests for the model that it rewrites.
     """
 
     spec: ModelSpec
     version: str
     uses: tuple[BlockUse, ...]
     source: str = ""
+    rewriting: Rewriting | None = None
 
     @property
     def model(self) -> str:
@@ -157,7 +172,8 @@ class Chain:
 class Variant:
     """Describe a chain that may serve requests for another one, if they allow it (BL-20). Some of its blocks differ.
 
-    It has its own KV domains; its `spec` has the name of the chain that it replaces.
+    It has its own KV domains; its `spec` has the name of the chain that it replaces. A low-rank delta keeps its own
+    name, because it is a served model itself.
 
     Fields:
         name: Name reported to clients as `served_by`.
@@ -169,7 +185,7 @@ class Variant:
     chain: Chain
     of: str
     score: float
-    kind: Literal["equivalent", "stitched"] = "equivalent"
+    kind: Literal["equivalent", "stitched", "delta"] = "equivalent"
 
 
 @dataclass(frozen=True, slots=True)

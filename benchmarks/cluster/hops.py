@@ -129,7 +129,10 @@ class Cluster:
         for name in "ab":
             self._messenger.send(
                 name,
-                PeerList(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)),
+                PeerList(
+                    tuple((each.device, 1, each.address) for each in ready),
+                    tuple(each.tensor_transport for each in ready),
+                ),
             )
 
     def next(self, kind: type[Message]) -> Any:

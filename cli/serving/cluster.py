@@ -44,16 +44,13 @@ def start_cluster(
     from runtime.engine.catalog.block_profiles import measured_pieces
     from runtime.engine.catalog.describe import describe_chain
     from runtime.engine.catalog.surrogates import surrogates_of
-    from runtime.engine.catalog.variants import variants_in
+    from runtime.engine.catalog.variants import DescribedVariant, rewriting_of, variants_in
     from runtime.engine.models.registry import half_page
 
     names, executor = chosen.names, chosen.executor
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
     limits = options.adaptation()
-    # With one device the server chooses rewritings by latency. By accuracy, or with several, the scheduler chooses
-    # variants.
-    adapts = options.serve_deltas and not (inline and limits.prefer == "latency")
     half = half_page(zoo.store, config, names, executor)
     found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in names]
     whole = {block.id: block.nbytes for each in found_whole for block in each.blocks}
@@ -69,10 +66,13 @@ def start_cluster(
 
     def describe(name: str) -> ServeModel:
         found = describe_chain(zoo.store, name, config, half, piece, None, executor)
-        variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if adapts else ()
-        cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
+        chain, variants = found.chain, tuple[DescribedVariant, ...]()
+        if options.serve_deltas:
+            variants = variants_in(zoo.store, chain, name, config, half, piece, limits, executor)
+            chain = replace(chain, rewriting=rewriting_of(zoo.store, name))
+        cut = {zoo.model(name).name: chain, **{each.variant.name: each.variant.chain for each in variants}}
         return ServeModel(
-            found.chain,
+            chain,
             (*found.blocks, *(block for each in variants for block in each.blocks)),
             tuple(v.variant for v in variants),
             measured_pieces(zoo.store, cut, config.device, threads),

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from runtime.chains import StageEngine
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
-    from runtime.policy.profiles import BlockProfile
     from zoo.api import ModelHandle, Zoo
 
 #: Files that contain a vocabulary; tokenizer_config.json alone has none.
@@ -193,15 +192,10 @@ def _config_of(model: ModelHandle) -> Mapping[str, Any]:
 
 
 class ZooSource:
-    """The catalogue as `runtime.server.interfaces.ModelSource`.
+    """The catalogue as `runtime.server.interfaces.ModelSource`."""
 
-    With `deltas`, models get their low-rank rewriting as stand-in, and the stored profiles of `device` to choose by.
-    """
-
-    def __init__(self, zoo: Zoo, deltas: bool = False, device: str = "cpu") -> None:
+    def __init__(self, zoo: Zoo) -> None:
         self._zoo = zoo
-        self._deltas = deltas
-        self._device = device
 
     def resolve(self, name: str) -> str:
         return self._zoo.model(name).name
@@ -220,28 +214,7 @@ class ZooSource:
             created=int(created.timestamp()),
             chain=chain_id(model.manifest.components),
             exits=exit_ids(model.manifest),
-            stand_in=self._rewriting(spec.name) if self._deltas else None,
-            profile=self._profile(spec) if self._deltas else None,
         )
-
-    def _profile(self, spec: ModelSpec) -> BlockProfile | None:
-        """Return the chain's stored costs on a device like this one.
-
-        None if the chain was not measured, or was measured with other blocks.
-        """
-        from runtime.engine.profiling.document import stored_chain
-
-        return stored_chain(self._zoo.store, spec.name, self._device)
-
-    def _rewriting(self, name: str) -> str | None:
-        """Return the name of the model's low-rank rewriting with the highest stored similarity."""
-        with self._zoo.store.catalog.reading() as reader:
-            pairs = [
-                pair
-                for pair in reader.equivalences([name])
-                if pair.relation == "delta" and pair.a.model == name and pair.a.lo == 0
-            ]
-        return max(pairs, key=lambda pair: pair.similarity).b.model if pairs else None
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:

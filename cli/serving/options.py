@@ -147,8 +147,8 @@ class ServeOptions:
     speculation_lane: str = option("own", group="Approximations", needs=["speculation"], choices=get_args(LaneChoice),
         help="Surrogates run on a thread or CUDA stream of their own, or before the other steps (shared).")
     serve_deltas: bool = option(False, group="Approximations",
-        help="Answer adaptive requests by a model's low-rank delta where that is served too; over agents also by "
-             "composed models that were scored against it.")
+        help="Answer adaptive requests by a model's low-rank delta where that is served too, or by composed models "
+             "that were scored against it.")
     early_exit: bool = option(False, group="Approximations",
         help="Accept `early_exit` in requests: the layer behind which their model is left (zoo exits --make).")
     adaptive: str = option("latency", group="Approximations", choices=("latency", "accuracy"),
@@ -228,7 +228,7 @@ class ServeOptions:
         )  # fmt: skip
 
     def adaptation(self) -> DispatchLimits:
-        """Return how adaptive requests are dispatched over agents."""
+        """Return how adaptive requests are dispatched."""
         prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
         return DispatchLimits(prefer, self.min_equivalence, self.min_stitched, limit=limit)

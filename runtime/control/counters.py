@@ -69,7 +69,7 @@ class AgentCounters:
     segments: int = _shown("blockzoo:segments", "Segments run, where the engine reports them.")
     idle_tokens: int = _shown("blockzoo:idle_tokens", "Padding tokens of dense batches.")  # BA-18
     busy: int = _shown("blockzoo:step_seconds", "Time the engine spent in steps.", per=1e9)
-    adapted: int = 0
+    adapted: int = _shown("blockzoo:adapted_sequences", "Adaptive sequences that ran on a variant of their model.")
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
     # Speculated hops (BL-25).
     speculations: int = _shown("blockzoo:speculations", "Rows that might be predicted.")

@@ -12,7 +12,6 @@ from typing import Any
 
 from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
 from zoo.views.exits import exit_name
 
@@ -34,9 +33,7 @@ class ServedModel:
 
     Fields:
         created: Unix seconds.
-        stand_in: Name of a cheaper rewriting of the model that adaptive requests may get.
-        asked: The requested model, if this one is its stand-in or one of its exits.
-        profile: Measured costs of its chain on this device, None without a measurement.
+        asked: The requested model, if this one is one of its exits.
         chain: Identity of the components it runs.
         exits: `exits[k]` has the `chain` values of exits behind k layers (`zoo.views.exits`).
     """
@@ -45,9 +42,7 @@ class ServedModel:
     tokenizer: Tokenizer
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = 0
-    stand_in: str | None = None
     asked: str | None = None
-    profile: BlockProfile | None = None
     chain: str = ""
     exits: tuple[frozenset[str], ...] = ()
 
@@ -97,11 +92,6 @@ class ServedModels:
 
     def remove(self, name: str) -> None:
         self._by_name = {known: model for known, model in self._by_name.items() if known != name}
-
-    def stand_in_of(self, model: ServedModel) -> ServedModel | None:
-        """Return the model's stand-in if it is served."""
-        stand_in = self._by_name.get(model.stand_in or "")
-        return None if stand_in is None else replace(stand_in, asked=model.name)
 
     def exit_of(self, model: ServedModel, layers: int) -> ServedModel | None:
         """Return the model's exit behind `layers` layers (BL-30), if it is served.

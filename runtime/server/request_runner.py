@@ -36,11 +36,11 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
     limits = Limits(service.config.max_choices, service.config.max_queued)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
-        model = model_for(service, chat, len(raw), receipt)
+        model = model_for(service, chat)
         generation = assemble_chat(chat, model, receipt, limits)
     else:
         completion = parse(CompletionBody, raw)
-        model = model_for(service, completion, len(raw), receipt)
+        model = model_for(service, completion)
         generation = assemble_completion(completion, model, receipt, limits)
     return Prepared(generation, tuple(AnswerChoice(generation, index) for index in range(len(generation.sequences))))
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from cli.app import main
-from cli.serving.models import ZooSource
-from runtime.types import ModelSpec
+from cli.serving.models import Chosen
+from cli.serving.options import ServeOptions
+from runtime.config import EngineConfig
+from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
 from tests.surgery.deltas.tunes import tune
+
+SIZES = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-cache-memory-bytes", "16MiB")
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +56,33 @@ def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
     assert code == 0 and json.loads(out)["usage"]["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize(("deltas", "stand_in"), [(True, "near"), (False, None)])
-def test_the_server_is_told_of_rewritings_where_it_may_use_them(store, deltas, stand_in):
-    """Needs the test above, which makes `near`."""
+@pytest.mark.parametrize("executor", ["paged", "dense"])
+@pytest.mark.parametrize(
+    ("deltas", "asks", "adaptive", "served"),
+    [
+        (True, "fine", True, "near"),
+        (True, "fine", False, None),
+        (True, "near", True, None),
+        (False, "fine", True, None),
+    ],
+)
+def test_adaptive_requests_get_the_delta_where_that_is_allowed(store, executor, deltas, asks, adaptive, served):
+    """Needs the test above, which makes `near`; nothing was measured."""
+    from cli.serving.cluster import start_cluster
     from zoo import Zoo
 
-    with Zoo(store) as zoo:
-        served = ZooSource(zoo, deltas).served(ModelSpec("fine", 3, 16, 256, checkpoints.VOCAB))
-        assert served.stand_in == stand_in
-        assert ZooSource(zoo, deltas).served(ModelSpec("near", 3, 16, 256, checkpoints.VOCAB)).stand_in is None
+    options = ServeOptions(backend="inline", kv_cache_memory_bytes="16MiB", kernels="stock", serve_deltas=deltas)
+    request = SequenceRequest("s", "s", asks, (5, 6, 7), SamplingParams(4, ignore_eos=True), adaptive=adaptive)
+    with (
+        Zoo(store) as zoo,
+        start_cluster(zoo, options, Chosen(("base", "fine", "near"), (), executor), None, None) as made,
+    ):
+        *_, last = made.run([request])
+        assert (last.finish, last.served) == ("length", served)
 
 
 def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys, store):
-    sizes = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-cache-memory-bytes", "16MiB")
-    code, out, _ = run(capsys, "profile", "fine", "--store", str(store), *sizes, "--json")
+    code, out, _ = run(capsys, "profile", "fine", "--store", str(store), *SIZES, "--json")
     said = json.loads(out)
     assert code == 0 and said["device"] == "cpu" and said["links"]
     assert all(
@@ -89,15 +108,27 @@ def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
     assert code == 0 and 20_000 < json.loads(out)["bytes"] <= 30_000
 
 
-def test_the_server_is_told_what_chains_cost_where_that_was_measured(store):
-    """Needs the test above, which measures `fine`."""
+def test_a_delta_is_weighed_by_its_own_measurement_as_a_whole(capsys, store):
+    """Its blocks are its base's, without what it adds."""
+    from runtime.engine.catalog.block_profiles import measured_pieces
+    from runtime.engine.catalog.describe import describe_chain
+    from runtime.engine.catalog.variants import rewriting_of
+    from runtime.engine.models.registry import half_page
     from zoo import Zoo
 
-    with Zoo(store) as zoo:
-        spec = ModelSpec("fine", 3, 16, 256, checkpoints.VOCAB)
-        assert ZooSource(zoo, deltas=True).served(spec).profile.decode.at(1, 8) > 0
-        assert ZooSource(zoo, deltas=False).served(spec).profile is None
-        assert ZooSource(zoo, deltas=True).served(ModelSpec("near", 3, 16, 256, checkpoints.VOCAB)).profile is None
+    def whole() -> list[float]:
+        with Zoo(store) as zoo:
+            half = half_page(zoo.store, EngineConfig(), ["near"])
+            found = describe_chain(zoo.store, "near", EngineConfig(), half, 1 << 62).chain
+            chain = replace(found, rewriting=rewriting_of(zoo.store, "near"))
+            pieces = measured_pieces(zoo.store, {"near": chain}, "cpu", torch.get_num_threads())
+            assert chain.rewriting.of == "fine" and rewriting_of(zoo.store, "fine") is None
+        return [piece.decode.at(1, 8) for piece in pieces if piece.block == chain.version]
+
+    run(capsys, "profile", "fine", "--store", str(store), *SIZES)
+    assert not whole()
+    said = json.loads(run(capsys, "profile", "near", "--store", str(store), *SIZES, "--json")[1])
+    assert whole() == [pytest.approx(sum(block["decode"]["seconds"][0][0] for block in said["blocks"]), rel=1e-6)]
 
 
 @pytest.mark.parametrize(

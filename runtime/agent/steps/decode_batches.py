@@ -76,7 +76,7 @@ class DecodeBatches:
         self._device, self._tables, self._limits = device, tables, limits
         self._batches: OrderedDict[_Key, _Batch] = OrderedDict()
         #: Rows of the latest message that has a number, until they run: they may become a batch.
-        self._arrived: tuple[int, list[QueuedRow]] | None = None
+        self._arrived: tuple[int, tuple[QueuedRow, ...]] | None = None
         self._waiting: _Batch | None = None
         self._running: _Batch | None = None
         self._sent: Sequence[QueuedRow] | None = None
@@ -112,7 +112,7 @@ class DecodeBatches:
             batch.seqs != message.seqs
             or batch.epochs != message.epochs
             or rows[0].start != message.starts[0]
-            or not all([row.sequence.here for row in rows])  # noqa: C419
+            or not _are_here(rows)
         ):
             return None
         if isinstance(message, RunRows):
@@ -123,18 +123,18 @@ class DecodeBatches:
                 row.since, row.array = now, Slice(arrays[0], at, at + 1)
         else:
             return None
-        self._waiting, self._arrived = batch, (batch.number, rows)
+        self._waiting, self._arrived = batch, (batch.number, tuple(rows))
         return rows
 
     def arrived(self, message: ForwardRows | RunRows, rows: list[QueuedRow]) -> None:
         """Record the rows of a message with an unknown batch. Ignored unless every row of the message is there."""
         if message.batch and len(rows) == len(message.seqs):
-            self._arrived = message.batch, rows
+            self._arrived = message.batch, tuple(rows)
 
     def begin(self, waiting: Sequence[QueuedRow]) -> tuple[int, tuple[Row, ...], Mapping[str, Array]] | None:
         """Return number, plan and inputs of the next step, if just a known batch waits and enough pages are free."""
         batch, self._waiting = self._waiting, None
-        if batch is None or waiting is not batch.rows or len(waiting) != len(batch.plan):
+        if batch is None or waiting is not batch.rows or len(waiting) != len(batch.plan) or not _are_here(waiting):
             return None
         if not all([self._tables.grow(batch.names[at], 1) for at in batch.short]):  # noqa: C419
             return None
@@ -146,7 +146,7 @@ class DecodeBatches:
     def number_of(self, chosen: list[QueuedRow]) -> int:
         """Return the number of the batch if a step's rows are exactly those of the last numbered message, else 0."""
         arrived, self._arrived = self._arrived, None
-        if arrived is None or arrived[1] != chosen or not _decodes(chosen):
+        if arrived is None or arrived[1] != tuple(chosen) or not _decodes(chosen):
             return 0
         self._running = _Batch(
             arrived[0],
@@ -223,7 +223,7 @@ class DecodeBatches:
 
     def _advance(self, batch: _Batch) -> bool:
         """Build rows, plan and message of the next step from the last one; return False if a sequence is closed."""
-        if not all([row.sequence.here for row in batch.rows]):  # noqa: C419
+        if not _are_here(batch.rows):
             return False
         told, rows, plan = self._tables.told, [], []
         for row in batch.rows:
@@ -254,6 +254,11 @@ class DecodeBatches:
             pages = self._tables.announce_pages(row.seq, row.start + 1)
             plan[at] = Row(row.seq, row.model, row.tokens, row.start, pages, row.sample, row.generated)
         return tuple(plan)
+
+
+def _are_here(rows: Sequence[QueuedRow]) -> bool:
+    """Whether no row's sequence was closed or opened anew since the row was made."""
+    return all([row.sequence.here for row in rows])  # noqa: C419
 
 
 def _whole(rows: Sequence[QueuedRow]) -> bool:

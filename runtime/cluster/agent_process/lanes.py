@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, LaunchedStep, Launching, StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
@@ -31,18 +32,6 @@ _log = logging.getLogger(__name__)
 
 #: Longest time that `close` waits for a running step, in seconds.
 _PATIENCE = 30.0
-
-
-class StepMachine(Protocol):
-    """The part of `runtime.agent.agent.Agent` that lanes use."""
-
-    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
-
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
-
-    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]: ...
-
-    def first(self, result: StageResult) -> Send | None: ...
 
 
 class Lanes(Protocol):
@@ -67,7 +56,7 @@ class Lanes(Protocol):
 class _Outcomes:
     """Passes the results of one lane's steps to the agent, and counts failures in a row."""
 
-    def __init__(self, agent: StepMachine, clock: Callable[[], int], lane: Lane) -> None:
+    def __init__(self, agent: Agent, clock: Callable[[], int], lane: Lane) -> None:
         self._agent, self._clock, self._lane = agent, clock, lane
         self._failures = 0
 
@@ -92,7 +81,7 @@ class OneLane:
     """All steps on the loop's thread, launched ahead if the engine can."""
 
     def __init__(
-        self, runner: StepRunner, agent: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]
+        self, runner: StepRunner, agent: Agent, clock: Callable[[], int], send: Callable[[Send], object]
     ) -> None:
         self._runner, self._agent, self._clock, self._send = runner, agent, clock, send
         self._outcomes = _Outcomes(agent, clock, "all")
@@ -214,7 +203,7 @@ class TwoLanes:
     """
 
     def __init__(
-        self, runners: Mapping[Lane, StepRunner], agent: StepMachine, clock: Callable[[], int], wake: Callable[[], None]
+        self, runners: Mapping[Lane, StepRunner], agent: Agent, clock: Callable[[], int], wake: Callable[[], None]
     ) -> None:
         self._agent, self._clock, self._wake = agent, clock, wake
         self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
@@ -268,7 +257,7 @@ class TwoLanes:
 def lanes_for(
     engine: StepRunner,
     beside: StepRunner | None,
-    agent: StepMachine,
+    agent: Agent,
     clock: Callable[[], int],
     wake: Callable[[], None],
     send: Callable[[Send], object],

@@ -24,18 +24,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from runtime.agent.steps.queue import Lane
-from runtime.chains import Array, StageEngine, StageResult
+from runtime.agent.agent import Agent
+from runtime.chains import Array, StageEngine
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
-from runtime.control.agent_io import AgentCommand, AgentEvent, Send, StageStep
+from runtime.control.agent_io import AgentCommand, AgentEvent, Send
 from runtime.messages import (
     PROTOCOL,
     SCHEDULER,
@@ -90,38 +89,6 @@ class AgentSettings:
     direct: DirectConfig | None = None
 
 
-class AgentMachine(Protocol):
-    """The part of `runtime.agent.agent.Agent` that the loop uses."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def busy(self) -> bool: ...
-
-    @property
-    def inputs(self) -> int: ...
-
-    @property
-    def lingers(self) -> int | None: ...
-
-    def handle(self, event: Message | AgentEvent, arrays: Sequence[Array], now: int) -> list[AgentCommand]: ...
-
-    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
-
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
-
-    def fail_step(self, reason: str, now: int, lane: Lane = "all", *, retry: bool = False) -> list[AgentCommand]: ...
-
-    def prepare(self) -> None: ...
-
-    def first(self, result: StageResult) -> Send | None: ...
-
-    def starved(self, now: int) -> list[AgentCommand]: ...
-
-    def report(self) -> AgentStats: ...
-
-
 class _Severed(Exception):
     """The scheduler or a peer rejects this agent."""
 
@@ -142,7 +109,7 @@ class AgentLoop:
     def __init__(
         self,
         engine: StageEngine,
-        agent: AgentMachine,
+        agent: Agent,
         messenger: Link,
         settings: AgentSettings,
         version: str,

@@ -5,6 +5,9 @@ block's time by the bytes that are multiplied (all but embeddings, which are loo
 by all bytes. The estimate is reasonable because a piece runs the kernels of its block, and pieces of one device run as
 one stage, so cutting costs nothing there.
 
+A low-rank delta has its base's pieces but costs more. If all its blocks were measured it also has a profile as a whole,
+under the version of its chain.
+
 Reads the catalogue. A block that was not measured on this kind of device, or has changed since, has no profile.
 """
 
@@ -15,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from runtime.chains import BlockUse, Chain
 from runtime.engine.catalog.describe import Sizes
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
-from runtime.policy.profiles import BlockProfile, part_of, profile_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, alike, chain_of, part_of, profile_of
 from zoo.catalog import Reader
 from zoo.manifest import ChainBlock, Component
 from zoo.store import Store
@@ -23,6 +26,7 @@ from zoo.store import Store
 
 def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, threads: int) -> tuple[BlockProfile, ...]:
     """Return the profiles of pieces by the block ids in `chains`, which `describe_chain` returned; each piece once.
+    Low-rank deltas also have one of their whole chain, by its version.
 
     Args:
         chains: the chains by the names of the stored models that they were made of.
@@ -68,6 +72,10 @@ def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockPr
         block = next((each for each in blocks if each.lo <= use.lo and use.hi <= each.hi), None)
         if block is not None and (whole := known.get(block.digest)) is not None:
             yield _part(whole, block, use, components, sizes)
+    if chain.rewriting is not None and all(block.digest in known for block in blocks):
+        named = [block.digest for block in blocks]
+        tables = DeviceProfile("", alike([known[digest] for digest in dict.fromkeys(named)]), ())
+        yield chain_of(tables, chain.version, named)
 
 
 def _part(

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runtime.chains import Block, Chain, Variant
+from runtime.chains import Block, Chain, Rewriting, Variant
 from runtime.config import EngineConfig
 from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.models.servable import Executor
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.catalog import Reader
 from zoo.errors import NotServable
@@ -54,12 +55,14 @@ def variants_in(
     half_page: int,
     piece_bytes: int,
     limits: DispatchLimits | None = None,
+    executor: Executor = "paged",
 ) -> tuple[DescribedVariant, ...]:
     """Return the variants of a served model that the store holds, best first.
 
     Args:
         exact: the model's chain, as `describe_chain` returned it for `name`.
         limits: the lowest scores at which a replacement is used.
+        executor: the one that is to run them.
 
     Variants that cannot be served here are left out. Raises as `describe_chain` for other errors.
     """
@@ -70,13 +73,27 @@ def variants_in(
     out: list[DescribedVariant] = []
     for other, score, stitched in found:
         try:
-            described = describe_chain(store, other, config, half_page, piece_bytes, exact.model)
+            described = describe_chain(store, other, config, half_page, piece_bytes, exact.model, executor)
         except NotServable:
             continue
         if described.chain.spec.vocab_size == exact.spec.vocab_size and not described.chain.spec.virtual_tokens:
             variant = Variant(other, described.chain, exact.version, score, "stitched" if stitched else "equivalent")
             out.append(DescribedVariant(variant, described.blocks))
     return tuple(sorted(out, key=lambda each: -each.variant.score))
+
+
+def rewriting_of(store: Store, name: str) -> Rewriting | None:
+    """Find the full fine-tune that a stored model is a low-rank delta of (`zoo delta`); None for any other model. Of
+    several probes the least score counts.
+    """
+    with store.catalog.reading() as reader:
+        name = reader.resolve(name)
+        scored = [
+            Rewriting(pair.a.model, pair.similarity)
+            for pair in reader.equivalences([name])
+            if pair.relation == "delta" and pair.b.model == name and pair.a.lo == 0
+        ]
+    return min(scored, key=lambda each: each.score, default=None)
 
 
 def _scored(reader: Reader, name: str, limits: DispatchLimits) -> list[tuple[str, float, bool]]:

@@ -7,28 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from runtime.chains import Array, StageResult
 from runtime.engine.fakes.faults import require
 from runtime.types import StepPlan
 
+if TYPE_CHECKING:
+    from runtime.engine.fakes.integer_engine import IntegerEngine
+
 #: Seconds that a step waits for the preceding ones.
 _PATIENCE = 10.0
-
-
-class IntegerLane(Protocol):
-    """What the lanes need of the engine."""
-
-    def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int: ...
-
-    def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult: ...
 
 
 class IntegerLanes:
     """All lanes of one engine. `pace`: called with a step's nanoseconds, to spend them."""
 
-    def __init__(self, engine: IntegerLane, pace: Callable[[int], None] | None) -> None:
+    def __init__(self, engine: IntegerEngine, pace: Callable[[int], None] | None) -> None:
         self._engine, self._pace = engine, pace
         self._turn = threading.Condition()
         self._last = 0

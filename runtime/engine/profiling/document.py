@@ -23,7 +23,6 @@ from runtime.config import EngineConfig
 from runtime.engine.models.servable import servable
 from runtime.engine.profiling.links import measure_links
 from runtime.engine.profiling.measure import MeasuredExtent, Workbench, decode_grid, load_times, pair, prefill_line
-from runtime.policy.profiles import BlockProfile, chain_of, profile_of
 from surgery.families.settings import context_length
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, block_digest
@@ -124,21 +123,6 @@ def _document(
         "links": measure_links(device),
         "left_out": left_out,
     }
-
-
-def stored_chain(store: Store, name: str, device: str) -> BlockProfile | None:
-    """Return the stored profile of a model's whole chain on a device like this one.
-
-    Returns None if it was not measured or if the model's blocks have changed since.
-    """
-    key = device_key(device, hardware_of(device))
-    with store.catalog.reading() as reader:
-        chain = [block.digest for block in reader.chain(name)]
-        documents = [document.value for document in reader.documents(KIND, name) if document.key == key]
-    try:
-        return chain_of(profile_of(documents[-1]), name, chain)
-    except (IndexError, KeyError, TypeError, ValueError):
-        return None
 
 
 def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Estimate the latency of each candidate for a request's next hop from profiles, and choose the least (BL-21).
+"""Estimate the latency of each candidate for a request's next hop from profiles (BL-21).
 
     Latency   = T_queue + T_compute + T_transfer + T_load
     T_queue   = the compute times of the queued batches
@@ -12,7 +12,6 @@ profile, so off-loading to the host means naming another link. Pure functions; t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.policy.profiles import BlockProfile, LinkProfile
@@ -68,14 +67,6 @@ class Latency:
         return self.queue + self.compute + self.transfer + self.load
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Hold the candidate with the least latency, and the latencies of all candidates in their order."""
-
-    chosen: Candidate
-    latencies: tuple[Latency, ...]
-
-
 def swap_seconds(candidate: Candidate) -> float:
     """Return T_swap. Without a `way_in`, loading takes the profile's `load_seconds`."""
     out = (
@@ -99,12 +90,3 @@ def latency_of(candidate: Candidate, work: RowWork) -> Latency:
         transfer=transfer,
         load=max(swap - transfer, 0.0) if candidate.idle else swap,
     )
-
-
-def choose(candidates: Sequence[Candidate], work: RowWork) -> Choice:
-    """Return the candidate with the least latency; of equals the first. Raises ValueError without candidates."""
-    if not candidates:
-        raise ValueError("there is no candidate to choose from")
-    latencies = tuple(latency_of(candidate, work) for candidate in candidates)
-    best = min(range(len(candidates)), key=lambda index: latencies[index].total)
-    return Choice(candidates[best], latencies)

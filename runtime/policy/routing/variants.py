@@ -2,7 +2,8 @@
 
 Implements BL-13, BL-19 to BL-21, BL-28 and BL-29. The candidates for a block are its instances, instances that could be
 loaded, and, for requests that allow it (`adaptive`), instances of equivalent and stitched blocks, by their scores
-against the chain's own block. Among those with room for the request the preference decides:
+against the chain's own block, and low-rank deltas, which have no least score. Among those with room for the request the
+preference decides:
 
     latency    the least latency of all (BL-21)
     accuracy   the best score; a lower score only if no instance of the better one keeps to `limit` seconds (BL-29)
@@ -23,7 +24,7 @@ from typing import Literal
 
 from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_of
 
-Kind = Literal["own", "equivalent", "stitched"]
+Kind = Literal["own", "equivalent", "stitched", "delta"]
 Rule = Literal["owner", "latency", "accuracy"]
 
 
@@ -107,7 +108,7 @@ def dispatch(options: Sequence[Option], work: RowWork, adaptive: bool, limits: D
 
 def _why_out(option: Option, adaptive: bool, limits: DispatchLimits) -> str:
     if option.kind != "own":
-        least = limits.equivalent if option.kind == "equivalent" else limits.stitched
+        least = {"equivalent": limits.equivalent, "stitched": limits.stitched, "delta": 0.0}[option.kind]
         if not adaptive:
             return "the request is exact"
         if not option.score >= least:

@@ -1,7 +1,7 @@
 """Choose the chain of a new sequence: the one that its request names, or one of its variants (BL-20, BL-28, BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> `policy.routing.variants` (latency or accuracy
-    first, limits) -> a chain, for the life of the sequence
+    adaptive request -> options: the chain itself, its variants, its nearest low-rank delta that is served
+        -> `policy.routing.variants` (latency or accuracy first, limits) -> a chain, for the life of the sequence
 
 The latency of an option is that of the batches that wait for the devices of its path, and then of the batch that the
 request would join. As load grows, the latencies of all options grow. With accuracy first, a latency limit is what makes
@@ -12,6 +12,10 @@ a lower score acceptable.
 - If paths are chosen by bytes read (`policy.routing.bytes_read`), an option without profiles counts the bytes that
   steps read with the new sequence. Chains that are loaded then go before those that are not (BL-13: an instance, an
   equivalent one, a new one).
+- With a low-rank delta among the options, latencies are those of one step (BL-21), because the rows of a delta join the
+  batch of its base. The queue is the batches of the other options, and the request joins the option's own batch.
+- With profiles of the chain and its delta, variants without one are left out. Otherwise the delta counts the bytes that
+  it adds to its base, so it is taken wherever it is served.
 
 A request that is not adaptive always gets its own chain. Each choice is traced with all terms. This module changes no
 state.
@@ -19,6 +23,7 @@ state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
@@ -30,7 +35,10 @@ from runtime.policy.routing.latency import Candidate, RowWork
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.state import ClusterState
-from runtime.types import SequenceRequest
+from runtime.types import ModelSpec, SequenceRequest
+
+#: The batches of the other options in a step, and the rows of an option's own batch.
+Batches = tuple[tuple[RowWork, ...], int]
 
 #: Without profiles: bytes that a step reads per second, and additional rows that double the time of a step.
 _NOMINAL_BYTES = 20e9
@@ -44,8 +52,8 @@ class VariantChoice:
     Fields:
         variants: Variants that adaptive requests may get.
         limits: Whether latency or accuracy comes first, the least scores, and the latency limit of accuracy.
-        profiles: Profiles of blocks, by the ids in chains; None for none. Paths are chosen by them too
-            (`scheduler.routing.estimates`).
+        profiles: Profiles of blocks, by the ids in chains, and of whole chains, by their versions; None for none. Paths
+            are chosen by them too (`scheduler.routing.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -63,40 +71,65 @@ class VariantChooser:
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
         """Return the variant that a request gets; None for the chain that it names."""
-        variants = self._state.variants.get(exact.loaded_as, ()) if request.adaptive and self._state.placed else ()
-        if not variants:
+        if not (request.adaptive and self._state.placed):
             return None
-        profiles = self._chain_profiles([exact, *(variant.chain for variant in variants)])
-        options = [self._option(request, exact, profiles[0], "own", 1.0)]
-        for variant, profile in zip(variants, profiles[1:], strict=True):
-            options.append(self._option(request, variant.chain, profile, variant.kind, variant.score))
-        options = self._warm([exact, *(variant.chain for variant in variants)], options)
+        own = Variant(exact.model, exact, exact.version, 1.0)
+        deltas, others = self._nearest_delta(exact), self._state.variants.get(exact.loaded_as, ())
+        if deltas and all(map(self._measured, (own, *deltas))):
+            others = tuple(filter(self._measured, others))
+        known = (own, *others, *deltas)
+        if len(known) == 1:
+            return None
+        chains = [each.chain for each in known]
+        batches = self._step_batches(chains, len(request.prompt)) if deltas else [None] * len(chains)
+        options = [
+            self._option(request, each, "own" if each is own else each.kind, profile, beside)
+            for each, profile, beside in zip(known, self._chain_profiles(known), batches, strict=True)
+        ]
+        options = self._warm(chains, options)
         found = dispatch(options, RowWork(1, len(request.prompt)), request.adaptive, self._limits)
         if not isinstance(found, Dispatch):
             return None
         at = options.index(found.chosen)
         self._state.tell.dispatched(now, request, found)
-        return None if at == 0 else variants[at - 1]
+        return None if at == 0 else known[at]
 
     # -- options -------------------------------------------------------------------------------------------------------
 
+    def _nearest_delta(self, exact: Chain) -> tuple[Variant, ...]:
+        """Return the low-rank delta of a chain with the best score of those that are served, if any is."""
+        deltas = [
+            Variant(chain.model, chain, exact.version, chain.rewriting.score, "delta")
+            for chain in self._state.chains.values()
+            if chain.rewriting is not None and chain.rewriting.of == exact.model
+            if chain.spec.vocab_size == exact.spec.vocab_size and not chain.spec.virtual_tokens
+        ]
+        return (max(deltas, key=lambda delta: delta.score),) if deltas else ()
+
     def _option(
-        self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float
+        self, request: SequenceRequest, variant: Variant, kind: Kind, profile: BlockProfile, beside: Batches | None
     ) -> Option:
-        """Return a chain on its cheapest path as an option; without room if no path can run the request."""
+        """Return a variant on its cheapest path as an option; without room if no path can run the request.
+
+        Args:
+            beside: The batches of a step with the variant; None to weigh what waits for the devices of its path.
+        """
+        chain, score = variant.chain, variant.score
         path = self._state.router.path(chain, self._state.devices.loads)
         if path is None or not self._able(request, chain, path):
-            return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
+            return Option(Candidate(variant.name, profile), kind, score, room=False)
+        if beside is not None:
+            return Option(Candidate(variant.name, profile, *beside), kind, score)
         context = len(request.prompt)
         if self._by_reading(chain):
             seconds = self._state.router.reading(chain, path, context) / _NOMINAL_BYTES
             whole = BlockProfile(
                 chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0
             )
-            return Option(Candidate(chain.loaded_as, whole), kind, score)
+            return Option(Candidate(variant.name, whole), kind, score)
         queue = tuple(RowWork(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].passing.count for hop in path)
-        return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
+        return Option(Candidate(variant.name, profile, queue, joins), kind, score)
 
     def _by_reading(self, chain: Chain) -> bool:
         """Return whether the paths of a chain are chosen by bytes read, and not by profiles."""
@@ -133,17 +166,39 @@ class VariantChooser:
         full, rest = divmod(waiting, self._state.config.max_num_seqs)
         return [self._state.config.max_num_seqs] * full + [rest] * (rest > 0)
 
+    def _step_batches(self, chains: Sequence[Chain], context: int) -> list[Batches]:
+        """Return for each chain the batches of the other chains in a step, and the rows of its own batch."""
+        rows: Counter[str] = Counter()
+        for alive in {each.loaded_as: each for each in self._state.in_use()}.values():
+            rows[_batch_of(alive.spec)] += self._state.users[alive.loaded_as]
+        own = [_batch_of(chain.spec) for chain in chains]
+        work = {batch: RowWork(rows[batch], context) for batch in own if rows[batch]}
+        return [(tuple(work[other] for other in work if other != batch), rows[batch]) for batch in own]
+
     # -- profiles ------------------------------------------------------------------------------------------------------
 
-    def _chain_profiles(self, chains: Sequence[Chain]) -> list[BlockProfile]:
-        """Return the measured profiles if all chains are covered, else nominal ones for all."""
-        if all(self._estimates.covers(each) for each in chains):
-            return [self._estimates.whole(each) for each in chains]
-        return [self._nominal(each) for each in chains]
+    def _chain_profiles(self, variants: Sequence[Variant]) -> list[BlockProfile]:
+        """Return the measured profiles if all variants have one, else nominal ones for all."""
+        found = [self._estimates.whole(each.chain) for each in variants]
+        measured = [each for each in found if each is not None]
+        return measured if len(measured) == len(found) else [self._nominal(each) for each in variants]
 
-    def _nominal(self, chain: Chain) -> BlockProfile:
-        """Return a profile that follows from the bytes of a chain's blocks."""
-        nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
+    def _measured(self, variant: Variant) -> bool:
+        """Return whether a variant has a measured profile."""
+        return self._estimates.whole(variant.chain) is not None
+
+    def _nominal(self, variant: Variant) -> BlockProfile:
+        """Return a profile that follows from the bytes of a chain's blocks, or from those that a delta adds."""
+        chain = variant.chain
+        if variant.kind == "delta":
+            nbytes = sum(use.adapter_bytes for use in chain.uses)
+        else:
+            nbytes = sum(self._state.block_map.block(use.block).nbytes for use in chain.uses)
         seconds = nbytes / _NOMINAL_BYTES
         grid = Grid((1.0, 1.0 + _NOMINAL_ROWS), (0.0,), ((seconds,), (2 * seconds,)))
         return BlockProfile(chain.loaded_as, nbytes, grid, Line((1.0,), (seconds,)), 0.0)
+
+
+def _batch_of(spec: ModelSpec) -> str:
+    """Return the model in whose batch the rows of a model run: its base, unless it has weights of its own."""
+    return spec.name if spec.base is None or spec.kind in ("foundation", "full") else spec.base

@@ -25,7 +25,7 @@ class LatencyEstimates:
     """Cached latency estimates from block profiles.
 
     Args:
-        profiles: Measured profiles, by block.
+        profiles: Measured profiles, by block; of whole chains by their version.
         hop: Seconds that a row takes from one device to another.
         way_in: Link over which blocks are loaded; None for loads from disk.
     """
@@ -43,9 +43,9 @@ class LatencyEstimates:
             self._profiles.setdefault(each.block, each)
 
     def remove_blocks(self, blocks: Collection[str], version: str) -> None:
-        """Forget the profiles of these blocks, and the whole-chain profile of a version."""
-        for block in blocks:
-            self._profiles.pop(block, None)
+        """Forget the profiles of these blocks, and the whole-chain profiles of a version."""
+        for measured in (*blocks, version):
+            self._profiles.pop(measured, None)
         if blocks:
             self._known = {key: known for key, known in self._known.items() if key[0] not in blocks}
         self._whole.pop(version, None)
@@ -54,10 +54,13 @@ class LatencyEstimates:
         """Return whether each block of a chain has a profile."""
         return bool(self._profiles) and all(use.block in self._profiles for use in chain.uses)
 
-    def whole(self, chain: Chain) -> BlockProfile:
-        """Return the profile of a covered chain as one block. Raises KeyError for a chain that is not covered."""
-        found = self._whole.get(chain.version)
-        if found is None:
+    def whole(self, chain: Chain) -> BlockProfile | None:
+        """Return the profile of a chain as one block; None for a chain that was not measured.
+
+        The blocks of a low-rank delta are its base's, without its own factors, so only its whole-chain profile counts.
+        """
+        found = self._profiles.get(chain.version) or self._whole.get(chain.version)
+        if found is None and chain.rewriting is None and self.covers(chain):
             blocks = [use.block for use in chain.uses]
             tables = DeviceProfile("", alike([self._profiles[block] for block in dict.fromkeys(blocks)]), ())
             found = self._whole[chain.version] = chain_of(tables, chain.loaded_as, blocks)

@@ -8,7 +8,7 @@ from runtime.control.counters import AgentCounters, Counters
 from runtime.types import StepPlan, StepResult
 
 #: Counters that are no metrics of their own: the frontend counts these by model.
-_TOLD_ELSEWHERE = {"prompt_tokens", "generated_tokens", "adapted", "finished"}
+_TOLD_ELSEWHERE = {"prompt_tokens", "generated_tokens", "finished"}
 
 
 def test_every_counter_is_a_metric_of_its_own_name() -> None:

@@ -6,11 +6,12 @@ Blocks with equal names are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from runtime.chains import Array, Block, BlockUse, Chain, StageResult
+from runtime.chains import Array, Block, BlockUse, Chain, Rewriting, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
@@ -18,6 +19,8 @@ from runtime.config import AgentConfig, ClusterConfig, ControlConfig, PrefixCach
 from runtime.control.scheduler_io import ServeModel
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, IntegerPart, expected
+from runtime.policy.profiles import BlockProfile, DeviceProfile
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.tracing.sink import TraceSink
 from runtime.types import ModelSpec, SamplingParams, SegmentRun, StepPlan
 from zoo.errors import NotFound
@@ -91,8 +94,14 @@ class WholeEngine(IntegerEngine):
 def inline(
     engine: WholeEngine, trace: TraceSink | None = None, max_num_batched_tokens: int = 64, max_num_seqs: int = 16,
     sharing: PrefixCaching = "off", credit: int = 1, clock: Callable[[], int] | None = None,
+    deltas: Mapping[str, Rewriting] = MappingProxyType({}), profiles: Sequence[BlockProfile] = (),
 ) -> ClusterDriver:  # fmt: skip
-    """Return a driver with one inline agent, as `zoo serve` makes it for stored models."""
+    """Return a driver with one inline agent, as `zoo serve` makes it for stored models.
+
+    Args:
+        deltas: By model, the full fine-tune that it may answer for.
+        profiles: Of blocks, and of whole chains by their versions.
+    """
     made = [engine]
     agent = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
     times = {} if clock is None else {"clock": clock}
@@ -106,13 +115,14 @@ def inline(
     )
     served = engine.served
     return ClusterDriver(
-        [chain_of(spec) for spec in served],
+        [replace(chain_of(spec), rewriting=deltas.get(spec.name)) for spec in served],
         [*{block.id: block for spec in served for block in blocks_of(spec)}.values()],
         [only.device],
         only,
         config,
         trace=trace,
-        describe=lambda name: _serve(engine, name),
+        adaptation=VariantChoice(profiles=DeviceProfile(engine.device, tuple(profiles), ())),
+        describe=lambda name: _serve(engine, name, deltas.get(name)),
         **times,
     )
 
@@ -121,7 +131,7 @@ def _seed(block: str) -> int:
     return sum((at + 1) * byte for at, byte in enumerate(block.encode()))
 
 
-def _serve(engine: WholeEngine, name: str) -> ServeModel:
+def _serve(engine: WholeEngine, name: str, rewriting: Rewriting | None) -> ServeModel:
     if name not in engine.known:
         raise NotFound(f"no model named {name!r}")
-    return ServeModel(chain_of(engine.known[name]), blocks_of(engine.known[name]))
+    return ServeModel(replace(chain_of(engine.known[name]), rewriting=rewriting), blocks_of(engine.known[name]))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.profiles import Grid, Line, profile_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line, chain_of, profile_of
 
 SECONDS = st.floats(0, 10)
 GRID = Grid((1, 4, 16), (100, 300), ((1.0, 2.0), (2.0, 4.0), (6.0, 12.0)))
@@ -111,3 +113,18 @@ def test_a_document_becomes_tables():
         profile.block("c" * 64)
     with pytest.raises(KeyError, match="from device to host"):
         profile.link("device", "host")
+
+
+def test_a_chain_is_the_sum_of_its_blocks():
+    one = BlockProfile("one", 100, Grid((1, 2), (1, 100), ((1.0, 1.0), (1.1, 1.1))), Line((1,), (1.0,)), 7.0)
+    two = replace(one, block="two", decode=Grid((1, 2), (1, 100), ((1.5, 1.5), (1.7, 1.7))))
+    whole = chain_of(DeviceProfile("cpu", (one, two), ()), "both", ["one", "two", "one"])
+    assert whole.decode.at(1, 50) == pytest.approx(3.5) and whole.decode.at(2, 50) == pytest.approx(1.1 * 2 + 1.7)
+    assert (whole.nbytes, whole.load_seconds, whole.prefill.at(1)) == (300, 21.0, 3.0)
+    with pytest.raises(KeyError):
+        chain_of(DeviceProfile("cpu", (one, two), ()), "more", ["one", "unknown"])
+    other = replace(two, prefill=Line((2,), (1.0,)))
+    with pytest.raises(ValueError, match="same axes"):
+        chain_of(DeviceProfile("cpu", (one, other), ()), "other axes", ["one", "two"])
+    with pytest.raises(ValueError, match="same axes"):
+        chain_of(DeviceProfile("cpu", (one, two), ()), "none", [])

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import openai
 
+from runtime.chains import Rewriting
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import SamplingDefaults, ServedModel
@@ -37,21 +39,10 @@ SPARE = ModelSpec("org/spare", 2, 16, 256, 320, blocks=("shared", "own-spare"), 
 
 
 class FakeSource:
-    """A catalogue of three models that share one tokenizer.
+    """A catalogue of models that share one tokenizer."""
 
-    `stand_ins`: model -> its low-rank variant; `profiles`: model -> measured costs.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stand_ins: Mapping[str, str] | None = None,
-        profiles: Mapping[str, BlockProfile] | None = None,
-        known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, known: Sequence[ModelSpec] = (BASE, FINE, SPARE)) -> None:
         self._tokenizer = tokenizer
-        self._stand_ins = stand_ins or {}
-        self._profiles = profiles or {}
         self._specs = {spec.name: spec for spec in known}
 
     def resolve(self, name: str) -> str:
@@ -69,21 +60,8 @@ class FakeSource:
         ]
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        profile, exits = (
-            self._profiles.get(spec.name),
-            tuple(frozenset({exit_name(spec.name, layers)}) for layers in range(4)),
-        )
-        return ServedModel(
-            spec,
-            self._tokenizer,
-            SamplingDefaults(),
-            1_700_000_000,
-            self._stand_ins.get(spec.name),
-            None,
-            profile,
-            spec.name,
-            exits,
-        )
+        exits = tuple(frozenset({exit_name(spec.name, layers)}) for layers in range(4))
+        return ServedModel(spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, None, spec.name, exits)
 
 
 @dataclass(frozen=True)
@@ -119,17 +97,20 @@ def running(
     fail_at: Sequence[int] = (),
     trace: bool = False,
     config: ServerConfig | None = None,
-    stand_ins: Mapping[str, str] | None = None,
-    profiles: Mapping[str, BlockProfile] | None = None,
+    deltas: Mapping[str, Rewriting] = MappingProxyType({}),
+    profiles: Sequence[BlockProfile] = (),
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
     credit: int = 1,
 ) -> Iterator[Running]:
-    """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way."""
+    """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
+
+    `deltas`: model -> the fine-tune that it may answer for; `profiles`: of whole chains, by their versions.
+    """
     engine = WholeEngine(specs, pages, (SPARE,), pace=pace, fail_at=fail_at, device="fake")
     kept = Trace() if trace else None
     with (
-        inline(engine, kept, credit=credit) as driver,
-        serving(driver, FakeSource(tokenizer, stand_ins, profiles, known), config or ServerConfig(), kept) as started,
+        inline(engine, kept, credit=credit, deltas=deltas, profiles=profiles) as driver,
+        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept) as started,
     ):
         yield started
 

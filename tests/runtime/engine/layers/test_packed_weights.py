@@ -143,7 +143,9 @@ def test_a_product_is_that_of_the_plain_weight(shape, layout):
     assert torch.equal(product.weight, weight) and product.outputs == shape[0]
     for rows in (1, 2, 17, 300):
         x = torch.randn(1, rows, shape[1])
-        torch.testing.assert_close(product.of(x), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(
+            product.multiply(x), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-4
+        )
 
 
 def test_a_way_that_is_not_offered_is_refused():

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.profiling.document import KIND, profile_model, stored_chain, stored_profiles
+from runtime.engine.catalog.block_profiles import measured_pieces
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.models.registry import half_page
+from runtime.engine.profiling.document import KIND, profile_model, stored_profiles
 from runtime.engine.profiling.measure import MeasuredExtent, Workbench, tensors_of
-from runtime.policy.profiles import profile_of
+from runtime.policy.profiles import BlockProfile, chain_of, profile_of
 from tests import checkpoints
 from tests.chains import put_chain, put_stitch
 from tests.surgery.deltas.tunes import tune
@@ -89,7 +92,7 @@ def test_composed_chains_are_measured_whatever_their_widths(bench):
             chain = reader.chain(name)
         assert [block["block"] for block in document["blocks"]] == [block.digest for block in chain]
         assert all(seconds > 0 for block in document["blocks"] for row in block["decode"]["seconds"] for seconds in row)
-        whole = stored_chain(bench.store, name, "cpu")
+        whole = chain_of(profile_of(document), name, [block.digest for block in chain])
         assert whole.nbytes == sum(block["bytes"] for block in document["blocks"])
         cost = {block["block"]: block["decode"]["seconds"][1][1] for block in reversed(document["blocks"])}
         assert whole.decode.seconds[1][1] == pytest.approx(
@@ -107,24 +110,30 @@ def test_a_stitch_alone_is_refused_in_words(bench):
 
 
 def test_a_stored_profile_is_of_this_device_and_these_blocks(bench, monkeypatch):
-    name = bench.family("llama", "of here")
-    assert stored_chain(bench.store, name, "cpu") is None
+    name = bench.family("llama", "of here", hidden_size=128, num_attention_heads=8, head_dim=16)
+    found = describe_chain(bench.store, name, CONFIG, half_page(bench.store, CONFIG, [name]), 1 << 62)
+
+    def measured(threads: int = torch.get_num_threads()) -> tuple[BlockProfile, ...]:
+        return measured_pieces(bench.store, {name: found.chain}, "cpu", threads)
+
+    assert not measured()
     document = profile_model(bench.store, name, CONFIG, EXTENT)
-    assert stored_chain(bench.store, name, "cpu") is not None
+    assert len(measured()) == len(found.blocks)
     with bench.store.catalog.writing() as writer:
         writer.put_document(
             Document(
                 KIND, name, document["key"], {**document, "blocks": [{**document["blocks"][0], "block": "0" * 64}]}
             )
         )
-    assert stored_chain(bench.store, name, "cpu") is None, "its chain was cut anew"
+    assert not measured(), "its chain was cut anew"
     with bench.store.catalog.writing() as writer:
         writer.put_document(Document(KIND, name, document["key"], {"blocks": "none"}))
-    assert stored_chain(bench.store, name, "cpu") is None, "the document is none"
+    assert not measured(), "the document is none"
     with bench.store.catalog.writing() as writer:
         writer.put_document(Document(KIND, name, document["key"], document))
+    assert measured()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert stored_chain(bench.store, name, "cpu") is None, "it was measured with other threads"
+    assert not measured(threads=77), "it was measured with other threads"
 
 
 def test_parts_run_as_the_whole_does(bench):

@@ -312,7 +312,7 @@ class Moves(RuleBasedStateMachine):
     def too_late(self) -> None:
         assert not self.move.copied(self.late.pop())
 
-    @precondition(lambda self: self.move.done)
+    @precondition(lambda self: self.move.is_complete)
     @rule(more=st.integers(0, 9))
     def grow(self, more: int) -> None:
         before = self.move.tokens
@@ -365,7 +365,7 @@ def test_groups_without_inputs_that_the_front_stands_before_are_copied_first() -
     assert move.next_front(2 * B) == range(8, 16) and not move.front_rests
     assert move.recomputed(range(8, 16)) and move.copied(range(20, 24))
     drain(move)
-    assert move.done and covered(move) and move.recomputed_spans == ((8, 20),)
+    assert move.is_complete and covered(move) and move.recomputed_spans == ((8, 20),)
 
 
 def test_spans_beyond_the_move_are_taken_for_what_of_them_is_in_it() -> None:

@@ -205,7 +205,12 @@ def test_recomputing_goes_on_without_the_source_where_all_inputs_have_come() -> 
     made = move(cluster, "d2", copy=False)
     reach(
         cluster,
-        lambda: (one := incoming(cluster)) and one.ends._counts[0] == 0 and not one.feed.waiting and not one.ends.done,
+        lambda: (
+            (one := incoming(cluster))
+            and one.ends._counts[0] == 0
+            and not one.fetch.waiting
+            and not one.ends.is_complete
+        ),
     )
     cluster.kill(made.source)
     ended(cluster)
@@ -230,7 +235,7 @@ def test_what_has_grown_when_the_source_is_gone_is_not_waited_for() -> None:
     cluster.ask(request("a", range(30), "two", max_tokens=60))
     reach(cluster, lambda: len(cluster.told["a"].tokens) > 2)
     made = move(cluster, "d2")
-    reach(cluster, lambda: (one := incoming(cluster)) and one.ends.done)
+    reach(cluster, lambda: (one := incoming(cluster)) and one.ends.is_complete)
     reach(cluster, lambda: made.sequence.computed > made.upto)
     cluster.kill(made.source)
     finish(cluster)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.chains import Rewriting
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.profiles import BlockProfile, Grid, Line
@@ -43,6 +45,24 @@ def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_lo
     assert estimates.estimate_block("b", busy, 16).total < estimates.estimate_block("b", cold, 16).total
     quick = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
     assert quick.estimate_block("b", busy, 16).total > quick.estimate_block("b", cold, 16).total
+
+
+def test_a_chain_costs_what_it_was_measured_at_as_a_whole_else_the_sum_of_its_blocks() -> None:
+    chain = counting_model("m", "1 2*").chain(1)
+    first, second = (use.block for use in chain.uses)
+    rewriting = replace(chain, rewriting=Rewriting("fine", 0.9))
+    estimates = LatencyEstimates({first: profile(first)}, hop=0.0)
+    assert estimates.whole(chain) is None
+    estimates.learn([profile(second, scale=2.0)])
+    summed = estimates.whole(chain)
+    assert summed is not None and summed.decode.at(1, 16) == 3.0
+    fresh = LatencyEstimates({first: profile(first), second: profile(second)}, hop=0.0)
+    assert fresh.whole(rewriting) is None, "of what a delta adds to its base's blocks they say nothing"
+    fresh.learn([profile(chain.version, scale=7.0)])
+    whole = fresh.whole(rewriting)
+    assert whole is not None and whole.decode.at(1, 16) == 7.0
+    fresh.remove_blocks([], chain.version)
+    assert fresh.whole(rewriting) is None
 
 
 @settings(max_examples=60, deadline=None)
