@@ -28,7 +28,7 @@ LIMITS: Mapping[str, float] = {
     "files per folder of runtime, median": 8,
     "words for people in 1000, code": 0.2,
     "words for people in 1000, tests": 1,
-    "words for people in 1000, documents": 2.0,
+    "words for people in 1000, documents": 0.5,
     "class names defined twice": 15,
     "class names defined twice in a package": 0,
     "methods named by a bare verb": 0,

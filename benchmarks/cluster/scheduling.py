@@ -46,7 +46,7 @@ def main() -> None:
         "scheduler_us": scheduler,
         "relay_us": agent,
     }
-    for name in ("scheduler", "relay"):
+    for name in ("scheduler", "agent"):
         print(
             f"{name}: {report[f'{name}_us']['median']:.0f} us per step of {options.rows} rows (p95 "
             f"{report[f'{name}_us']['p95']:.0f})"
