@@ -4,7 +4,7 @@
 
 Scheduler and agent are real, without engines and processes. The scheduler gets the answer of each step (`RowsDone`, all
 rows in one message) and returns the next `RunRows`; the agent gets that, plans a step, finishes it and forwards its
-results. Printed are microseconds per step, median and p95; `relay` is the agent.
+results. Printed are microseconds per step, median and p95; `agent_us` is the agent.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
         "rows": options.rows,
         "steps": options.steps,
         "scheduler_us": scheduler,
-        "relay_us": agent,
+        "agent_us": agent,
     }
     for name in ("scheduler", "agent"):
         print(
@@ -80,7 +80,7 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
     go = _opened(agent, said)
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(steps):
-        times[1].append(_relay_step(agent, go, step))
+        times[1].append(_agent_step(agent, go, step))
         done = RowsDone("d1", go.seqs, go.epochs, go.counts, tuple(Sampled(seq, 5) for seq in go.seqs))
         begin = time.perf_counter()
         said = scheduler.handle(done, step)
@@ -89,7 +89,7 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
     return _summary(times[0][1:]), _summary(times[1][1:])
 
 
-def _relay_step(agent: Agent, go: RunRows, now: int) -> float:
+def _agent_step(agent: Agent, go: RunRows, now: int) -> float:
     begin = time.perf_counter()
     agent.handle(go, (), now)
     step = agent.next_step(now)
