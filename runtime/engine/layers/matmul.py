@@ -92,6 +92,8 @@ class PlainProduct:
         return self.weight.shape[0]
 
     def multiply(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            return self.multiply(x.to(self.weight.dtype)).to(x.dtype)
         if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
             return F.linear(x, self.weight, self.bias)
         out = torch.mm(self.weight, x[0].t()).t()[None]
@@ -154,7 +156,7 @@ class OneDnn:
 
 
 class NativeProduct:
-    """A product with panels [panels, in, panel]."""
+    """A product with panels, of float32 or bfloat16 weights; x and the result are float32."""
 
     def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -206,7 +208,9 @@ def takes_stored(product: Product) -> bool:
     if not isinstance(product, PlainProduct):
         return False
     held = [x for x in (product.weight, product.bias) if x is not None]
-    return all(x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu" for x in held)
+    known = all(x.is_contiguous() and x.device.type == "cpu" for x in held)
+    bias = product.bias is None or product.bias.dtype == torch.float32
+    return known and bias and product.weight.dtype in (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
