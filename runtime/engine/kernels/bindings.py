@@ -1,7 +1,8 @@
 """The compiled kernels as functions of tensors: check shapes, pass addresses and strides to C.
 
-Activations are float32 on a CPU; weights, K and V are float32 or bfloat16. One `Kernels` exists per device. It keeps no state between calls; a call writes to a
-new tensor, or in place where its name ends with an underscore or it takes `out`.
+Activations are float32 on a CPU; weights, K and V are float32 or bfloat16. One `Kernels` exists per device. It keeps no
+state between calls; a call writes to a new tensor, or in place where its name ends with an underscore or it takes
+`out`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
     "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
     "zoo_keep": (
-        c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int, c_int,
+        c_void_p,
+        c_void_p,
+        *[c_int64] * 4,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int,
+        c_int,
     ),
     "zoo_decode": (
         c_void_p,

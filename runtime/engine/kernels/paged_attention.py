@@ -1,6 +1,7 @@
 """Attention over pages with the kernels: K and V are read in place, each row only as far as it reaches.
 
-float32 or bfloat16 K and V on a CPU, float32 queries. Layers that the kernels do not support use `engine.attention.gathered`.
+K and V are float32 or bfloat16 on a CPU, queries float32. Layers that the kernels do not support use
+`engine.attention.gathered`.
 """
 
 from __future__ import annotations
