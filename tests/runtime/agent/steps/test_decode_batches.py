@@ -214,11 +214,8 @@ def test_rows_of_a_batch_are_due_back_like_others() -> None:
         [M], [(1, 2)], devices=1, agent_config=AgentConfig(batch_wait_us=2000), config=ClusterConfig(devices=1)
     )
     cluster.ask(*[request(f"r{number}", [number + 1], "m", max_tokens=30) for number in range(3)])
-    (node,) = [each for each in cluster.living()] or [None]
     due: list[int] = []
-    trips = node.agent._round_trips
-    ends = trips.end_step
-    while cluster.run_one():
-        if node.agent.reused_steps > 5:
-            due.append(trips.due)
+    while cluster._heap:
+        cluster.run_one()
+        due += [node.agent._round_trips.due for node in cluster.living() if node.agent.reused_steps > 5]
     assert max(due) == 3, "rows that left in one message are not waited for"
