@@ -359,6 +359,8 @@ def stacked(names: Sequence[str], parts: Sequence[Array | Slice]) -> Mapping[str
 
 def cut(array: Array, lo: int, hi: int) -> Array:
     """Return tokens [lo, hi) of an array [tokens, width] as a view."""
+    if (lo, hi) == (0, array.shape[0]):
+        return array
     size = len(array.data) // array.shape[0]
     return Array(array.dtype, (hi - lo, *array.shape[1:]), array.data[lo * size : hi * size])
 

@@ -315,11 +315,11 @@ class Agent:
 
     def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
         """Record that all rows of a step have run and go on, or end, together."""
-        fill, slots = self._tables.fill, self._round_trips.slots
+        fill, trips = self._tables.fill, self._round_trips
         for each in rows:
             fill(each.name, each.tokens + each.steps - 1)
-            if slots:
-                self._round_trips.leaves(each, self.device, now)
+            if trips.records_departures:
+                trips.leaves(each, self.device, now)
         self._steps.settle(rows)
         self._batches.end_step(rows, self._shelf.blocks)
 

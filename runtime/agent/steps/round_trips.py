@@ -53,6 +53,11 @@ class RoundTrips:
         """Whether `comes` has to be called for every row, for the slots."""
         return self.slots or bool(self._returns)
 
+    @property
+    def records_departures(self) -> bool:
+        """Whether `leaves` has to be called for every row."""
+        return self.slots or self.wait_limit > 0
+
     def leaves(self, row: QueuedRow, device: str, now: int) -> None:
         """Record that a row has run on `device` and goes on to another device or to the scheduler."""
         if self.slots and not row.shadow:

@@ -34,6 +34,9 @@ class Hollow:
     def __len__(self) -> int:
         return self._size
 
+    def __getitem__(self, part: slice) -> Hollow:
+        return Hollow(len(range(*part.indices(self._size))))
+
 
 @dataclass(slots=True)
 class Host:

@@ -52,7 +52,7 @@ class OneServer:
     inside: int = 0
     most: int = 0
 
-    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
+    async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
         self.inside += 1
         self.most = max(self.most, self.inside)
         async with self.lock:
@@ -118,7 +118,7 @@ def test_poisson_arrivals_are_sent_at_their_times() -> None:
 
 def test_a_defect_of_the_client_ends_the_run_and_leaves_no_task() -> None:
     class Broken:
-        async def ask(self, ask: WorkloadRequest) -> TokenTimes:
+        async def send_request(self, ask: WorkloadRequest) -> TokenTimes:
             if ask.number == 1:
                 raise RuntimeError("a defect")
             await asyncio.Event().wait()

@@ -206,3 +206,16 @@ def test_what_waits_elsewhere_is_said_first_and_once() -> None:
     )
     assert agent.first(result) is None
     assert agent.finish_step(result, 5) == []
+
+
+def test_rows_of_a_batch_are_due_back_like_others() -> None:
+    """A step waits a moment for rows that are due back, whichever way they left."""
+    cluster = VirtualCluster(
+        [M], [(1, 2)], devices=1, agent_config=AgentConfig(batch_wait_us=2000), config=ClusterConfig(devices=1)
+    )
+    cluster.ask(*[request(f"r{number}", [number + 1], "m", max_tokens=30) for number in range(3)])
+    due: list[int] = []
+    while cluster._heap:
+        cluster.run_one()
+        due += [node.agent._round_trips.due for node in cluster.living() if node.agent.reused_steps > 5]
+    assert max(due) == 3, "rows that left in one message are not waited for"

@@ -221,13 +221,13 @@ links.begin(lambda: None)
 def hear():
     for line in sys.stdin:
         outgoing, key, value = json.loads(line)
-        links.met("p", outgoing, key, bytes.fromhex(value))
+        links.handle_rendezvous("p", outgoing, key, bytes.fromhex(value))
 threading.Thread(target=hear, daemon=True).start()
 if sends:
     links.offer("p")
 begun = False
 while True:
-    for said in links.said():
+    for said in links.drain_notices():
         print(json.dumps([said.outgoing, said.key, said.value.hex()]), flush=True)
     if sends and not begun and links.carries("p", nbytes):
         links.send("p", 1, [staying(torch.zeros(1, nbytes, dtype=torch.uint8))])

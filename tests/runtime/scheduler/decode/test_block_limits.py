@@ -51,4 +51,4 @@ def test_nobody_is_expected_back_for_ever() -> None:
     """No slot is kept any more for a sequence that has moved, within a device too, or ended."""
     cluster, _ = batches(2, moves=60)
     assert cluster.scheduler.migrations.counts().committed > 3
-    assert [len(node.agent._returns.expected()) for node in cluster.living()] == [0, 0]
+    assert [len(node.agent._round_trips.expected()) for node in cluster.living()] == [0, 0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.chains import Array, Stage
+from runtime.chains import Array, Stage, cut
 from runtime.sim.cost.hardware import GPUS, ServerSpec
 from runtime.sim.models.family import App, Cutting, SimulatedFamily, family_of
-from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.run.engine import Hollow, Host, SimEngine
 from runtime.types import Row, StepPlan
 from zoo.errors import NotFound
 
@@ -142,3 +142,10 @@ def test_a_piece_that_another_device_will_read_later_is_read_now():
     host.loaded("a", 10**9, 10**11)
     assert host.loaded("a", 10**9, 0) == Host(ServerSpec(GPU, 2)).loaded("a", 10**9, 0)
     assert host.loaded("a", 10**9, 10**11) - 10**11 < host.loaded("a", 10**9, 0), "by then it is in the server's memory"
+
+
+def test_a_buffer_without_bytes_can_be_cut_like_one_with_bytes() -> None:
+    array = Array("float16", (4, 2), Hollow(16))
+    part = cut(array, 1, 3)
+    assert part.shape == (2, 2) and len(part.data) == 8
+    assert cut(array, 0, 4) is array
