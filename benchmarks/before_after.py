@@ -23,6 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class Checkout:
             return json.loads(Path(report.name).read_text())
 
 
-class HttpServer:
+class ServedCheckout:
     """`zoo serve` of a checkout, with its defaults."""
 
     def __init__(self, checkout: Checkout, store: Path, port: int) -> None:
@@ -124,7 +125,7 @@ def engine(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace)
         return {**rates, "prompts": prefill(side, seed)["rate"]}
 
     try:
-        return by_turns([lambda seed, side=side: measure(side, seed) for side in sides], args.rounds)  # type: ignore[misc]
+        return by_turns([partial(measure, side) for side in sides], args.rounds)
     finally:
         for side in sides:
             side.close()
@@ -141,20 +142,20 @@ def family(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace)
         return {f"decode {len(prompts)}": len(prompts) * (args.tokens - 1) / (whole - first)}
 
     try:
-        return by_turns([lambda seed, side=side: measure(side, seed) for side in sides], args.rounds)  # type: ignore[misc]
+        return by_turns([partial(measure, side) for side in sides], args.rounds)
     finally:
         for side in sides:
             side.close()
 
 
 def http(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace) -> dict[str, Any]:
-    servers = [HttpServer(each, store, 18080 + at) for at, each in enumerate(checkouts)]
+    servers = [ServedCheckout(each, store, 18080 + at) for at, each in enumerate(checkouts)]
 
-    def measure(server: HttpServer, seed: int) -> Values:
+    def measure(server: ServedCheckout, seed: int) -> Values:
         return {f"batch {batch}": server.rate(batch, args.tokens, seed) for batch in args.batch}
 
     try:
-        return by_turns([lambda seed, server=server: measure(server, seed) for server in servers], args.rounds)  # type: ignore[misc]
+        return by_turns([partial(measure, server) for server in servers], args.rounds)
     finally:
         for server in servers:
             server.close()
@@ -165,7 +166,7 @@ def hops(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace) -
         step = checkout.run("hops")["step"]
         return {name: 1 / value["p50_ms"] for name, value in step.items()}
 
-    return by_turns([lambda seed, each=each: measure(each, seed) for each in checkouts], args.rounds)  # type: ignore[misc]
+    return by_turns([partial(measure, each) for each in checkouts], args.rounds)
 
 
 def scheduling(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def scheduling(checkouts: Sequence[Checkout], store: Path, args: argparse.Namesp
         agent = report.get("agent_us") or report["relay_us"]
         return {"scheduler": 1 / report["scheduler_us"]["median"], "agent": 1 / agent["median"]}
 
-    return by_turns([lambda seed, each=each: measure(each, seed) for each in checkouts], args.rounds)  # type: ignore[misc]
+    return by_turns([partial(measure, each) for each in checkouts], args.rounds)
 
 
 WHAT = {"engine": engine, "family": family, "http": http, "hops": hops, "scheduling": scheduling}
