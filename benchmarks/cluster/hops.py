@@ -67,6 +67,7 @@ from runtime.messages import (
     RunRows,
     StageReady,
 )
+from runtime.scheduler.decode.batch_numbers import BatchNumbers
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Envelope, Messenger
 from runtime.types import SamplingParams, SequenceRequest
@@ -121,6 +122,7 @@ class Cluster:
         )
         self._messenger = Messenger(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
         self._came: list[Message] = []
+        self._numbers = BatchNumbers()
         self.links: dict[str, dict[str, str]] = {}
         self._fleet.attach(lambda died: None, self._messenger.address)
         for name in "ab":
@@ -175,16 +177,10 @@ class Cluster:
         """Run one row of every sequence; return their tokens and the seconds until all have arrived."""
         count = len(seqs)
         flat = tuple(token for each in tokens for token in each)
-        go = RunRows(
-            seqs,
-            (1,) * count,
-            (start,) * count,
-            tuple(map(len, tokens)),
-            flat,
-            (True,) * count,
-            (generated,) * count,
-            (1,) * count,
-        )
+        ones, starts, counts = (1,) * count, (start,) * count, tuple(map(len, tokens))
+        sample, made = (True,) * count, (generated,) * count
+        batch = self._numbers.number(path[0].device, seqs, ones, starts, counts, sample, made, ones)
+        go = RunRows(seqs, ones, starts, counts, flat, sample, made, ones, batch=batch)
         begin = time.perf_counter()
         self._messenger.send(path[0].device, go)
         got: dict[str, int] = {}

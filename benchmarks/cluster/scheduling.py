@@ -109,8 +109,10 @@ def _opened(agent: Agent, said: Iterable[Any]) -> RunRows:
             agent.handle(each.message, (), 0)
         elif isinstance(each.message, RunRows):
             gos.append(each.message)
-    columns = ([value for go in gos for value in getattr(go, name)] for name in RunRows.__struct_fields__)
-    return RunRows(*(tuple(column) for column in columns))
+    if len(gos) == 1:
+        return gos[0]  # with the number of its batch
+    names = [name for name in RunRows.__struct_fields__ if name != "batch"]
+    return RunRows(*(tuple(value for go in gos for value in getattr(go, name)) for name in names))
 
 
 def _sends(commands: Iterable[Any]) -> Iterable[Send]:
