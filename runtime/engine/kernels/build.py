@@ -1,4 +1,6 @@
-"""Compile `kernels.c` and what it includes once per machine and version, keep it in the user's cache, and load it into this process.
+"""Compile `kernels.c` and what it includes, once per machine and version, and load it into this process.
+
+The result is kept in the user's cache.
 
     library() -> the loaded library, or the reason why there is none
 
