@@ -179,7 +179,7 @@ class Cluster:
         flat = tuple(token for each in tokens for token in each)
         ones, starts, counts = (1,) * count, (start,) * count, tuple(map(len, tokens))
         sample, made = (True,) * count, (generated,) * count
-        batch = self._numbers.number(path[0].device, seqs, ones, starts, counts, sample, made, ones)
+        batch = self._numbers.number(path[0].device, seqs, ones, starts, counts, sample, ones)
         go = RunRows(seqs, ones, starts, counts, flat, sample, made, ones, batch=batch)
         begin = time.perf_counter()
         self._messenger.send(path[0].device, go)

@@ -38,7 +38,7 @@ class _Rows:
         seqs, epochs, starts, spans, sample, generated, steps, attempts, ahead = zip(*self.rows, strict=True)
         counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
         if not any(attempts):
-            batch = self.numbers.number(self.device, seqs, epochs, starts, counts, sample, generated, steps)
+            batch = self.numbers.number(self.device, seqs, epochs, starts, counts, sample, steps)
             return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, batch=batch)
         return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, attempts, ahead)
 

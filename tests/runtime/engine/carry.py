@@ -174,12 +174,13 @@ class Carrier:
 
     def _number(self, place: Place, rows: Sequence[Row], by_name: Mapping[str, str]) -> int:
         """Number the batch as a scheduler does; here each hop of a device has its own numbers."""
-        columns = [
-            (row.seq, id(self.seqs[by_name[row.seq]]), row.start, len(row.tokens), row.sample, row.generated)
-            for row in rows
-        ]
-        seqs, epochs, starts, counts, sample, generated = zip(*columns, strict=True)
-        return place.numbers.number("", seqs, epochs, starts, counts, sample, generated, (1,) * len(rows))
+        columns = []
+        for row in rows:
+            one = self.seqs[by_name[row.seq]]
+            samples = row.start + len(row.tokens) == len(one.tokens)  # at its last hop
+            columns.append((row.seq, id(one), row.start, len(row.tokens), samples))
+        seqs, epochs, starts, counts, sample = zip(*columns, strict=True)
+        return place.numbers.number("", seqs, epochs, starts, counts, sample, (1,) * len(rows))
 
     def _row(self, place: Place, one: Hopping, hop: int, tokens: Sequence[int]) -> Row:
         name, stage = one.named(hop), one.hops[hop][1]
