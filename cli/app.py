@@ -6,6 +6,7 @@ error. Verb modules import nothing heavy at module level, so that `zoo --help` i
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
@@ -42,6 +43,10 @@ VERBS: dict[str, str] = {
     "demo": "cli.demo",
 }
 
+#: Thresholds of the garbage collector. With Python's own (700, 10, 10) it runs some thousand times while torch is
+#: imported, a tenth of that time, and finds nothing.
+_COLLECT = (50_000, 20, 50)
+
 
 def build(only: str | None = None) -> typer.Typer:
     """Return the application with all verbs.
@@ -72,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
     Expected errors (ZooError) are printed as one line; other exceptions keep their traceback.
     """
+    gc.set_threshold(*_COLLECT)
     try:
         code = build(next(iter(sys.argv[1:] if argv is None else argv), None))(args=argv, standalone_mode=True)
     except ZooError as error:
