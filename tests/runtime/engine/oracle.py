@@ -19,7 +19,8 @@ from surgery.modules.stack import open_stack
 from tests.chains import manifest_of
 from zoo.store import Store
 
-#: Largest gap between the two best logits that rounding may reverse, relative to their size.
+#: Largest gap between the two best logits that rounding may reverse, relative to their size. In bfloat16 the reference
+#: itself is rounded at every operation.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-5}
 
 
