@@ -103,7 +103,7 @@ def stepped(
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
     """Return the output hidden states by row's sequence name; a step of one stage returns them in one array."""
-    parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
+    parts = [(batches[name].rows, hidden.to(batches[name].model.dtype)) for name, hidden in behind.items()]
     arrays = [
         Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows])
         for rows, hidden in parts
@@ -134,7 +134,8 @@ def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device)
         return batch
     model, names, counts = batch.model, [row.seq for row in batch.rows], [len(row.tokens) for row in batch.rows]
     _require(inputs, names, counts)
-    return replace(batch, hidden=gathered(inputs, names, (batch.tokens, model.width), model.dtype, device)[None])
+    hidden = gathered(inputs, names, (batch.tokens, model.width), model.dtype, device)
+    return replace(batch, hidden=hidden.to(model.inside)[None])
 
 
 def _start(model: LoadedModel, inputs: Mapping[str, Array], names: Sequence[str], into: memoryview) -> None:

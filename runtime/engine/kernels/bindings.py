@@ -1,7 +1,8 @@
 """The compiled kernels as functions of tensors: check shapes, pass addresses and strides to C.
 
-All tensors are float32 on a CPU. One `Kernels` exists per device. It keeps no state between calls; a call writes to a
-new tensor, or in place where its name ends with an underscore or it takes `out`.
+Activations are float32 on a CPU; weights, K and V are float32 or bfloat16. One `Kernels` exists per device. It keeps no
+state between calls; a call writes to a new tensor, or in place where its name ends with an underscore or it takes
+`out`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from runtime.engine.kernels.build import NoKernels, library
 
 
 class _Part(ctypes.Structure):
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("n", c_int64))
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("n", c_int64), ("narrow", c_int64))
 
 
 class _Pages(ctypes.Structure):
     _fields_ = (
         ("k", c_void_p), ("v", c_void_p), ("page_stride", c_int64), ("page_tokens", c_int64), ("tables", c_void_p),
-        ("table_stride", c_int64),
+        ("table_stride", c_int64), ("narrow", c_int64),
     )  # fmt: skip
 
 
@@ -47,13 +48,29 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_panel": (),
     "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_pack_narrow": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
+    "zoo_unpack_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_stored_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int),
+    "zoo_round": (c_void_p, c_int64, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
     "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_gate": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
     "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
-    "zoo_keep": (c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
+    "zoo_keep": (
+        c_void_p,
+        c_void_p,
+        *[c_int64] * 4,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_int64,
+        c_int,
+        c_int,
+    ),
     "zoo_decode": (
         c_void_p,
         c_int64,
@@ -75,6 +92,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 _RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,
+    "zoo_linear": c_int,
+    "zoo_stored_narrow": c_int,
     "zoo_decode": c_int,
     "zoo_chunks": c_int,
     "zoo_adapt": c_int,
@@ -112,6 +131,7 @@ class Half(ctypes.Structure):
         ("q_eps", c_float),
         ("k_eps", c_float),
         ("scale", c_float),
+        ("narrow", c_int64),
     )
 
 
@@ -137,6 +157,7 @@ class StepData(ctypes.Structure):
         ("normed", c_void_p),
         ("wide", c_void_p),
         ("made", c_void_p),
+        ("narrow", c_int64),
     )
 
 
@@ -242,13 +263,13 @@ class Parts:
     """Packed weights that one call multiplies side by side. Keeps them alive.
 
     Args:
-        packed: the weights, each [panels, in, panel].
+        packed: the weights, all float32 [panels, in, panel] or all bfloat16 [panels, in / 2, panel, 2].
         sizes: the number of outputs of each.
         biases: [out] or None for each.
     """
 
     def __init__(self, packed: Sequence[Tensor], sizes: Sequence[int], biases: Sequence[Tensor | None]) -> None:
-        if len({weight.shape[1] for weight in packed}) != 1 or any(
+        if len({(weight.shape[1], weight.dtype) for weight in packed}) != 1 or any(
             bias is not None and bias.numel() != n for bias, n in zip(biases, sizes, strict=True)
         ):
             raise ValueError(
@@ -256,13 +277,15 @@ class Parts:
             )
         self._alive = (tuple(packed), tuple(biases))
         parts = [
-            _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size)
+            _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size, weight.dtype == torch.bfloat16)
             for weight, size, bias in zip(packed, sizes, biases, strict=True)
         ]
         self.array = (_Part * len(parts))(*parts)
         self.address = ctypes.addressof(self.array)
         self.count = len(parts)
-        self.inputs = packed[0].shape[1]
+        #: Whether the weights are bfloat16.
+        self.narrow = packed[0].dtype == torch.bfloat16
+        self.inputs = packed[0].shape[1] * (2 if self.narrow else 1)
         self.sizes = tuple(sizes)
         self.widths = (c_int64 * len(sizes))(*sizes)
         self.outputs = sum(sizes)
@@ -372,8 +395,19 @@ class Kernels:
     # -- products ------------------------------------------------------------------------------------------------------
 
     def pack(self, weight: Tensor) -> Tensor:
-        """Pack a weight [out, in] of any strides into [panels, in, panel], zeros after the last output."""
+        """Pack a weight [out, in] of any strides into [panels, in, panel], zeros after the last output.
+
+        A bfloat16 weight becomes [panels, in / 2, panel, 2]. Raises RuntimeError if its `in` is odd.
+        """
         out, inputs = weight.shape
+        if weight.dtype == torch.bfloat16:
+            if inputs % 2:
+                raise RuntimeError("bfloat16 weights are packed in pairs of inputs")
+            pairs = torch.empty(-(-out // self.panel), inputs // 2, self.panel, 2, dtype=torch.bfloat16)
+            self._lib.zoo_pack_narrow(
+                weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), pairs.data_ptr(), self.threads
+            )
+            return pairs
         packed = torch.empty(-(-out // self.panel), inputs, self.panel)
         self._lib.zoo_pack(
             weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), packed.data_ptr(), self.threads
@@ -382,6 +416,10 @@ class Kernels:
 
     def unpack(self, packed: Tensor, out: int) -> Tensor:
         """Return the weight [out, in] of its packed form."""
+        if packed.dtype == torch.bfloat16:
+            narrow = torch.empty(out, 2 * packed.shape[1], dtype=torch.bfloat16)
+            self._lib.zoo_unpack_narrow(packed.data_ptr(), out, narrow.shape[1], narrow.data_ptr(), self.threads)
+            return narrow
         weight = torch.empty(out, packed.shape[1])
         self._lib.zoo_unpack(packed.data_ptr(), out, packed.shape[1], weight.data_ptr(), self.threads)
         return weight
@@ -393,21 +431,34 @@ class Kernels:
         extra = None if add is None else _rows_of(add, parts.outputs)
         if extra is not None and extra.shape != out.shape:
             raise ValueError(f"{list(extra.shape)} cannot be added to {list(out.shape)}")
-        self._linear(
+        failed = self._linear(
             x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _PLAIN,
             None if extra is None else extra.data_ptr(), out.data_ptr(), self.threads,
         )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for a product")
         return out
 
     def stored(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x [.., in] times a contiguous weight [out, in] as it is stored: [.., out]. Fast for few rows."""
+        """Return x [.., in] times a contiguous weight [out, in] as it is stored: [.., out]. Fast for few rows.
+
+        The weight is float32 or bfloat16.
+        """
         outputs, inputs = weight.shape
-        x = _rows_of(x, inputs)
-        if _rows_of(weight, inputs).data_ptr() != weight.data_ptr() or (
+        x, narrow = _rows_of(x, inputs), weight.dtype == torch.bfloat16
+        if not (weight.is_contiguous() and (narrow or weight.dtype == torch.float32)) or (
             bias is not None and _rows_of(bias, outputs).numel() != outputs
         ):
             raise ValueError("a weight is read where it lies, and a bias has a value per output")
         out = torch.empty((*x.shape[:-1], outputs))
+        if narrow:
+            failed = self._lib.zoo_stored_narrow(
+                x.data_ptr(), x.numel() // inputs, inputs, weight.data_ptr(), None if bias is None else bias.data_ptr(),
+                outputs, out.data_ptr(), self.threads,
+            )  # fmt: skip
+            if failed:
+                raise MemoryError("no memory for a product")
+            return out
         self._stored(
             x.data_ptr(),
             x.numel() // inputs,
@@ -456,7 +507,7 @@ class Kernels:
             raise ValueError("a gate and what it lets through have one size")
         x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.sizes[0]))
-        self._linear(
+        failed = self._linear(
             x.data_ptr(),
             x.numel() // parts.inputs,
             parts.inputs,
@@ -467,7 +518,16 @@ class Kernels:
             out.data_ptr(),
             self.threads,
         )
+        if failed:
+            raise MemoryError("no memory for a product")
         return out
+
+    def round_(self, x: Tensor) -> Tensor:
+        """Round contiguous float32 values to bfloat16, in place; returns x."""
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            raise ValueError(f"contiguous float32 is rounded in place, not {x.dtype}")
+        self._lib.zoo_round(x.data_ptr(), x.numel(), self.threads)
+        return x
 
     def gate(self, both: Tensor) -> Tensor:
         """Return silu(gate) * up, [.., n], from both side by side in [.., 2 n]; equals `gated` on the same products."""
@@ -511,8 +571,13 @@ class Kernels:
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def write_kv(self, pool: Pool, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write K and V [tokens, kv_heads, head_dim] to (pages[i], offsets[i]); a token's heads are contiguous."""
+        """Write K and V [tokens, kv_heads, head_dim] to (pages[i], offsets[i]); a token's heads are contiguous.
+
+        Raises ValueError if K, V and the pool are not of one dtype.
+        """
         tokens, heads, width = key.shape
+        if not key.dtype == value.dtype == pool.k.dtype:
+            raise ValueError(f"{key.dtype} cannot be written to pages of {pool.k.dtype}")
         self._keep(
             key.data_ptr(),
             value.data_ptr(),
@@ -525,6 +590,8 @@ class Kernels:
             pool.k.stride(0),
             pages.data_ptr(),
             offsets.data_ptr(),
+            key.element_size(),
+            0,
             self.threads,
         )
 
@@ -632,7 +699,16 @@ class Kernels:
 
 def back_to_back(heads: Tensor) -> bool:
     """Return whether each token's heads in [tokens, heads, head_dim] are contiguous and float32."""
-    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+    return heads.dtype == torch.float32 and _contiguous(heads)
+
+
+def can_be_kept(heads: Tensor) -> bool:
+    """Return whether K or V [tokens, kv_heads, head_dim] can be written to pages: contiguous float32 or bfloat16."""
+    return heads.dtype in (torch.float32, torch.bfloat16) and _contiguous(heads)
+
+
+def _contiguous(heads: Tensor) -> bool:
+    return heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
 
 
 def _pages(pool: Pool) -> _Pages:
@@ -643,6 +719,7 @@ def _pages(pool: Pool) -> _Pages:
         pool.k.shape[1],
         pool.tables.data_ptr(),
         pool.tables.stride(0),
+        pool.k.dtype == torch.bfloat16,
     )
 
 

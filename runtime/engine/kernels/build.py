@@ -1,4 +1,6 @@
-"""Compile `kernels.c` once per machine and version, keep it in the user's cache, and load it into this process.
+"""Compile `kernels.c` and what it includes, once per machine and version, and load it into this process.
+
+The result is kept in the user's cache.
 
     library() -> the loaded library, or the reason why there is none
 
@@ -24,6 +26,8 @@ from blake3 import blake3
 _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
+#: Files that it includes.
+_INCLUDED = (SOURCE.with_name("bfloat16.c"),)
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-std=gnu11")
 _SECONDS = 120
 
@@ -73,7 +77,8 @@ def _compiler() -> str:
 
 def _fingerprint(compiler: str) -> str:
     version = _run([compiler, "--version"])
-    return blake3("\0".join([*_FLAGS, compiler, version, _processor(), SOURCE.read_text()]).encode()).hexdigest()[:24]
+    sources = [file.read_text() for file in (SOURCE, *_INCLUDED)]
+    return blake3("\0".join([*_FLAGS, compiler, version, _processor(), *sources]).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:

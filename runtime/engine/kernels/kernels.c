@@ -1,4 +1,5 @@
-/* CPU kernels in float32: products with packed weights, norms, rotary positions, KV pages, paged attention.
+/* CPU kernels: products with packed weights (float32, and bfloat16: bfloat16.c), norms, rotary positions, KV pages in
+ * float32 or bfloat16, paged attention. Activations are float32.
  *
  * Plain C with vector extensions and OpenMP, compiled once on the machine that runs it (build.py) and called through
  * ctypes (bindings.py). Every function runs on `threads` threads of the OpenMP pool that torch uses too. A row's result
@@ -93,10 +94,18 @@ INLINE float sum_of(vec v)
 /* Bytes of a virtual memory page. */
 #define PAGE 4096
 
+/* Rows of x and of a weight as it is stored that are processed at once: LEFT * RIGHT accumulators, RIGHT vectors of the
+ * weight and one of x fill the registers. */
+#define RIGHT 4
+#define LEFT (VL == 16 ? 6 : 2)
+
+#include "bfloat16.c"
+
 struct part {
-    const float *weight; /* packed */
-    const float *bias;   /* [n] or NULL */
+    const void *weight; /* packed */
+    const float *bias;  /* [n] or NULL */
     int64_t n;
+    int64_t narrow; /* bfloat16; the same for all parts of a call */
 };
 
 int64_t zoo_panel(void) { return NR; }
@@ -229,11 +238,12 @@ INLINE vec silu(vec g)
     return g * pick(negative, e, (vec){0} + 1.0f) / (1.0f + e);
 }
 
-enum { PLAIN = 0, GATED_SILU = 1 };
+enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 
 /* x [rows, k] times `count` weights side by side -> out [rows, sum of n], plus `add` [rows, sum of n] if not NULL.
- * `how` GATED_SILU: two weights of one size, out [rows, n] = silu(x W0) * (x W1). */
-void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
+ * `how` GATED_SILU: two weights of one size, out [rows, n] = silu(x W0) * (x W1). ROUNDED: out is rounded to bfloat16.
+ * Returns 0, or 1 if out of memory. */
+int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
                 int threads)
 {
     int64_t total = 0, panels = 0, blocks = (rows + MR - 1) / MR;
@@ -243,8 +253,13 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
         panels += (parts[c].n + NR - 1) / NR;
     }
     float *laid = NULL; /* two chunks of blocks: one is laid out while other threads may still read the preceding one */
-    int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
-    if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
+    int64_t chunk = PACK_BYTES / (MR * k * 4) + 1, narrow = parts[0].narrow, pairs = (k + 1) / 2;
+    uint32_t *paired = NULL; /* x rounded to bfloat16 */
+    if (narrow) {
+        paired = aligned_alloc(64, (size_t)((rows * pairs * 4 + 63) / 64 * 64));
+        if (paired == NULL) return 1;
+    }
+    if (rows >= PACK_ROWS && !narrow) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
     if (laid == NULL) chunk = blocks;
     /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
      * not delay the end much. */
@@ -252,6 +267,10 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][MR * NR] ALIGNED;
+        if (narrow) {
+#pragma omp for schedule(static)
+            for (int64_t r = 0; r < rows; r++) pair_up(x + r * k, k, paired + r * pairs);
+        }
         for (int64_t from = 0; from < blocks; from += chunk) {
             int64_t end = from + chunk < blocks ? from + chunk : blocks;
             float *here = laid == NULL ? NULL : laid + from / chunk % 2 * chunk * MR * k;
@@ -276,8 +295,11 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                             if (add != NULL) __builtin_prefetch(add + i * total + left + p * NR + j);
                         }
                     for (int g = 0; g < (how == GATED_SILU ? 2 : 1); g++) {
-                        const float *w = parts[which + g].weight + p * k * NR;
-                        if (laid != NULL)
+                        const float *w = (const float *)parts[which + g].weight + p * k * NR;
+                        if (narrow) {
+                            const uint32_t *pair = (const uint32_t *)parts[which + g].weight + p * pairs * NR;
+                            rows_tile_narrow(hi - lo, pairs, paired + lo * pairs, pair, b == from ? NULL : pair + pairs * NR, buffer[g]);
+                        } else if (laid != NULL)
                             laid_tile(k, here + (b - from) * k * MR, w, buffer[g]);
                         else
                             rows_tile(hi - lo, k, k, x + lo * k, w, b == from ? NULL : w + k * NR, buffer[g], NR);
@@ -291,7 +313,9 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                         if (how == GATED_SILU)
                             for (int64_t j = 0; j < NR; j += VL) *(vec *)(s + j) = silu(*(vec *)(s + j)) * *(vec *)(buffer[1] + i * NR + j);
                         int64_t at = (lo + i) * total + left + p * NR;
-                        if (add != NULL)
+                        if (add != NULL && how == ROUNDED)
+                            for (int64_t j = 0; j < width; j++) out[at + j] = rounded(add[at + j] + s[j]);
+                        else if (add != NULL)
                             for (int64_t j = 0; j < width; j++) out[at + j] = add[at + j] + s[j];
                         else
                             memcpy(out + at, s, (size_t)width * 4);
@@ -301,12 +325,9 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
         }
     }
     free(laid);
+    free(paired);
+    return 0;
 }
-
-/* Rows of x and of a weight processed at once: LEFT * RIGHT accumulators, RIGHT vectors of the weight and one of x fill
- * the registers. */
-#define RIGHT 4
-#define LEFT (VL == 16 ? 6 : 2)
 
 /* m rows of x times c rows of a weight, both k floats apart -> out [m, c], `across` apart. Each sum over k has one
  * order. */
@@ -504,36 +525,71 @@ void zoo_rotate(float *x, int64_t tokens, int64_t stride, int64_t heads, int64_t
         }
 }
 
-/* Write K and V of tokens [tokens, width], `k_stride` and `v_stride` apart, to (pages[i], offsets[i]) of the pools. */
-void zoo_keep(const float *k, const float *v, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t width, float *k_pool,
-              float *v_pool, int64_t page_stride, const int64_t *pages, const int64_t *offsets, int threads)
+/* Write one token's values to a pool: floats as they are (size 4), bfloat16 as it is (size 2), or floats as bfloat16. */
+INLINE void put(const void *from, void *to, int64_t width, int64_t size, int narrowed)
 {
+    if (!narrowed) {
+        memcpy(to, from, (size_t)(width * size));
+        return;
+    }
+    for (int64_t i = 0; i < width; i++) ((uint16_t *)to)[i] = (uint16_t)narrow_of(((const float *)from)[i]);
+}
+
+/* Write K and V of tokens [tokens, width] to (pages[i], offsets[i]) of the pools. Strides are in values: `k_stride` and
+ * `v_stride` from token to token, `page_stride` from page to page. `size`: bytes of a pool's value. `narrowed`: K and V
+ * are float32 and are rounded to the pools' bfloat16. */
+void zoo_keep(const void *k, const void *v, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t width, void *k_pool,
+              void *v_pool, int64_t page_stride, const int64_t *pages, const int64_t *offsets, int64_t size, int narrowed, int threads)
+{
+    int64_t from = narrowed ? 4 : size;
 #pragma omp parallel for schedule(static) num_threads(threads) if (tokens * width > 16384)
     for (int64_t t = 0; t < tokens; t++) {
-        int64_t at = pages[t] * page_stride + offsets[t] * width;
-        memcpy(k_pool + at, k + t * k_stride, (size_t)width * 4);
-        memcpy(v_pool + at, v + t * v_stride, (size_t)width * 4);
+        int64_t at = (pages[t] * page_stride + offsets[t] * width) * size;
+        put((const char *)k + t * k_stride * from, (char *)k_pool + at, width, size, narrowed);
+        put((const char *)v + t * v_stride * from, (char *)v_pool + at, width, size, narrowed);
     }
 }
 
 /* --------------------------------------------------------------------------------------------------------------- attention */
 
 struct pages {
-    const float *k, *v;      /* pools */
-    int64_t page_stride;     /* floats from page to page */
+    const char *k, *v;       /* pools of float32, or of bfloat16 if `narrow` */
+    int64_t page_stride;     /* values from page to page */
     int64_t page_tokens;
     const int64_t *tables;   /* page ids of this layer, `table_stride` apart from row to row */
     int64_t table_stride;
+    int64_t narrow;
 };
 
-INLINE float dot(const float *a, const float *b, int64_t dim)
+typedef uint16_t hvec __attribute__((vector_size(VL * 2), aligned(2)));
+
+/* Values of K or V as floats. */
+INLINE vec load_of(const char *p, int64_t i, int narrow)
+{
+    if (narrow) return (vec)(__builtin_convertvector(*(const hvec *)(p + i * 2), uvec) << 16);
+    return *(const vec *)(p + i * 4);
+}
+
+INLINE float value_of(const char *p, int64_t i, int narrow)
+{
+    return narrow ? wide_of(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+INLINE float dot_of(const float *q, const char *k, int64_t dim, int narrow)
 {
     vec sums = {0};
     float sum = 0.0f;
     int64_t i = 0;
-    for (; i + VL <= dim; i += VL) sums += *(const vec *)(a + i) * *(const vec *)(b + i);
-    for (; i < dim; i++) sum += a[i] * b[i];
+    for (; i + VL <= dim; i += VL) sums += *(const vec *)(q + i) * load_of(k, i, narrow);
+    for (; i < dim; i++) sum += q[i] * value_of(k, i, narrow);
     return sum + sum_of(sums);
+}
+
+INLINE void add_values(float *out, const char *v, float s, int64_t dim, int narrow)
+{
+    int64_t i = 0;
+    for (; i + VL <= dim; i += VL) *(vec *)(out + i) += load_of(v, i, narrow) * s;
+    for (; i < dim; i++) out[i] += value_of(v, i, narrow) * s;
 }
 
 INLINE void add_scaled(float *out, const float *v, float s, int64_t dim)
@@ -549,10 +605,10 @@ INLINE void scale_by(float *out, float s, int64_t dim)
 }
 
 /* Scores of `group` query heads against one token's K of each of `heads` KV heads: scores[(head * group + g) * BLOCK]. */
-INLINE void score(int64_t heads, int64_t group, int64_t dim, const float *q, const float *k, float scale, float *scores)
+INLINE void score(int64_t heads, int64_t group, int64_t dim, const float *q, const char *k, int narrow, float scale, float *scores)
 {
     for (int64_t h = 0; h < heads; h++)
-        for (int64_t g = 0; g < group; g++) scores[(h * group + g) * BLOCK] = dot(q + (h * group + g) * dim, k + h * dim, dim) * scale;
+        for (int64_t g = 0; g < group; g++) scores[(h * group + g) * BLOCK] = dot_of(q + (h * group + g) * dim, k + h * dim * (narrow ? 2 : 4), dim, narrow) * scale;
 }
 
 /* Tokens [lo, hi) of a row. */
@@ -564,22 +620,22 @@ struct reach {
 /* Find K and V of a row's tokens [from, from + BLOCK), up to its end, for KV heads from `first` on. Returns the number
  * of tokens. */
 INLINE int64_t find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim,
-                    const float **ks, const float **vs)
+                    int64_t size, const char **ks, const char **vs)
 {
     int64_t count = row->hi - from < BLOCK ? row->hi - from : BLOCK;
     for (int64_t t = 0; t < count; t++) {
         int64_t at = from + t;
         int64_t place = row->table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
-        ks[t] = pages->k + place;
-        vs[t] = pages->v + place;
+        ks[t] = pages->k + place * size;
+        vs[t] = pages->v + place * size;
     }
     return count;
 }
 
-/* Prefetch `n` floats into the L2 cache; L1 is too small for this distance. */
-INLINE void ask(const float *p, int64_t n)
+/* Prefetch `n` bytes into the L2 cache; L1 is too small for this distance. */
+INLINE void ask(const char *p, int64_t n)
 {
-    for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(p + j, 0, 2);
+    for (int64_t j = 0; j < n; j += 64) __builtin_prefetch(p + j, 0, 2);
 }
 
 /* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row.
@@ -589,10 +645,11 @@ INLINE void ask(const float *p, int64_t n)
  * read, at the end that of row `next`, which probably follows: runs as short as a KV page defeat the hardware
  * prefetcher. `scores` [heads * group, BLOCK] is scratch. */
 INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
-                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
+                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores, float *out,
                         float *maxima, float *sums)
 {
-    const float *places[2][2][BLOCK];
+    const char *places[2][2][BLOCK];
+    const int64_t size = narrow ? 2 : 4;
     int64_t all = heads * group, lo = row->lo, hi = row->hi, coming = 0;
     const int64_t *table = row->table;
     for (int64_t g = 0; g < all; g++) {
@@ -601,24 +658,24 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
     }
     memset(out, 0, (size_t)(all * dim) * 4);
     /* address translation takes as long as reading, so touch all pages first */
-    int64_t step = PAGE / (kv_heads * dim * 4) + 1;
+    int64_t step = PAGE / (kv_heads * dim * size) + 1;
     for (int64_t at = lo; at < hi; at += step) {
         int64_t place = table[at / pages->page_tokens] * pages->page_stride + at % pages->page_tokens * kv_heads * dim;
-        __builtin_prefetch(pages->k + place);
-        __builtin_prefetch(pages->v + place);
+        __builtin_prefetch(pages->k + place * size);
+        __builtin_prefetch(pages->v + place * size);
     }
-    coming = find(pages, row, lo, first, kv_heads, dim, places[0][0], places[0][1]);
+    coming = find(pages, row, lo, first, kv_heads, dim, size, places[0][0], places[0][1]);
     for (int64_t from = lo, side = 0; from < hi; from += BLOCK, side ^= 1) {
-        const float **ks = places[side][0], **vs = places[side][1], **then = places[side ^ 1][0];
+        const char **ks = places[side][0], **vs = places[side][1], **then = places[side ^ 1][0];
         int64_t count = coming;
         coming = 0;
         if (from + BLOCK < hi)
-            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, then, places[side ^ 1][1]);
+            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, size, then, places[side ^ 1][1]);
         else if (next->lo < next->hi)
-            coming = find(pages, next, next->lo, first, kv_heads, dim, then, places[side ^ 1][1]);
+            coming = find(pages, next, next->lo, first, kv_heads, dim, size, then, places[side ^ 1][1]);
         for (int64_t t = 0; t < count; t++) {
-            ask(vs[t], heads * dim);
-            score(heads, group, dim, q, ks[t], scale, scores + t);
+            ask(vs[t], heads * dim * size);
+            score(heads, group, dim, q, ks[t], narrow, scale, scores + t);
         }
         for (int64_t g = 0; g < all; g++) {
             float *mine = scores + g * BLOCK, most = -INFINITY;
@@ -642,13 +699,19 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
             sums[g] += sum_of(total);
         }
         for (int64_t t = 0; t < count; t++) {
-            if (t < coming) ask(then[t], heads * dim);
-            for (int64_t g = 0; g < all; g++) add_scaled(out + g * dim, vs[t] + g / group * dim, scores[g * BLOCK + t], dim);
+            if (t < coming) ask(then[t], heads * dim * size);
+            for (int64_t g = 0; g < all; g++) add_values(out + g * dim, vs[t] + g / group * dim * size, scores[g * BLOCK + t], dim, narrow);
         }
     }
 }
 
-#define ATTEND(D) attend_part(heads, group, D, q, pages, row, next, first, kv_heads, scale, cap, scores, out, maxima, sums)
+#define ATTEND(D) \
+    do { \
+        if (pages->narrow) \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, out, maxima, sums); \
+        else \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, out, maxima, sums); \
+    } while (0)
 /* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
@@ -734,11 +797,12 @@ struct chunk {
     int64_t row;   /* in the tables */
 };
 
-/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end. */
+/* Lay out K of one row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros after the end; in
+ * float32. `wide`: scratch for the K of four tokens of bfloat16. */
 static void lay_out_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
-                         int64_t padded, float *k_out, float *v_out)
+                         int64_t padded, float *wide, float *k_out, float *v_out)
 {
-    int64_t slabs = (dim + NR - 1) / NR;
+    int64_t slabs = (dim + NR - 1) / NR, size = pages->narrow ? 2 : 4;
     memset(v_out, 0, (size_t)(slabs * padded * NR) * 4);
     const float *ks[4];
     for (int64_t t = 0; t < padded; t++) {
@@ -748,7 +812,13 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
             continue;
         }
         int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim, i = 0;
-        ks[t % 4] = pages->k + place;
+        const char *from = pages->k + place * size, *v = pages->v + place * size;
+        if (pages->narrow) {
+            for (int64_t d = 0; d < dim; d++) wide[t % 4 * dim + d] = value_of(from, d, 1);
+            ks[t % 4] = wide + t % 4 * dim;
+        } else {
+            ks[t % 4] = (const float *)from;
+        }
         if (t % 4 == 3) { /* four tokens at once; NR is a multiple of four */
             for (; i + 4 <= dim; i += 4) turn(ks[0] + i, ks[1] + i, ks[2] + i, ks[3] + i, k - 3 + i * NR, NR);
             for (; i < dim; i++)
@@ -756,8 +826,14 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
         } else if (t >= length / 4 * 4) {
             for (; i < dim; i++) k[i * NR] = ks[t % 4][i];
         }
-        for (int64_t s = 0; s < slabs; s++)
-            memcpy(v_out + (s * padded + t) * NR, pages->v + place + s * NR, (size_t)(dim - s * NR < NR ? dim - s * NR : NR) * 4);
+        for (int64_t s = 0; s < slabs; s++) {
+            int64_t width = dim - s * NR < NR ? dim - s * NR : NR;
+            float *to = v_out + (s * padded + t) * NR;
+            if (!pages->narrow)
+                memcpy(to, v + s * NR * 4, (size_t)width * 4);
+            else
+                for (int64_t d = 0; d < width; d++) to[d] = value_of(v, s * NR + d, 1);
+        }
     }
 }
 
@@ -872,13 +948,13 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     }
 #pragma omp parallel num_threads(threads)
     {
-        float acc[MR * (slabs * NR + dim)] ALIGNED;
+        float acc[MR * (slabs * NR + dim)] ALIGNED, wide[4 * dim] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
             int64_t length = chunk->start + chunk->count, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
             float *k = laid + offsets[each / kv_heads] + head * padded * (dim + slabs * NR);
-            lay_out_head(pages, pages->tables + chunk->row * pages->table_stride, head, kv_heads, dim, length, padded, k, k + padded * dim);
+            lay_out_head(pages, pages->tables + chunk->row * pages->table_stride, head, kv_heads, dim, length, padded, wide, k, k + padded * dim);
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = blocks - 1; each >= 0; each--) { /* the longest first */
@@ -912,6 +988,7 @@ struct half {
     int64_t heads, kv_heads, dim, window, layer;
     const struct low *in_lows, *out_lows; /* adapters, one per pair of bounds, or NULL */
     float eps, q_eps, k_eps, scale;
+    int64_t narrow; /* weights are bfloat16, and hidden is rounded to it */
 };
 
 /* What the rows of a step have in common; each row is one token. Scratch: normed [rows, width], wide [rows, widest
@@ -919,7 +996,7 @@ struct half {
 struct step {
     int64_t rows;
     const float *cosine, *sine;
-    float *k_pool, *v_pool;
+    char *k_pool, *v_pool;
     int64_t page_stride, page_tokens;
     const int64_t *token_pages, *token_offsets; /* [layers, rows], [rows] */
     const int64_t *tables;                      /* [rows, layers, groups] by the two strides */
@@ -928,6 +1005,7 @@ struct step {
     const int64_t *bounds;
     int64_t adapters;
     float *normed, *wide, *made;
+    int64_t narrow; /* pools are bfloat16 */
 };
 
 /* Run hidden [rows, width] through `count` halves, in place. Returns 0, or 1 if out of memory. */
@@ -938,9 +1016,9 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
     for (const struct half *half = halves; half < halves + count && !failed; half++) {
         zoo_norm(hidden, rows, 1, half->width, half->width, half->norm, half->eps, step->normed, half->width, threads);
         if (half->kind == FFN && half->in_lows == NULL) {
-            zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
+            failed |= zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
         } else {
-            zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
+            failed |= zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
             if (half->in_lows != NULL)
                 failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
                                     (int)half->in_count, step->wide, threads);
@@ -956,16 +1034,18 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
             }
             zoo_rotate(step->wide, rows, total, both, dim, step->cosine, step->sine, threads);
             zoo_keep(k, v, total, total, rows, half->kv_heads * dim, step->k_pool, step->v_pool, step->page_stride, pages_of,
-                     step->token_offsets, threads);
+                     step->token_offsets, step->narrow ? 2 : 4, (int)step->narrow, threads);
             struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
-                                  step->tables + half->layer * step->layer_stride, step->table_stride};
+                                  step->tables + half->layer * step->layer_stride, step->table_stride, step->narrow};
             failed |= zoo_decode(step->wide, total, NULL, NULL, step->lengths, rows, half->heads, half->kv_heads, dim, &pages,
                                  half->window, half->scale, 0.0f, step->made, threads);
         }
-        zoo_linear(step->made, rows, half->out_inputs, half->out, 1, PLAIN, hidden, hidden, threads);
+        int how = half->narrow && half->out_lows == NULL ? ROUNDED : PLAIN;
+        failed |= zoo_linear(step->made, rows, half->out_inputs, half->out, 1, how, hidden, hidden, threads);
         if (half->out_lows != NULL)
             failed |= zoo_adapt(step->made, half->out_inputs, half->out_lows, step->bounds, step->adapters, half->out_sizes, 1, hidden,
                                 threads);
+        if (half->narrow && half->out_lows != NULL) zoo_round(hidden, rows * half->width, threads);
     }
     return failed;
 }

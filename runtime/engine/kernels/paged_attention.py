@@ -1,6 +1,7 @@
 """Attention over pages with the kernels: K and V are read in place, each row only as far as it reaches.
 
-float32 on a CPU. Layers that the kernels do not support use `engine.attention.gathered`.
+K and V are float32 or bfloat16 on a CPU, queries float32. Layers that the kernels do not support use
+`engine.attention.gathered`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from runtime.engine.kernels.bindings import (
     PromptChunk,
     PromptChunks,
     back_to_back,
+    can_be_kept,
 )
 from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.kv.pool import PageView
@@ -52,7 +54,7 @@ class NativeAttention:
 
     def write_kv(self, layer: int, key: Tensor, value: Tensor) -> None:
         paging = self.paging
-        if paging.tokens is not None or not (back_to_back(key) and back_to_back(value)):
+        if paging.tokens is not None or not (can_be_kept(key) and can_be_kept(value)):
             paging.write_kv(layer, key, value)
             return
         self._kernels.write_kv(
@@ -63,7 +65,7 @@ class NativeAttention:
         if not self._some:
             return
         if not _takes(now):
-            self._gathered.decode(layer, now, out)
+            self._gathered.decode(layer, _in_one_dtype(now), out)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         self._kernels.decode(now.query, pool, self._lengths, out, *_terms(now), self._tokens, self._rows)
@@ -72,7 +74,7 @@ class NativeAttention:
         if not self._prompts.count:
             return
         if not _takes(now):
-            self._gathered.chunks(layer, now, out)
+            self._gathered.chunks(layer, _in_one_dtype(now), out)
             return
         pool = self._pool(layer, self.paging.view(now.key))
         self._kernels.chunks(now.query, pool, self._prompts, out, *_terms(now))
@@ -95,11 +97,15 @@ def _takes(now: Tokens) -> bool:
     _, heads, width = now.query.shape
     return (
         back_to_back(now.query)
-        and now.key.dtype == torch.float32
+        and now.key.dtype in (torch.float32, torch.bfloat16)
         and heads <= MOST_HEADS
         and width <= MOST_WIDTH
         and now.how.factor(width) > 0.0
     )
+
+
+def _in_one_dtype(now: Tokens) -> Tokens:
+    return now if now.query.dtype == now.key.dtype else now._replace(query=now.query.to(now.key.dtype))
 
 
 def _terms(now: Tokens) -> tuple[float, int, float]:

@@ -88,7 +88,8 @@ class Program:
         )
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
         #: A tensor with the shape of one token's K; None where no half attends.
-        self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
+        dtype = torch.bfloat16 if any(step.half.narrow for step in steps) else torch.float32
+        self.like = torch.empty((1, *self._geometries[0]), dtype=dtype) if self._geometries else None
 
     def takes(
         self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None
@@ -126,7 +127,7 @@ class Program:
         if paging is not None and self.like is not None:
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
             view, lengths = paging.view(self.like), paging.lengths.contiguous()
-            step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
+            step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
             step.token_pages, step.token_offsets, step.lengths = (
                 pages.data_ptr(),
@@ -206,7 +207,7 @@ def program_of(modules: Sequence[nn.Module]) -> Program | None:
     """Return a program of these modules; None if the kernels do not support one of them."""
     steps = [_step(module) for module in modules]
     known = [step for step in steps if step is not None]
-    if not known or len(known) < len(steps) or len({step.half.width for step in known}) > 1:
+    if not known or len(known) < len(steps) or len({(step.half.width, step.half.narrow) for step in known}) > 1:
         return None
     ops = known[0].module.ops
     return Program(ops.kernels, known) if isinstance(ops, NativeOperations) else None
@@ -233,7 +234,10 @@ def _step(module: nn.Module) -> _ProgramStep | None:
         out_inputs=out.inputs,
         in_sizes=ctypes.addressof(into.widths),
         out_sizes=ctypes.addressof(out.widths),
+        narrow=into.narrow,
     )
+    if into.narrow != out.narrow or into.narrow != module.widened:
+        return None
     if isinstance(module, FusedFfn):
         if into.sizes != (out.inputs, out.inputs):
             return None

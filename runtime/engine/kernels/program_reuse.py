@@ -67,11 +67,11 @@ class ProgramReuse:
     def _attend(self, paging: PagedMetadata, like: Tensor) -> None:
         """Set up row state of its own, as it was in the step before, and point the step data to it."""
         step, view = self._step, paging.view(like)
-        self._like, self._longest = like, int(paging.lengths.max())
+        self._like, self._longest = torch.empty(1), int(paging.lengths.max())  # angles are float32
         self._rows = rows = OnwardRows(
             paging.lengths.clone(), paging.page_tokens, paging.token_pages.shape[0], like.shape[-1]
         )
-        step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
+        step.k_pool, step.v_pool, step.narrow = view.k.data_ptr(), view.v.data_ptr(), view.k.dtype == torch.bfloat16
         step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
         step.token_pages, step.token_offsets, step.lengths = (
             rows.pages.data_ptr(),

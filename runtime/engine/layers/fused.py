@@ -8,8 +8,10 @@ expressed this way stays stock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from runtime.engine.attention.interface import AttentionSettings, attend
@@ -23,18 +25,30 @@ _ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})
 _FFN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
-def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
-    """Return the fused form of a component's module, or the module itself if there is none."""
-    if component.kind == "attention" and component.family in _ATTENTION and isinstance(module, AttentionHalf):
-        return FusedAttention(component.family, module, ops)
-    if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
-        return FusedFfn(module, ops)
-    if (
-        component.kind == "lm_head"
-        and component.family in _FFN
-        and isinstance(module, LmHead)
-        and module.norm is not None
-    ):
+def can_fuse(component: Component, module: nn.Module) -> bool:
+    """Return whether `fuse` has a form for a component's module."""
+    match component.kind:
+        case "attention":
+            return component.family in _ATTENTION and isinstance(module, AttentionHalf)
+        case "ffn":
+            return component.family in _FFN and isinstance(module, ResidualHalf)
+        case "lm_head":
+            return component.family in _FFN and isinstance(module, LmHead) and module.norm is not None
+    return False
+
+
+def fuse(component: Component, module: nn.Module, ops: Operations, widened: bool = False) -> nn.Module:
+    """Return the fused form of a component's module, or the module itself if there is none.
+
+    `widened`: activations are float32 over bfloat16 weights (`engine.layers.mixed_precision`).
+    """
+    if not can_fuse(component, module):
+        return module
+    if isinstance(module, AttentionHalf):
+        return FusedAttention(component.family, module, ops, widened)
+    if isinstance(module, ResidualHalf):
+        return FusedFfn(module, ops, widened)
+    if isinstance(module, LmHead):
         module.norm = ops.norm(module.norm)
     return module
 
@@ -48,10 +62,10 @@ def added_of(module: nn.Module) -> tuple[Added, ...]:
 class FusedAttention(nn.Module):
     """`hidden + o(attend(rope(q, k), v))` of the normed input. hidden [1, tokens, width] -> the same shape."""
 
-    def __init__(self, family: str, half: AttentionHalf, ops: Operations) -> None:
+    def __init__(self, family: str, half: AttentionHalf, ops: Operations, widened: bool = False) -> None:
         super().__init__()
         stock: Any = half.body
-        self.ops = ops
+        self.ops, self.widened = ops, widened
         self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
         self.qkv = ops.together((stock.q_proj, stock.k_proj, stock.v_proj))
         self.o, self.onto = stock.o_proj, ops.onto(stock.o_proj)
@@ -77,21 +91,25 @@ class FusedAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.ops.norm_heads(self.q_norm, q), self.ops.norm_heads(self.k_norm, k)
         q, k = self.ops.rotate(q, k, where.rotary[0][0], where.rotary[1][0])
+        if self.widened:  # K and V are kept in bfloat16
+            k, v = k.to(torch.bfloat16), v.to(torch.bfloat16)
         out = attend(frame, q, k, v, self.how)
         out = out.reshape(1, hidden.shape[1], -1)
-        if not self.side:
-            return self.onto(out, hidden, frame)
-        side: Tensor = self.side(self.o(out), hidden)
-        return hidden + side
+        out = (
+            hidden + _aside(self.side, self.o(out), hidden, self.widened)
+            if self.side
+            else self.onto(out, hidden, frame)
+        )
+        return self.ops.round_(out) if self.widened else out
 
 
 class FusedFfn(nn.Module):
     """`hidden + down(act(gate(x)) * up(x))` of the normed input. hidden [1, tokens, width] -> the same shape."""
 
-    def __init__(self, half: ResidualHalf, ops: Operations) -> None:
+    def __init__(self, half: ResidualHalf, ops: Operations, widened: bool = False) -> None:
         super().__init__()
         stock: Any = half.body
-        self.ops = ops
+        self.ops, self.widened = ops, widened
         self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
         self.gated = ops.gated(stock.gate_proj, stock.up_proj, stock.act_fn)
         self.down, self.onto = stock.down_proj, ops.onto(stock.down_proj)
@@ -106,10 +124,23 @@ class FusedFfn(nn.Module):
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         frame = current()
         made = self.gated(self.norm(hidden), frame)
-        if not self.side:
-            return self.onto(made, hidden, frame)
-        side: Tensor = self.side(self.down(made), hidden)
-        return hidden + side
+        out = (
+            hidden + _aside(self.side, self.down(made), hidden, self.widened)
+            if self.side
+            else self.onto(made, hidden, frame)
+        )
+        return self.ops.round_(out) if self.widened else out
+
+
+def _aside(side: Callable[[Tensor, Tensor], Tensor], output: Tensor, hidden: Tensor, widened: bool) -> Tensor:
+    """Return the output with bottleneck adapters, which compute in their base's dtype.
+
+    A row without one keeps its float32 output to the bit.
+    """
+    if not widened:
+        return side(output, hidden)
+    narrow = output.to(torch.bfloat16)
+    return output + (side(narrow, hidden.to(torch.bfloat16)).float() - narrow.float())
 
 
 def _window(family: str, attention: Any) -> int | None:

@@ -108,6 +108,11 @@ class SharedLinear(nn.Module):
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
 
+    def use_bias(self, bias: Tensor) -> None:
+        """Add this bias [out] from now on."""
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.product = self.product.with_bias(bias)
+
     def stay(self, kernels: Kernels) -> None:
         """Keep the weight as it is stored, and use the kernels for it where they can."""
         if takes_stored(self.product):

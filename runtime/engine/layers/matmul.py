@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -34,6 +34,10 @@ class Product(Protocol):
         ...
 
     def multiply(self, x: Tensor) -> Tensor: ...
+
+    def with_bias(self, bias: Tensor) -> Product:
+        """Return the product with another bias [out]."""
+        ...
 
 
 class WeightLayout(Protocol):
@@ -92,10 +96,16 @@ class PlainProduct:
         return self.weight.shape[0]
 
     def multiply(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:  # bfloat16 weights, float32 activations
+            out = replace(self, bias=None).multiply(x.to(self.weight.dtype)).to(x.dtype)
+            return out if self.bias is None else out + self.bias
         if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
             return F.linear(x, self.weight, self.bias)
         out = torch.mm(self.weight, x[0].t()).t()[None]
         return out if self.bias is None else out + self.bias
+
+    def with_bias(self, bias: Tensor) -> PlainProduct:
+        return replace(self, bias=bias)
 
 
 def plain_product(weight: Tensor, bias: Tensor | None) -> PlainProduct:
@@ -128,6 +138,9 @@ class OneDnnProduct:
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return out
 
+    def with_bias(self, bias: Tensor) -> OneDnnProduct:
+        return replace(self, bias=bias)
+
 
 @dataclass(frozen=True, slots=True)
 class OneDnn:
@@ -154,7 +167,7 @@ class OneDnn:
 
 
 class NativeProduct:
-    """A product with panels [panels, in, panel]."""
+    """A product with panels, of float32 or bfloat16 weights; x and the result are float32."""
 
     def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -167,6 +180,9 @@ class NativeProduct:
 
     def multiply(self, x: Tensor) -> Tensor:
         return self._kernels.linear(x, self._parts)
+
+    def with_bias(self, bias: Tensor) -> NativeProduct:
+        return NativeProduct(self._kernels, self.packed, self.outputs, bias)
 
 
 #: Up to this many rows the kernels are faster than torch on a weight as stored; measured by
@@ -200,13 +216,18 @@ class StoredProduct:
         few = x.dtype == torch.float32 and x.numel() <= STORED_ROWS * x.shape[-1]
         return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.multiply(x)
 
+    def with_bias(self, bias: Tensor) -> StoredProduct:
+        return StoredProduct(self.kernels, self.plain.with_bias(bias))
+
 
 def takes_stored(product: Product) -> bool:
     """Return whether the kernels can read a product's weight as it is stored."""
     if not isinstance(product, PlainProduct):
         return False
     held = [x for x in (product.weight, product.bias) if x is not None]
-    return all(x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu" for x in held)
+    known = all(x.is_contiguous() and x.device.type == "cpu" for x in held)
+    bias = product.bias is None or product.bias.dtype == torch.float32
+    return known and bias and product.weight.dtype in (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +236,11 @@ class Panels:
 
     kernels: Kernels
     name: str = "panels"
+    #: Whether bfloat16 weights are packed, for float32 activations.
+    narrow: bool = False
 
     def takes(self, dtype: torch.dtype) -> bool:
-        return dtype == torch.float32
+        return dtype == torch.float32 or (self.narrow and dtype == torch.bfloat16)
 
     def pack(self, weight: Tensor) -> Tensor:
         return self.kernels.pack(weight.detach())

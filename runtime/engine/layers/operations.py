@@ -54,6 +54,10 @@ class Operations(Protocol):
         """
         ...
 
+    def round_(self, x: Tensor) -> Tensor:
+        """Round contiguous float32 values to bfloat16, in place; return x."""
+        ...
+
     def largest(self, logits: Tensor) -> Tensor:
         """`engine.sampling.sampler.Largest`."""
         ...
@@ -101,6 +105,9 @@ class StockOperations:
         out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
         return out[:, : query.shape[1]], out[:, query.shape[1] :]
+
+    def round_(self, x: Tensor) -> Tensor:
+        return x.copy_(x.to(torch.bfloat16))
 
     def largest(self, logits: Tensor) -> Tensor:
         return stock_largest(logits)
@@ -165,6 +172,9 @@ class NativeOperations(StockOperations):
         self.kernels.rotate_(query, cos, sin)
         self.kernels.rotate_(key, cos, sin)
         return query, key
+
+    def round_(self, x: Tensor) -> Tensor:
+        return self.kernels.round_(x)
 
     def largest(self, logits: Tensor) -> Tensor:
         return self.kernels.argmax(logits) if logits.dtype == torch.float32 else stock_largest(logits)

@@ -88,19 +88,25 @@ class PackedWeights:
         wanted: `plain` packs nothing, `packed` everything that can be packed, `auto` large weights where that is
             faster.
         kernels: the native kernels, if there are any; their layout is preferred.
+        narrow: whether bfloat16 weights are packed for the kernels, too.
     """
 
-    def __init__(self, wanted: Weights, device: torch.device, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self, wanted: Weights, device: torch.device, kernels: Kernels | None = None, narrow: bool = False
+    ) -> None:
         self._wanted = wanted if device.type == "cpu" else "plain"
-        self._ours = None if kernels is None else Panels(kernels)
+        self._ours = None if kernels is None else Panels(kernels, narrow=narrow)
         self._theirs = OneDnn()
         self._counted = Counted()
         self._layout_of: dict[str, WeightLayout] = {}
 
-    def acquire(self, digest: str, weight: Tensor) -> Packed | None:
-        """Return the packed form of a weight [out, in] and count one more user; None if the plain one is to be used."""
+    def acquire(self, digest: str, weight: Tensor, native: bool = True) -> Packed | None:
+        """Return the packed form of a weight [out, in] and count one more user; None if the plain one is to be used.
+
+        `native`: whether the kernels' layout may be used: their products take and give float32.
+        """
         if digest not in self._counted:
-            made = self._packed(weight)
+            made = self._packed(weight, native)
             if made is None:
                 return None
             self._counted.put(digest, made.data)
@@ -116,8 +122,8 @@ class PackedWeights:
         """Bytes of all weights held, each once (without the padding of oneDNN's layout)."""
         return self._counted.nbytes
 
-    def _packed(self, weight: Tensor) -> Packed | None:
-        layout = self._layout_for(weight)
+    def _packed(self, weight: Tensor, native: bool) -> Packed | None:
+        layout = self._layout_for(weight, native)
         if layout is None:
             return None
         try:
@@ -125,10 +131,10 @@ class PackedWeights:
         except (RuntimeError, AttributeError):
             return None
 
-    def _layout_for(self, weight: Tensor) -> WeightLayout | None:
+    def _layout_for(self, weight: Tensor, native: bool) -> WeightLayout | None:
         if self._wanted == "plain" or weight.dim() != 2:
             return None
-        if self._ours is not None and self._ours.takes(weight.dtype):
+        if native and self._ours is not None and self._ours.takes(weight.dtype):
             return self._ours
         if not self._theirs.takes(weight.dtype):
             return None

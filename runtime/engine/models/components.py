@@ -22,8 +22,9 @@ from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.kernels.program_cache import Programs
-from runtime.engine.layers.fused import added_of, fuse
+from runtime.engine.layers.fused import added_of, can_fuse, fuse
 from runtime.engine.layers.linear import SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.layers.mixed_precision import Widened, widen_parameters_
 from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
@@ -97,6 +98,7 @@ class ComponentPool:
     fused: bool = True
     weights: Weights = "auto"
     kernels: Kernels | None = None
+    mixed: bool = False
     units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     packs: PackedWeights = field(init=False)
@@ -105,12 +107,17 @@ class ComponentPool:
     programs: Programs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.packs = PackedWeights(self.weights, self.device, self.kernels)
+        self.mixed = self.mixed and self.fused and self.kernels is not None and self.weights != "plain"
+        self.packs = PackedWeights(self.weights, self.device, self.kernels, self.mixed)
         self.programs = Programs(self.kernels is not None)
         if self.kernels is None:
             self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
+
+    def widens(self, dtype: torch.dtype) -> bool:
+        """Return whether models of this dtype have float32 activations (`engine.layers.mixed_precision`)."""
+        return self.mixed and dtype == torch.bfloat16
 
     def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         """Return the unit of a component and count one more user; build it on first use.
@@ -164,7 +171,12 @@ class ComponentPool:
             kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
             held = kept
-        packs = self._pack_([pair.new for pair in pairs if isinstance(pair.new, SharedLinear)], component, tensors)
+        widened = any(self.widens(tensor.dtype) for tensor in tensors.values())
+        inside = widened and not can_fuse(component, module)  # computes in bfloat16
+        linears = [pair.new for pair in pairs if isinstance(pair.new, SharedLinear)]
+        packs = self._pack_(linears, component, tensors, native=not inside)
+        if widened and not inside:
+            private += widen_parameters_(module)
         plain, now_packed = [], {key.partition(_TURNED)[0] for key in packs}
         for digest in held:
             if digest in now_packed:
@@ -177,15 +189,22 @@ class ComponentPool:
         if isinstance(module, ResidualHalf):
             module.side = side
         if self.fused:
-            module = fuse(component, module, self.operations)
+            module = fuse(component, module, self.operations, widened)
+        if inside:
+            module = Widened(module)
         module = module.to(self.device)
         return SharedComponent(
             component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
             _is_masked(component), side=side, added=added_of(module),
         )  # fmt: skip
 
-    def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Pack the weights of linear layers where packing is configured. Returns the keys of the packed weights."""
+    def _pack_(
+        self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor], native: bool
+    ) -> list[str]:
+        """Pack the weights of linear layers where packing is configured. Returns the keys of the packed weights.
+
+        `native`: whether the kernels' layout may be used.
+        """
         digests = {tensors[name].data_ptr(): digest for name, digest in component.tensors}
         own = Counter(digest for _, digest in component.tensors)
         taken = []
@@ -193,12 +212,12 @@ class ComponentPool:
             digest = digests.get(linear.weight.data_ptr())
             # One copy of each weight: one that another unit reads plain (the table of a tied head) stays plain.
             if digest is None or self.pool.users(digest) > own[digest]:
-                if self.kernels is not None and self.weights != "plain":
+                if self.kernels is not None and self.weights != "plain" and native:
                     linear.stay(self.kernels)
                 continue
             weight = linear.product.weight
             key = digest if weight.is_contiguous() else digest + _TURNED
-            packed = self.packs.acquire(key, weight)
+            packed = self.packs.acquire(key, weight, native)
             if packed is not None:
                 linear.pack(packed, key)
                 taken.append(key)

@@ -64,7 +64,8 @@ def load_model(
         release_units(units, held, keys)
         raise
     tables = PageTables(layers, pool.padding, units.device)
-    return LoadedModel(own, replace(spec, name=own.name), tuple(held), indices, keys, tables, width, found.dtype)
+    own_spec, widened = replace(spec, name=own.name), units.widens(found.dtype)
+    return LoadedModel(own, own_spec, tuple(held), indices, keys, tables, width, found.dtype, widened)
 
 
 def _acquire(

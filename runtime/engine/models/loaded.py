@@ -82,7 +82,8 @@ class LoadedModel:
         kv_index: Number of the attention layer of each component of the chain; None for components without one.
         adapters: Key of the model's adapter parts on each unit; None for a model without adapters.
         width: Size of the hidden states [1, tokens, width] that the first component reads.
-        dtype: Dtype of these hidden states.
+        dtype: Dtype of these hidden states between stages.
+        widened: Whether they are float32 inside a step (`engine.layers.mixed_precision`).
         sequences: Open sequences by name.
     """
 
@@ -94,6 +95,7 @@ class LoadedModel:
     tables: PageTables
     width: int
     dtype: torch.dtype
+    widened: bool = False
     sequences: dict[str, Held] = field(default_factory=dict)
     _chain: tuple[str, ...] = ()
     _drops_from: int = 0
@@ -102,6 +104,11 @@ class LoadedModel:
         self._chain = tuple(unit.digest for unit in self.units)
         attention = max((at for at, index in enumerate(self.kv_index) if index is not None), default=-1)
         self._drops_from = attention + 1 if self.has_head else len(self.units)
+
+    @property
+    def inside(self) -> torch.dtype:
+        """The dtype of hidden states inside a step."""
+        return torch.float32 if self.widened else self.dtype
 
     @property
     def chain(self) -> tuple[str, ...]:

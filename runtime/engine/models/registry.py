@@ -44,7 +44,12 @@ class ModelRegistry:
         self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         pool = TensorPool(store, config.device, self._dtype)
         self.units = ComponentPool(
-            pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config)
+            pool,
+            torch.device(config.device),
+            config.layers == "fused",
+            config.weights,
+            kernels_for(config),
+            mixed=executor == "paged",
         )
         self.models: dict[str, LoadedModel] = {}
 

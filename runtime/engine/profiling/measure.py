@@ -83,7 +83,9 @@ class Workbench:
                     "--kv-cache-memory-bytes"
                 )
             pool, device = TensorPool(store, config.device), torch.device(config.device)
-            self._units = ComponentPool(pool, device, config.layers == "fused", config.weights, kernels_for(config))
+            self._units = ComponentPool(
+                pool, device, config.layers == "fused", config.weights, kernels_for(config), True
+            )
             self._pool = PagePool(2 * half * pages, half, config.device)
             self._model: LoadedModel = load_model(
                 store, self.manifest, self.blocks, self._units, self._pool, config, None

@@ -32,6 +32,7 @@ from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import ForwardContext, RowSpan, running
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
+from runtime.engine.tensors.convert import bytes_of, whole_of
 from runtime.kv.transfers import put
 from runtime.types import Row, SegmentRun, StepPlan
 from surgery.modules.components import Where
@@ -173,6 +174,7 @@ class _Course:
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
+        self._dtype, self._widened = first.dtype, first.widened
         counts = [part.hi - part.lo for part in parts]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64)
         self._names: tuple[str, ...] = ()
@@ -193,7 +195,11 @@ class _Course:
         names = self._names = self._names or tuple([row.seq for row in mine])
         if self._versions != self._now():
             self._onward.tables(self.tables(rows))
-        if self._embedding is None:
+        if self._embedding is None and self._widened:
+            given = torch.empty(self._shape, dtype=self._dtype)
+            start(names, bytes_of(given))
+            hidden, data = given.float(), memoryview(b"")
+        elif self._embedding is None:
             hidden, data = self._hidden or _hidden(self._shape)
             start(names, data)
         else:
@@ -202,12 +208,14 @@ class _Course:
         # Made before the layers run: after them the CPU caches are cold, and the next hop waits.
         through = (
             ReusedStep(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data)))
-            if self._head is None
+            if self._head is None and not self._widened
             else None
         )
         self._onward.run(hidden)
-        if through is not None or self._head is None:
-            return through or ReusedStep(Outcome((), ()))
+        if through is not None:
+            return through
+        if self._head is None:
+            return ReusedStep(Outcome((), ()), Stacked(names, whole_of(hidden.to(self._dtype))))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
         batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}

@@ -19,8 +19,9 @@ from surgery.modules.stack import open_stack
 from tests.chains import manifest_of
 from zoo.store import Store
 
-#: Largest gap between the two best logits that rounding may reverse, relative to their size.
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
+#: Largest gap between the two best logits that rounding may reverse, relative to their size. In bfloat16 the reference
+#: itself is rounded at every operation.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-5}
 
 
 def reference(folder: Path) -> Any:

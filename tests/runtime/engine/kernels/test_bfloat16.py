@@ -1,0 +1,106 @@
+"""Products with bfloat16 weights and attention over bfloat16 pages, against float64 and the float32 kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
+from tests.runtime.engine.compiled import needs_kernels
+
+pytestmark = needs_kernels
+KERNELS = {} if needs_kernels.args[0] else {threads: Kernels(threads) for threads in (1, 2)}
+THREADS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=lambda kernels: f"{kernels.threads} threads")
+ROWS = (1, 2, 12, 13, 37, 150)
+
+
+def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product of rounded inputs, in float64."""
+    return x.bfloat16().double() @ weight.double().t()
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@THREADS
+@pytest.mark.parametrize(("out", "inputs"), [(1, 2), (3, 6), (32, 8), (130, 70)])
+def test_products(kernels: Kernels, out: int, inputs: int) -> None:
+    torch.manual_seed(out)
+    one, two, bias = torch.randn(out, inputs).bfloat16(), torch.randn(2 * out, inputs).bfloat16(), torch.randn(2 * out)
+    packed = [kernels.pack(one), kernels.pack(two)]
+    assert torch.equal(kernels.unpack(packed[1], 2 * out), two)
+    assert torch.equal(kernels.pack(one.t().contiguous().t()), packed[0]), "a weight that is stored turned around"
+    parts = Parts(packed, [out, 2 * out], [None, bias])
+    for rows in ROWS:
+        x, add = torch.randn(1, rows, inputs), torch.randn(1, rows, 3 * out)
+        wanted = torch.cat((exact(x, one), exact(x, two) + bias.double()), dim=-1)
+        made = kernels.linear(x, parts)
+        close(made, wanted)
+        close(kernels.linear(x, parts, add), wanted + add)
+        alone = torch.cat([kernels.linear(x[:, row : row + 1], parts) for row in range(rows)], dim=1)
+        assert torch.equal(alone, made), "a row depends on the others"
+
+
+@THREADS
+@pytest.mark.parametrize(("out", "inputs"), [(1, 1), (4, 32), (7, 71), (130, 37)])
+def test_products_with_weights_as_they_are_stored(kernels: Kernels, out: int, inputs: int) -> None:
+    torch.manual_seed(out)
+    weight, bias, x = torch.randn(out, inputs).bfloat16(), torch.randn(out), torch.randn(1, 37, inputs)
+    made = kernels.stored(x, weight, bias)
+    close(made, exact(x, weight) + bias.double())
+    alone = torch.cat([kernels.stored(x[:, row : row + 1], weight, bias) for row in range(37)], dim=1)
+    assert torch.equal(alone, made), "a row depends on the others"
+
+
+@THREADS
+def test_a_gate_over_bfloat16_weights(kernels: Kernels) -> None:
+    torch.manual_seed(1)
+    gate, up, x = torch.randn(40, 66).bfloat16(), torch.randn(40, 66).bfloat16(), torch.randn(1, 13, 66) / 8
+    made = kernels.gated(x, Parts([kernels.pack(gate), kernels.pack(up)], [40, 40], [None, None]))
+    close(made, torch.nn.functional.silu(exact(x, gate)) * exact(x, up))
+
+
+def test_weights_with_an_odd_number_of_inputs_are_not_packed() -> None:
+    with pytest.raises(RuntimeError, match="pairs"):
+        KERNELS[1].pack(torch.zeros(4, 5, dtype=torch.bfloat16))
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=70))
+@settings(max_examples=200, deadline=None)
+def test_rounding_is_torch_s(values: list[float]) -> None:
+    x = torch.tensor(values)
+    wanted = x.bfloat16().float()
+    made = KERNELS[1].round_(x.clone())
+    assert torch.equal(made.isnan(), wanted.isnan()) and torch.equal(made.nan_to_num(0.5), wanted.nan_to_num(0.5))
+
+
+@THREADS
+@pytest.mark.parametrize("dim", [64, 24])
+@pytest.mark.parametrize("window", [0, 9])
+def test_attention_over_bfloat16_pages_is_that_over_their_values(kernels: Kernels, dim: int, window: int) -> None:
+    """Bit for bit that of the float32 kernels over the same values: decode rows and a prompt's chunk."""
+    torch.manual_seed(dim)
+    heads, kv_heads, page, pages = 4, 2, 4, 40
+    k, v = (torch.randn(pages, page, kv_heads, dim).bfloat16() for _ in range(2))
+    tables = torch.randperm(pages)[:36].view(2, 18).contiguous()
+    lengths, query = torch.tensor([70, 5]), torch.randn(2, heads, dim)
+    narrow, wide = Pool(k, v, tables), Pool(k.float(), v.float(), tables)
+    outs = [torch.empty_like(query) for _ in range(2)]
+    for pool, out in zip((narrow, wide), outs, strict=True):
+        kernels.decode(query, pool, lengths, out, 0.3, window)
+    assert torch.equal(*outs)
+    prompt, chunks = torch.randn(13, heads, dim), PromptChunks([PromptChunk(0, 13, 20, 0)])
+    outs = [torch.empty_like(prompt) for _ in range(2)]
+    for pool, out in zip((narrow, wide), outs, strict=True):
+        kernels.chunks(prompt, pool, chunks, out, 0.3, window)
+    assert torch.equal(*outs)
+
+
+def test_k_and_v_of_another_dtype_are_not_written() -> None:
+    pool = Pool(*(torch.zeros(2, 4, 1, 8).bfloat16() for _ in range(2)), torch.zeros(1, 1, dtype=torch.int64))
+    places, heads = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 8)
+    with pytest.raises(ValueError, match="cannot be written"):
+        KERNELS[1].write_kv(pool, places, places, heads, heads)
