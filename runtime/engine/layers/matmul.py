@@ -194,7 +194,7 @@ STORED_ROWS = 64
 class StoredProduct:
     """A product with a weight [out, in] that must stay as stored because another unit reads it (a tied head's table).
 
-    It uses the kernels for few rows, else the plain product.
+    Kernels multiply bfloat16 weights, and float32 ones for few rows; else it is the plain product.
     """
 
     kernels: Kernels
@@ -213,8 +213,9 @@ class StoredProduct:
         return self.plain.outputs
 
     def multiply(self, x: Tensor) -> Tensor:
-        few = x.dtype == torch.float32 and x.numel() <= STORED_ROWS * x.shape[-1]
-        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.multiply(x)
+        narrow = self.plain.weight.dtype == torch.bfloat16  # torch's product would round logits by the number of rows
+        ours = x.dtype == torch.float32 and (narrow or x.numel() <= STORED_ROWS * x.shape[-1])
+        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if ours else self.plain.multiply(x)
 
     def with_bias(self, bias: Tensor) -> StoredProduct:
         return StoredProduct(self.kernels, self.plain.with_bias(bias))

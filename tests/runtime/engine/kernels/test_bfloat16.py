@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
+from runtime.engine.layers.matmul import STORED_ROWS, StoredProduct, plain_product
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
@@ -104,3 +105,11 @@ def test_k_and_v_of_another_dtype_are_not_written() -> None:
     places, heads = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, 8)
     with pytest.raises(ValueError, match="cannot be written"):
         KERNELS[1].write_kv(pool, places, places, heads, heads)
+
+
+def test_a_head_as_stored_gives_each_row_the_same_bits_beside_any_number() -> None:
+    torch.manual_seed(2)
+    weight, x = torch.randn(50, 64).bfloat16(), torch.randn(1, STORED_ROWS + 9, 64)
+    product = StoredProduct(KERNELS[1], plain_product(weight, None))
+    together = product.multiply(x)
+    assert torch.equal(torch.cat([product.multiply(x[:, row : row + 1]) for row in range(x.shape[1])], dim=1), together)
