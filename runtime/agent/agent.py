@@ -36,14 +36,13 @@ from runtime.agent.sequences.sequence import Credit, QueuedRow, following
 from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
 from runtime.agent.stages.stages import StageTable
-from runtime.agent.steps.check_result import sampled_by_seq
 from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.early_rows import EarlyRows
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
 from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
 from runtime.agent.steps.queue import Lane, RowQueue, stands
 from runtime.agent.steps.round_trips import RoundTrips
-from runtime.agent.steps.steps import StepPlanner
+from runtime.agent.steps.steps import StepPlanner, sampled_by_seq
 from runtime.chains import Array, Lack, StageResult, own
 from runtime.config import AgentConfig
 from runtime.control.agent_io import (
@@ -219,7 +218,7 @@ class Agent:
         """
         plan, rows = self._steps.oldest_step("all")
         told = result.result
-        if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
+        if (self._bidding.used and self._bidding.waits) or told.step != plan.step or told.sampled or told.deferred:
             return None
         return self._batches.first(rows, result.outputs)
 
@@ -506,7 +505,7 @@ class Agent:
 
         Bids are made only between steps: during one the room in the next step is not known yet.
         """
-        if not self._bidding.waits:
+        if not self._bidding.used or not self._bidding.waits:
             return []
         out: list[AgentCommand] = [*self._bidding.drain_messages()]
         if not self._steps.under_way:
@@ -572,4 +571,4 @@ class Agent:
 
     def _parted(self) -> list[AgentCommand]:
         """Return commands to drop unloaded stages; none while a step runs in any lane."""
-        return [] if self._steps.under_way else [*self._shelf.parted()]
+        return [] if self._steps.under_way or not self._shelf.unloading.stages else [*self._shelf.unloading.due()]

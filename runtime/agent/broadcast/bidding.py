@@ -48,6 +48,8 @@ class HopBidding:
         self._new: dict[str, list[QueuedRow]] = {}
         self._lost: list[QueuedRow] = []
         self._asked: list[_Asked] = []
+        #: Whether any hop was ever offered, by this device or to it. While False there is nothing to do here.
+        self.used = False
 
     def __bool__(self) -> bool:
         """Return whether any offer is open, made or received here."""
@@ -68,6 +70,7 @@ class HopBidding:
         devices = row.sequence.offers.get(row.hop + 1)
         if devices is None:
             return False
+        self.used = True
         if not devices:
             self._lost.append(row)
             return True
@@ -133,6 +136,7 @@ class HopBidding:
     # -- candidate -----------------------------------------------------------------------------------------------------
 
     def add_offer(self, offer: Offer) -> None:
+        self.used = True
         columns = zip(offer.seqs, offer.epochs, offer.hops, offer.counts, strict=True)
         self._asked += [_Asked(offer.device, seq, epoch, hop, count) for seq, epoch, hop, count in columns]
 

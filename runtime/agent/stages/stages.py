@@ -25,15 +25,13 @@ class StageTable:
     def __init__(self, device: str, tables: SequencePageTables, max_rows: int) -> None:
         self._device, self._tables = device, tables
         self._max_rows = max_rows
-        self._parting = UnloadingStages(tables)
+        #: Stages that are dropped between steps, once no page table is on them.
+        self.unloading = UnloadingStages(tables)
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._limits: dict[str, int] = {}
         self.specs: dict[str, ModelSpec] = {}
-
-    @property
-    def blocks(self) -> Blocks:
-        """Blocks of each stage and row limits of blocks, for the batching policy."""
-        return Blocks(self._blocks, self._limits)
+        #: Blocks of each stage and row limits of blocks, for the batching policy.
+        self.blocks = Blocks(self._blocks, self._limits)
 
     @property
     def limited(self) -> bool:
@@ -43,7 +41,7 @@ class StageTable:
     @property
     def parts(self) -> bool:
         """Whether a stage is ready to be dropped as soon as no step runs."""
-        return self._parting.waits
+        return self.unloading.waits
 
     def queue_of(self, stage: str) -> str:
         """Return the block that rows of a stage wait for: its first one."""
@@ -59,7 +57,8 @@ class StageTable:
                     self._blocks.pop(stage.id, None)
                 there = {block for blocks in self._blocks.values() for block in blocks}
                 self._limits = {block: limit for block, limit in self._limits.items() if block in there}
-                self._parting.schedule_unload(event.stages)
+                self.blocks = Blocks(self._blocks, self._limits)
+                self.unloading.schedule_unload(event.stages)
                 return []
             case StageLoaded():
                 if (why := self._too_small(event.spec)) is not None:
@@ -70,12 +69,6 @@ class StageTable:
             case StageFailed():
                 self._blocks.pop(event.stage.id, None)
                 return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
-
-    def parted(self) -> list[DropStage]:
-        """Return commands to drop stages that can go now. Call between steps only: an engine drops nothing
-        during one.
-        """
-        return self._parting.due()
 
     def _too_small(self, spec: ModelSpec) -> str | None:
         """Return why the device has too few pages for a single token of a stage; None if it has enough."""
@@ -90,5 +83,5 @@ class StageTable:
             for block in blocks:
                 self._limits.setdefault(block, self._max_rows)
         self._limits.update(order.limits)
-        self._parting.cancel_unload(order.stages)
+        self.unloading.cancel_unload(order.stages)
         return [LoadStage(stage) for stage in order.stages]

@@ -20,25 +20,25 @@ class UnloadingStages:
 
     def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
-        self._stages: list[Stage] = []
+        self.stages: list[Stage] = []
 
     def schedule_unload(self, stages: Iterable[Stage]) -> None:
-        self._stages.extend(stages)
+        self.stages.extend(stages)
 
     def cancel_unload(self, stages: Iterable[Stage]) -> None:
         """Keep stages that are loaded again before they were dropped."""
         wanted = set(stages)
-        self._stages = [stage for stage in self._stages if stage not in wanted]
+        self.stages = [stage for stage in self.stages if stage not in wanted]
 
     @property
     def waits(self) -> bool:
         """Whether a pending stage has no page tables any more."""
-        return any(not self._tables.on(stage.id) for stage in self._stages)
+        return any(not self._tables.on(stage.id) for stage in self.stages)
 
     def due(self) -> list[DropStage]:
         """Return commands to drop stages without page tables, also on the engine's side. Call between steps only."""
-        if not self._stages or self._tables.released:
+        if not self.stages or self._tables.released:
             return []
-        able = [stage for stage in self._stages if not self._tables.on(stage.id)]
+        able = [stage for stage in self.stages if not self._tables.on(stage.id)]
         self.cancel_unload(able)
         return [DropStage(stage) for stage in able]

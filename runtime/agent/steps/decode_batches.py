@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.sequences.sequence import QueuedRow
-from runtime.agent.steps.outbound import next_device, own_token, pass_of
+from runtime.agent.steps.outbound import next_device, pass_of
 from runtime.chains import Array, Slice, Stacked
 from runtime.control.agent_io import Send
 from runtime.messages import SCHEDULER, ForwardRows, RowsDone, RunRows
@@ -186,7 +186,12 @@ class DecodeBatches:
             return None
         seqs = tuple([row.sequence.seq for row in rows])
         epochs, ones = tuple([row.epoch for row in rows]), (1,) * len(rows)
-        tokens = tuple([own_token(sampled[row.name], seq) for row, seq in zip(rows, seqs, strict=True)])
+        tokens = tuple(  # under the sequences' names: the engine returns them under those of tables
+            [
+                Sampled(seq, (one := sampled[row.name]).token, one.logprob, one.top)
+                for row, seq in zip(rows, seqs, strict=True)
+            ]
+        )
         return Send(SCHEDULER, RowsDone(self._device, seqs, epochs, ones, tokens, batch=batch.number))
 
     def number_of_running(self, rows: Sequence[QueuedRow]) -> int:

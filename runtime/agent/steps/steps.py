@@ -23,7 +23,7 @@ from runtime.agent.steps.queue import Lane, RowQueue
 from runtime.agent.steps.round_trips import RoundTrips
 from runtime.chains import stacked
 from runtime.control.agent_io import StageStep
-from runtime.types import Opened, Row, StepPlan
+from runtime.types import Opened, Row, Sampled, StepPlan, StepResult
 
 
 class StepPlanner:
@@ -171,3 +171,25 @@ class StepPlanner:
             each.generated,
             each.awaits > 0,
         )
+
+
+def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
+    """Return the sampled tokens of a step by table name, after checking that the engine's result answers the plan.
+
+    Called before any state changes, so that the step can still be failed.
+
+    Raises ValueError unless there is exactly one for each row that samples and was not deferred, and the deferred rows
+    are some, but not all, of the plan's.
+    """
+    if result.step != plan.step:
+        raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
+    if not result.sampled and not result.deferred and not any([row.sample for row in plan.rows]):  # noqa: C419
+        return {}
+    sampled = {one.seq: one for one in result.sampled}
+    deferred = set(result.deferred)
+    if deferred and not deferred < {row.seq for row in plan.rows}:
+        raise ValueError(f"step {plan.step}: the engine put off rows that it was not given, or all of them")
+    expected = {row.seq for row in plan.rows if row.sample and row.seq not in deferred}
+    if sampled.keys() != expected or len(result.sampled) != len(expected):
+        raise ValueError(f"step {plan.step}: the engine sampled {len(result.sampled)} rows instead of {len(expected)}")
+    return sampled

@@ -1,6 +1,6 @@
-"""Carry out an agent's commands other than steps, on the engine's thread.
+"""Carry out an agent's commands other than steps and plain messages, on the engine's thread.
 
-Those are: send messages, load and drop stages, read and write pages, send and verify kept hidden states.
+Those are: load and drop stages, read and write pages, send and verify kept hidden states.
 `CommandExecutor.do` carries out one command and returns the resulting event for the agent. A stage that cannot be
 loaded and bytes that do not verify are reported in the event; only EngineLost and defects are raised.
 """
@@ -22,7 +22,6 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
-    Send,
     SendActivations,
     StageFailed,
     StageLoaded,
@@ -45,8 +44,6 @@ class CommandExecutor:
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
         match command:
-            case Send():
-                self._messenger.send(command.to, command.message, command.arrays)
             case LoadStage():
                 return self._load(command)
             case DropStage():

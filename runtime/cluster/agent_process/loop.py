@@ -124,7 +124,7 @@ class AgentLoop:
             CommandExecutor(engine, self._messenger, directed),
         )
         second = engine.second_lane() if settings.own_lane else None
-        self._lanes = lanes_for(engine, second, agent, clock, self._messenger.wake, self._executor.do)
+        self._lanes = lanes_for(engine, second, agent, clock, self._messenger.wake, self._send)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
@@ -298,12 +298,17 @@ class AgentLoop:
         todo = deque(commands)
         while todo:
             command = todo.popleft()
-            if (
-                isinstance(command, Send) and command.to == self._agent.device
-            ):  # after a migration, neighbouring hops may be on one device
-                todo.extendleft(reversed(self._agent.handle(command.message, command.arrays, self._clock())))
+            if isinstance(command, Send):
+                if command.to != self._agent.device:
+                    self._send(command)
+                else:  # after a migration, neighbouring hops may be on one device
+                    todo.extendleft(reversed(self._agent.handle(command.message, command.arrays, self._clock())))
                 continue
             self._busy_since = self._clock()
             event = self._executor.do(command)
             if event is not None:
                 todo.extendleft(reversed(self._agent.handle(event, (), self._clock())))
+
+    def _send(self, command: Send) -> None:
+        self._busy_since = self._clock()
+        self._messenger.send(command.to, command.message, command.arrays)

@@ -79,10 +79,10 @@ class InlineAgent:
         """
         if self._again:
             return self._end("it was restarted", planned=True)
-        for _, incarnation in self.lifecycles.due(self._clock()):
-            return self._begin(incarnation)
-        if self._loop is None:  # the agent has failed; `SchedulerLoop` is about to notice
-            time.sleep(min(timeout, 0.001))
+        if self._loop is None:
+            for _, incarnation in self.lifecycles.due(self._clock()):
+                return self._begin(incarnation)
+            time.sleep(min(timeout, 0.001))  # the agent has failed; `SchedulerLoop` is about to notice
             return []
         ended = self._loop.turn(timeout)
         told: list[Told] = [*map(self._handle_message, self._link.drain_messages())]

@@ -78,8 +78,10 @@ def stepped(
     Raises ValueError for rows without input hidden states, or with inputs of the wrong size.
     """
     begin = time.perf_counter_ns()
-    learn(models, plan)
-    open_pages(models, pool, plan)
+    if plan.released or plan.opened:
+        learn(models, plan)
+    if any([row.new_pages for row in plan.rows]):  # noqa: C419  # a list is faster, and this runs in every step
+        open_pages(models, pool, plan)
     made = (
         None
         if decode_reuse is None

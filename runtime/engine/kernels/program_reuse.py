@@ -68,6 +68,7 @@ class ProgramReuse:
         """Set up row state of its own, as it was in the step before, and point the step data to it."""
         step, view = self._step, paging.view(like)
         self._like, self._longest = torch.empty(1), int(paging.lengths.max())  # angles are float32
+        self._covered = 0  # positions of the rotary tables that the rows read
         self._rows = rows = OnwardRows(
             paging.lengths.clone(), paging.page_tokens, paging.token_pages.shape[0], like.shape[-1]
         )
@@ -94,7 +95,10 @@ class ProgramReuse:
         """
         if self._attending is not None:
             self._longest += 1
-            self._rows.turn(self._attending.rotary.upto(self._like, self._longest))
+            if self._longest > self._covered:
+                angles = self._attending.rotary.upto(self._like, self._longest)
+                self._rows.turn(angles)
+                self._covered = angles[0].shape[0]
             self._kernels.onward_(self._rows)
         room = self._room.reserve(self._step.rows * sum(self._widths))
         if room is not self._has:

@@ -160,6 +160,11 @@ class SharedLinear(nn.Module):
         self._changed()
 
     @property
+    def adapted(self) -> bool:
+        """Whether any adapter is attached."""
+        return not self._plain
+
+    @property
     def added_only(self) -> bool:
         """Whether adapters add to the output and do nothing else."""
         return not (self.inputs or self.outputs)

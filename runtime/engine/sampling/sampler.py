@@ -109,7 +109,7 @@ def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Apply biases, masks and penalties to the rows that have any; return the input itself if none has."""
     out = logits
     for row, draw in enumerate(draws):
-        if not _reshapes(draw):
+        if not reshapes(draw):
             continue
         if out is logits:
             out = logits.clone()
@@ -123,7 +123,8 @@ def penalises(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
-def _reshapes(draw: Draw) -> bool:
+def reshapes(draw: Draw) -> bool:
+    """Return whether a row's logits are changed before its token is chosen."""
     return bool(draw.params.logit_bias) or draw.generated < draw.params.min_tokens or penalises(draw.params)
 
 

@@ -3,6 +3,8 @@
     first step    rows -> layouts, contexts, paging -> components ... one call (`step.runner.Call`) ... head    (kept)
     later steps   the same rows, one token on -> embedding or inputs -> that call again (`ProgramReuse`) -> head
 
+Embedding and head of later steps run without their modules where `engine.step.decode_ends` can compute them.
+
 Building layouts and contexts for 32 rows costs more than a small part of a chain computes, and only positions change in
 them from one decode step to the next. `StepPlan.batch` numbers the batch. Its steps can run this way if its rows are
 one token each, of models with the same components, and if one call runs all components except embedding and head.
@@ -30,11 +32,12 @@ from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
 from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import ForwardContext, RowSpan, running
+from runtime.engine.step.decode_ends import is_greedy, plain_head, plain_table, table_rows
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.engine.tensors.convert import bytes_of, whole_of
 from runtime.kv.transfers import put
-from runtime.types import Row, SegmentRun, StepPlan
+from runtime.types import Row, Sampled, SegmentRun, StepPlan
 from surgery.modules.components import Where
 
 #: Batches that are kept.
@@ -165,12 +168,26 @@ def _all_sampled(batch: ModelBatch) -> bool:
 
 
 class _Course:
-    """The prepared call for steps over the same rows. `parts`: in the order in which they run together."""
+    """The prepared call for steps over the same rows.
 
-    def __init__(self, parts: Sequence[ReusedPart], onward: ProgramReuse, frame: ForwardContext) -> None:
+    Args:
+        parts: In the order in which they run together.
+        greedy: Whether every row's token is that of its highest logit.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ReusedPart],
+        onward: ProgramReuse,
+        frame: ForwardContext,
+        units: ComponentPool,
+        greedy: bool,
+    ) -> None:
         self._parts, self._onward, first = tuple(parts), onward, parts[0].model
         self._embedding: SharedComponent | None = first.units[0] if first.has_embedding else None
         self._head: SharedComponent | None = first.units[-1] if first.has_head else None
+        self._table = plain_table(self._embedding)
+        self._greedy_head = plain_head(self._head, units.kernels) if greedy else None
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
@@ -216,6 +233,8 @@ class _Course:
             return through
         if self._head is None:
             return ReusedStep(Outcome((), ()), Stacked(names, whole_of(hidden.to(self._dtype))))
+        if self._greedy_head is not None:
+            return ReusedStep(Outcome(self._append_tokens(mine, self._greedy_head.largest(hidden)), ()))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
         batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}
@@ -230,7 +249,22 @@ class _Course:
     def _in_order(self, rows: Sequence[Row]) -> Sequence[Row]:
         return rows if self._ordered else [rows[place] for place in self._places]
 
+    def _append_tokens(self, rows: Sequence[Row], tokens: Sequence[int]) -> tuple[Sampled, ...]:
+        """Append a token to the output of each row's sequence, and return them."""
+        sampled: list[Sampled] = []
+        for part in self._parts:
+            sequences = part.model.sequences
+            for at in range(part.lo, part.hi):
+                row, token = rows[at], tokens[at]
+                output = sequences[row.seq].output
+                del output[row.generated :]
+                output.append(token)
+                sampled.append(Sampled(row.seq, token))
+        return tuple(sampled)
+
     def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:
+        if self._table is not None:
+            return table_rows(self._table, [row.tokens[0] for row in rows])
         ids = put([row.tokens[0] for row in rows], torch.device("cpu"))[None]
         self._frame.positions = put([row.start for row in rows], torch.device("cpu"))[None]
         with running(self._frame):
@@ -270,6 +304,6 @@ def _course(
         parts.append(ReusedPart(batch.model, tuple(places[name]), lo, lo + len(places[name])))
         lo += len(places[name])
     onward = ProgramReuse(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
-    course = _Course(parts, onward, call.frame)
+    course = _Course(parts, onward, call.frame, units, is_greedy(batches.values()))
     onward.tables(course.tables(rows))  # full width: the tables of a single step end at its longest row
     return course
