@@ -92,6 +92,11 @@ class AgentConfig:
 #: - `auto`: `replicate` on few devices, `on-demand` on many.
 Placement = Literal["auto", "replicate", "partition", "on-demand", "eager", "frag-min"]
 
+#: What happens to models that do not fit the devices together. `fixed`: those that do not fit beside earlier ones are
+#: not served. `swap`: every model that fits alone is served; its stages are loaded when requests need them, and others
+#: are unloaded to make room (QL-13).
+ResidencyMode = Literal["fixed", "swap"]
+
 #: How a new sequence's path, and devices for more copies, are chosen if blocks have no profile. `least-bytes`: the path
 #: with which all steps read the fewest bytes (`policy.routing.bytes_read`). `least-loaded`: the devices with the fewest
 #: sequences.
@@ -213,6 +218,11 @@ class SpeculationConfig:
 PrefixCaching = Literal["off", "active", "cached"]
 
 
+#: Which stages leave a device first to make room: those with the furthest next use among waiting sequences, or the
+#: least recently used.
+EvictionOrder = Literal["furthest", "lru"]
+
+
 #: How devices of a sequence's hops are chosen (BL-23). `placed`: the scheduler chooses all of them. `broadcast`: the
 #: scheduler chooses the first; agents offer each later hop to `broadcast_fanout` devices that can run it, and the first
 #: bid gets it.
@@ -242,6 +252,9 @@ class ClusterConfig:
             second death it runs beside no other such sequence, so that the one that kills devices can be identified.
         row_timeout_s: A row runs again if all devices of its path report no work for this long
             (`scheduler.decode.stall_detector`); the sequence fails after `max_crashes` such rows in a row. 0: no limit.
+        residency: See `ResidencyMode`.
+        eviction: Which stages leave first to make room: those with the furthest next use, or the least recently used.
+        swap_patience_ms: Least time that a sequence waits for room before stages in use take no new sequences for it.
         dispatch: See `Dispatching`.
         broadcast_fanout: Devices that a hop is offered to.
     """
@@ -263,6 +276,9 @@ class ClusterConfig:
     max_batch_per_block: int = 0
     max_crashes: int = 4
     row_timeout_s: float = 30.0
+    residency: ResidencyMode = "fixed"
+    eviction: EvictionOrder = "furthest"
+    swap_patience_ms: int = 200
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
 
@@ -279,6 +295,10 @@ class ClusterConfig:
             raise ValueError(
                 "prefix_caching must be off, active or cached, owner_margin and max_batch_per_block at least 0"
             )
+        if self.residency not in get_args(ResidencyMode) or self.eviction not in get_args(EvictionOrder):
+            raise ValueError("residency is fixed or swap, eviction furthest or lru")
+        if self.swap_patience_ms < 0:
+            raise ValueError("swap_patience_ms is at least 0")
         if not 0 <= self.row_timeout_s < float("inf"):
             raise ValueError("row_timeout_s is a number of seconds, 0 for no limit")
         whole = (

@@ -85,6 +85,11 @@ class AgentCounters:
     copied: int = _shown("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.")
     recomputed: int = _shown("blockzoo:migration_recomputed_tokens", "Tokens whose K and V migrations recomputed.")
     moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
+    # Stages loaded because requests needed them, and unloaded to make room (QL-13).
+    stage_loads: int = _shown("blockzoo:stage_loads", "Stages loaded because requests needed them.")
+    stage_unloads: int = _shown("blockzoo:stage_unloads", "Stages unloaded to make room for others.")
+    loaded_bytes: int = _shown("blockzoo:loaded_bytes", "Bytes of weights that these loads added.")
+    load_ns: int = _shown("blockzoo:load_seconds", "Duration of these loads, from request to report.", per=1e9)
     shared: int = _shown("blockzoo:shared_sequences", "Sequences that started from cached pages.")
     shared_tokens: int = _shown("vllm:prefix_cache_hits", "Tokens that were found in cached pages.")
 

@@ -70,6 +70,7 @@ from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
+from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.routing.router import Router
 from runtime.scheduler.routing.used_paths import UsedPaths
@@ -114,8 +115,9 @@ class Scheduler:
         hooks = Hooks(predict=self.speculation.plan, offer=Candidates(self._state).hop_candidates, leaving=moves.cancel)
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
+        self.residency = Residency(self._state, self._prefix_cache, moves)
         self._admission = Admission(
-            self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates)
+            self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates), self.residency
         )
         self.migrations = Migrations(self._state, self._seating, moves)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.migrations.at_rest)
@@ -145,8 +147,10 @@ class Scheduler:
                 self._fleet.up(event, now)
             case AgentDown():
                 self._fleet.down(event, now)
+                self.residency.remove_device(event.device)
             case StageReady():
                 self._fleet.loaded(event)
+                self.residency.loaded(event.device, event.stage, now)
             case StageLoadFailed():
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)
@@ -172,6 +176,7 @@ class Scheduler:
                 self._prefix_cache.sweep(now)
                 self._fleet.overdue(now)
                 self._fleet.relent(now)
+                self.residency.review()
                 self.control.tick(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
@@ -286,7 +291,7 @@ class Scheduler:
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.pages.capacity for device in alive), sum(device.pages.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
-        moved = self.migrations.counts()
+        moved, swapped = self.migrations.counts(), self.residency.counts
         counters = replace(
             state.counters.snapshot(),
             moves=moved.committed,
@@ -294,6 +299,10 @@ class Scheduler:
             copied=moved.copied,
             recomputed=moved.recomputed,
             moved_bytes=moved.nbytes,
+            stage_loads=swapped.loads,
+            stage_unloads=swapped.unloads,
+            loaded_bytes=swapped.loaded_bytes,
+            load_ns=swapped.load_ns,
         )
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 

@@ -6,12 +6,14 @@ Contract: data only.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from runtime.chains import Chain, Stage, Variant
 from runtime.config import ClusterConfig
 from runtime.control.counters import Counters
 from runtime.control.trace_events import TraceEvents
+from runtime.policy.residency.eviction import StageWeights, footprint_of
 from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting
@@ -70,13 +72,41 @@ class ClusterState:
         variants = [variant.chain for some in self.variants.values() for variant in some]
         return [*served, *variants, *(chain for name, chain in self.leaving.items() if self.users[name] > 0)]
 
-    def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
-        """Send the load of a stage, unless it is loading or was refused."""
+    def ask_for(self, chain: Chain, device: str, stage: Stage) -> bool:
+        """Send the load of a stage, unless it is loading or was refused, or does not fit; return whether it loads."""
         stages = self.devices[device].stages
-        if stage not in stages.loading and stage not in stages.refused:
-            stages.loading.add(stage)
-            stages.wanted[stage] = blocks = blocks_of(chain, stage)
-            self.out.load(device, [(stage, blocks)])
+        if stage in stages.loading:
+            return True
+        if stage in stages.refused or not self.fits(chain, device, stage):
+            return False
+        stages.loading.add(stage)
+        stages.wanted[stage] = blocks = blocks_of(chain, stage)
+        stages.own_bytes[stage] = self.weights_of(chain, stage).own
+        self.out.load(device, [(stage, blocks)])
+        return True
+
+    def fits(self, chain: Chain, device: str, stage: Stage) -> bool:
+        """Return whether a stage fits beside those loaded and loading, where they may exceed a device's memory."""
+        limit = self.devices[device].plan.limit
+        if self.config.residency == "fixed" or not limit:
+            return True
+        held = footprint_of(self.resident(device))
+        return held.nbytes + held.missing(self.weights_of(chain, stage)) <= limit
+
+    def resident(self, device: str) -> Iterable[StageWeights]:
+        """Yield the bytes of each loaded or loading stage of a device."""
+        stages = self.devices[device].stages
+        for stage in {*stages.loaded, *stages.loading}:
+            yield StageWeights(self.sizes_of(stages.wanted.get(stage, ())), stages.own_bytes.get(stage, 0))
+
+    def weights_of(self, chain: Chain, stage: Stage) -> StageWeights:
+        """Return the bytes of a chain's stage."""
+        own = sum(use.adapter_bytes for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
+        return StageWeights(self.sizes_of(blocks_of(chain, stage)), own)
+
+    def sizes_of(self, blocks: Iterable[str]) -> Mapping[str, int]:
+        """Return the bytes of blocks; those of a removed chain are left out."""
+        return {block: self.block_map.block(block).nbytes for block in blocks if self.block_map.knows(block)}
 
     def check(self) -> None:
         """Raise RuntimeError unless sequences and queues agree."""

@@ -84,4 +84,4 @@ class StageTable:
                 self._limits.setdefault(block, self._max_rows)
         self._limits.update(order.limits)
         self.unloading.cancel_unload(order.stages)
-        return [LoadStage(stage) for stage in order.stages]
+        return [*self.unloading.delay_loads([LoadStage(stage) for stage in order.stages])]

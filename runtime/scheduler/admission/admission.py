@@ -24,6 +24,7 @@ from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.controllers.actions import holders
 from runtime.scheduler.kv.prefix_index import PrefixMatch
 from runtime.scheduler.placement.block_map import blocks_of
+from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -37,8 +38,11 @@ _LOOKED = 50_000_000
 class Admission:
     """Accept or refuse requests, and admit waiting sequences to paths."""
 
-    def __init__(self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser) -> None:
+    def __init__(
+        self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser, residency: Residency
+    ) -> None:
         self._state = state
+        self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
         self._arrivals = 0
@@ -79,11 +83,12 @@ class Admission:
             return
         told = partial(self._trace_choice, now)
         full: set[str] = set()
+        self._residency.begin_pass()
         heads = [(sequence.rank, sequence) for sequence in state.waiting.heads()]
         while heads:
             sequence = heads[0][1]
             route = None
-            if not (
+            if not self._residency.closed(sequence.chain) and not (
                 sequence.suspect
                 and any(other.suspect and other.waits.paused is None for other in state.running.values())
             ):
@@ -131,6 +136,7 @@ class Admission:
                 continue
             if self._fits(sequence, route, match):
                 self._seating.seat(sequence, route, now, match)
+                self._residency.uses(sequence, now)
                 return True
         return False
 
@@ -184,8 +190,7 @@ class Admission:
             self._seating.end(sequence, "error", now, why)
             return True
         if missing:
-            for device, stage in missing:
-                self._state.ask_for(sequence.chain, device, stage)
+            self._residency.load(sequence, missing, now)
             self._warm(sequence.chain, route, now)
             # While these load, it may run on a path with all stages loaded.
             other = router.route(
@@ -205,6 +210,7 @@ class Admission:
             full.update(route.devices)
             return False
         self._seating.seat(sequence, route, now)
+        self._residency.uses(sequence, now)
         return True
 
     def _shunned(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:

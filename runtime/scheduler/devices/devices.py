@@ -128,6 +128,7 @@ class DeviceStages:
         loaded: Loaded stages, each with its spec.
         warm: Blocks of the loaded stages.
         nbytes: Bytes of the loaded weights, as reported.
+        own_bytes: Bytes of stages beside their blocks, such as adapters.
         refused: Stages that are not to be requested now, each with the reason.
         refusals: All stages that were refused and have not been loaded since.
     """
@@ -137,6 +138,7 @@ class DeviceStages:
     loaded: dict[Stage, ModelSpec] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
     nbytes: int = 0
+    own_bytes: dict[Stage, int] = field(default_factory=dict)
     refused: dict[Stage, str] = field(default_factory=dict)
     refusals: dict[Stage, Refusal] = field(default_factory=dict)
 
@@ -176,8 +178,16 @@ class DeviceStages:
         self.cool()
         return loaded
 
+    def drop(self, stages: Collection[Stage]) -> None:
+        """Forget loaded stages: they are unloaded."""
+        for stage in stages:
+            del self.loaded[stage]
+            self.wanted.pop(stage, None)
+        self.cool()
+
     def cool(self) -> None:
-        """Update `warm` after stages were removed."""
+        """Update `warm` and `own_bytes` after stages were removed."""
+        self.own_bytes = {stage: size for stage, size in self.own_bytes.items() if stage in self.wanted}
         self.warm = {block for stage in self.loaded for block in self.wanted.get(stage, ())}
 
     def brings(self, blocks: Collection[str]) -> bool:

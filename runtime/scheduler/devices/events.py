@@ -140,6 +140,8 @@ class DeviceEvents:
     def _load_first_paths(self) -> None:
         """Load the stages of one path per chain, so that first requests do not wait for weights."""
         state = self._state
+        if state.config.residency == "swap" and any(device.plan.room < 0 for device in state.devices):
+            return  # not all of them fit: requests decide
         for chain in state.in_use():
             path = state.router.path(chain, state.devices.loads)
             for device, stage in state.router.missing(chain, path or ()):
@@ -155,6 +157,8 @@ class DeviceEvents:
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
         if refused.stage in device.stages.wanted:
             self._state.block_map.shun(device.name, device.stages.wanted[refused.stage])
+            if self._state.config.residency == "swap":  # a device that is replaced loads what was there
+                del device.stages.wanted[refused.stage]
         self._state.changed = True
 
     def relent(self, now: int) -> None:

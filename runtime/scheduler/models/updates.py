@@ -118,12 +118,13 @@ class ModelUpdates:
         if path is None:
             return
         missing = state.router.missing(chain, path)
+        loading = True
         for device, stage in missing:
             if (reason := state.devices[device].stages.refused.get(stage)) is not None:
                 self._give_up(model, now, f"{chain.loaded_as} cannot be loaded: {reason}")
                 return
-            state.ask_for(chain, device, stage)
-        if not missing:
+            loading &= state.ask_for(chain, device, stage)
+        if not missing or not loading:  # where it does not fit now, its requests make room
             self._switch(model, now)
 
     def _switch(self, model: str, now: int) -> None:

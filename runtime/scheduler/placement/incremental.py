@@ -9,6 +9,7 @@ from __future__ import annotations
 from runtime.chains import BlockUse, Chain
 from runtime.policy.placement.incremental import Need, renew
 from runtime.policy.placement.partition import cells, spread
+from runtime.scheduler.placement.initial import at_home
 from runtime.scheduler.state import ClusterState
 
 
@@ -25,6 +26,8 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
     )
     needs = [Need(use.block, placed.block(use.block).nbytes, move_requests.get(use.block, ())) for use in fresh]
     found = renew(needs, room)
+    if found is None and state.config.residency == "swap":
+        return _at_home(state, chain)
     if found is None:
         need, have = (
             sum(each.nbytes for each in needs),
@@ -37,6 +40,15 @@ def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:
     for block, device in found:
         placed.add(block, device)
     return None
+
+
+def _at_home(state: ClusterState, chain: Chain) -> str | None:
+    """Plan a chain on devices that hold it alone; return why there are none, or None."""
+    blocks = {use.block: state.block_map.block(use.block) for use in chain.uses}
+    found = at_home([chain], blocks, [device for device in state.devices if device.alive])
+    for block, device in found.instances:
+        state.block_map.add(block, device)
+    return found.lacking.get(chain.version)
 
 
 def _room(state: ClusterState) -> dict[str, int | None]:

@@ -15,6 +15,7 @@ from runtime.policy.placement.locality import ClusterLayout, place
 from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.placement.packing import fill, pack
 from runtime.policy.placement.partition import cells, spread
+from runtime.policy.residency.homes import homes
 from runtime.scheduler.devices.devices import Device
 
 
@@ -32,14 +33,47 @@ class InitialPlacement:
 
 
 def laid_out(
-    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placement
+    chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placement, swap: bool
 ) -> InitialPlacement:
-    """Place the blocks of these chains on these devices."""
+    """Place the blocks of these chains on these devices.
+
+    `swap`: where not all chains fit at once, each gets devices that hold it alone, and stages come by demand.
+    """
+    if swap:
+        limits = [device.plan.limit for device in devices]
+        every = {use.block for chain in chains for use in chain.uses}
+        if not all(limits) or sum(blocks[block].nbytes for block in every) <= sum(limits):
+            found = laid_out(chains, blocks, devices, placing, False)
+            if not found.lacking:
+                return found
+        return at_home(chains, blocks, devices)
     if placing == "frag-min":
         return _scattered(chains, blocks, devices)
     if placing in ("on-demand", "eager"):
         return _packed(chains, blocks, devices, placing == "eager")
     return _copied(chains, blocks, devices, placing == "partition")
+
+
+def at_home(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> InitialPlacement:
+    """Give each chain devices that hold it alone (`policy.residency.homes`), beside the blocks planned there."""
+    sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
+    limits = [device.plan.limit for device in devices]
+    plans = homes(
+        [[use.block for use in chain.uses] for chain in chains],
+        sizes,
+        [sum(use.adapter_bytes for use in chain.uses) for chain in chains],
+        limits,
+        [device.plan.blocks for device in devices],
+    )
+    made: list[tuple[str, str]] = []
+    lacking: dict[str, str] = {}
+    for chain, plan in zip(chains, plans, strict=True):
+        if plan is None:
+            need = sum(blocks[name].nbytes for name in {use.block for use in chain.uses})
+            have = ", ".join(str(limit) if limit else "any" for limit in limits)
+            lacking[chain.version] = f"{chain.model} fits no device: it needs {need} bytes of weights, they take {have}"
+        made += [(use.block, devices[at].name) for use, at in zip(chain.uses, plan or (), strict=False)]
+    return InitialPlacement(tuple(made), lacking)
 
 
 def _packed(

@@ -1,0 +1,1 @@
+"""Load stages when requests need them, and unload others to make room."""

@@ -1,0 +1,254 @@
+"""Load the stages that waiting sequences need, and unload others where a device cannot hold all of its models at once.
+
+    load(sequence, missing)    request stages; where they do not fit, unload others first, or wait
+    closed(chain)              whether new sequences of a chain wait, because a stage of it is about to leave
+    review(now)                retry what waits for its turn
+
+Planned instances say where a block may run (`placement.block_map`); this class says what is loaded there now. It is
+used where `ClusterConfig.residency` is `swap`.
+
+Contract:
+- The blocks of loaded and loading stages, each counted once, never exceed the limit of a device.
+- A stage with sequences on it is never unloaded, nor one that an earlier waiting sequence needs.
+- A sequence whose stages do not fit beside stages in use waits `swap_patience_ms`, or `_PATIENCE` times the expected
+  load if that is longer. Then stages in use are closed, furthest next use first: they take no new sequences, and leave
+  when those on them have ended. Meanwhile no later sequence loads anything on that device, so none starves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from runtime.chains import Chain, Stage
+from runtime.policy.residency.eviction import ResidentStage, StageWeights, footprint_of, stages_to_unload
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.migration.migration import Moves
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+#: A sequence waits at least so many times the expected duration of its load before stages in use are closed for it.
+_PATIENCE = 2
+#: Weight of the latest load in the mean rate of loads.
+_WEIGHT = 0.2
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice(ResidentStage):
+    """A resident stage with the key that the scheduler knows it by."""
+
+    stage: Stage | None = None
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """The first sequence that waits for room on a device. `closed`: stages that take no new sequences for it."""
+
+    sequence: ScheduledSequence
+    since: int
+    closed: set[Stage] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class SwapCounts:
+    """Totals of stages loaded and unloaded on demand.
+
+    Fields:
+        loads: Stages loaded.
+        unloads: Stages unloaded to make room.
+        loaded_bytes: Bytes of the blocks that loads added, each once.
+        load_ns: Duration of all loads, from request to report.
+    """
+
+    loads: int = 0
+    unloads: int = 0
+    loaded_bytes: int = 0
+    load_ns: int = 0
+
+
+class Residency:
+    """What is loaded on the devices, by demand."""
+
+    def __init__(self, state: ClusterState, prefix_cache: PrefixCache, moves: Moves) -> None:
+        self._state = state
+        self._prefix_cache = prefix_cache
+        self._moves = moves
+        self.on = state.config.residency == "swap"
+        self._waiters: dict[str, _Waiter] = {}
+        self._places: dict[str, int] | None = None
+        self._used: dict[tuple[str, Stage], int] = {}
+        self._began: dict[tuple[str, Stage], tuple[int, int]] = {}
+        self._rate = 0.0
+        self.counts = SwapCounts()
+
+    # -- what admission calls ------------------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Begin a pass over all waiting sequences: their order may have changed, and waiters may have gone."""
+        self._places = None
+        for name, waiter in tuple(self._waiters.items()):
+            if waiter.sequence.path or waiter.sequence.seq not in self._state.sequences:
+                del self._waiters[name]
+
+    def closed(self, chain: Chain) -> bool:
+        """Return whether a stage of a chain is about to leave its device."""
+        return any(stage.model == chain.loaded_as for each in self._waiters.values() for stage in each.closed)
+
+    def load(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]], now: int) -> None:
+        """Request the stages that a sequence lacks, after making room for them; where that is impossible, it waits."""
+        chain = sequence.chain
+        for name, stage in missing:
+            stages = self._state.devices[name].stages
+            if not self.on:
+                self._state.ask_for(chain, name, stage)
+                continue
+            if stage in stages.loading or stage in stages.refused:
+                continue
+            waiter = self._waiters.get(name)
+            if waiter is not None and waiter.sequence.rank < sequence.rank:
+                continue
+            if self._make_room(sequence, name, stage, now):
+                if waiter is not None and waiter.sequence is sequence:
+                    del self._waiters[name]
+                self._began[name, stage] = now, self._missing(chain, name, stage)
+                self._state.ask_for(chain, name, stage)
+
+    def uses(self, sequence: ScheduledSequence, now: int) -> None:
+        """Record that a sequence begins to run on the stages of its path."""
+        for hop in sequence.path:
+            self._used[hop.device, sequence.chain.stage(hop.lo, hop.hi)] = now
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def loaded(self, device: str, stage: Stage, now: int) -> None:
+        """Record that a requested stage is loaded."""
+        began = self._began.pop((device, stage), None)
+        if began is None:
+            return
+        since, nbytes = began
+        self.counts.loads += 1
+        self.counts.loaded_bytes += nbytes
+        self.counts.load_ns += now - since
+        self._used[device, stage] = now
+        if nbytes and now > since:
+            rate = nbytes / (now - since)
+            self._rate = rate if not self._rate else (1 - _WEIGHT) * self._rate + _WEIGHT * rate
+
+    def remove_device(self, device: str) -> None:
+        """Forget a device that has died."""
+        self._waiters.pop(device, None)
+        self._began = {key: each for key, each in self._began.items() if key[0] != device}
+
+    def review(self) -> None:
+        """Let admission run again while a sequence waits for room. Called on every tick."""
+        if self._waiters:
+            self._state.changed = True
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, sequence: ScheduledSequence, name: str, stage: Stage, now: int) -> bool:
+        """Unload stages until one fits; return False, with nothing unloaded, if too few can leave now."""
+        state, device = self._state, self._state.devices[name]
+        if not device.plan.limit:
+            return True
+        incoming = state.weights_of(sequence.chain, stage)
+        resident, place = self._resident(device), self._place_of(sequence)
+        order, limit = state.config.eviction, device.plan.limit
+        gone = stages_to_unload(resident, incoming, limit, order, place)
+        if gone is None:
+            self._wait(sequence, device, resident, incoming, now)
+            return False
+        if gone:
+            self._unload(device, [each.stage for each in gone if each.stage is not None], now)
+        return True
+
+    def _wait(
+        self,
+        sequence: ScheduledSequence,
+        device: Device,
+        resident: Sequence[_OnDevice],
+        incoming: StageWeights,
+        now: int,
+    ) -> None:
+        """Let a sequence wait for room; close stages in use once it has waited long enough."""
+        waiter = self._waiters.get(device.name)
+        if waiter is None or waiter.sequence is not sequence:
+            waiter = self._waiters[device.name] = _Waiter(sequence, now)
+            self._state.tell.control(now, "stage.wait", "QL-13", device.name, seq=sequence.seq)
+        missing = footprint_of(each.weights for each in resident).missing(incoming)
+        expected = missing / self._rate if self._rate else 0.0
+        if now - waiter.since < max(self._state.config.swap_patience_ms * _MS, _PATIENCE * expected):
+            return
+        able = [each if each.stage in device.stages.loading else replace(each, pinned=False) for each in resident]
+        order, place = self._state.config.eviction, self._place_of(sequence)
+        gone = stages_to_unload(able, incoming, device.plan.limit, order, place)
+        fresh = {each.stage for each in gone or () if each.stage is not None} - waiter.closed
+        for stage in sorted(fresh):
+            self._state.tell.control(now, "stage.close", "QL-13", device.name, stage=stage.id, seq=sequence.seq)
+        waiter.closed |= fresh
+
+    def _resident(self, device: Device) -> list[_OnDevice]:
+        """Return the loaded and loading stages of a device."""
+        busy = self._in_use(device)
+        found: list[_OnDevice] = []
+        for stage in sorted({*device.stages.loaded, *device.stages.loading}):
+            loading = stage in device.stages.loading
+            blocks = device.stages.wanted.get(stage, ())
+            moving = self._moves.bound_for(device.name, blocks)
+            found.append(
+                _OnDevice(
+                    stage.id,
+                    StageWeights(self._state.sizes_of(blocks), device.stages.own_bytes.get(stage, 0)),
+                    self._next_use(stage),
+                    self._used.get((device.name, stage), 0),
+                    loading or moving or stage in busy or stage not in device.stages.wanted,
+                    stage,
+                )
+            )
+        return found
+
+    def _in_use(self, device: Device) -> set[Stage]:
+        """Return the stages of a device that running sequences use, or may use if an offered hop goes there."""
+        asked = (self._state.running[seq] for seq in device.passing.asked)
+        users = [*device.passing.here.values(), *asked]
+        return {sequence.chain.stage(hop.lo, hop.hi) for sequence in users for hop in sequence.path}
+
+    def _next_use(self, stage: Stage) -> int | None:
+        """Return the place of a stage's first waiting sequence in rank order; None if none waits or it is closed."""
+        if any(stage in each.closed for each in self._waiters.values()):
+            return None
+        return self._order().get(stage.model)
+
+    def _place_of(self, sequence: ScheduledSequence) -> int:
+        return self._order().get(sequence.chain.loaded_as, 0)
+
+    def _order(self) -> dict[str, int]:
+        """Return the place of each chain's first waiting sequence in rank order, by `Chain.loaded_as`."""
+        if self._places is None:
+            self._places = {}
+            for place, sequence in enumerate(self._state.waiting.heads()):
+                self._places.setdefault(sequence.chain.loaded_as, place)
+        return self._places
+
+    def _missing(self, chain: Chain, name: str, stage: Stage) -> int:
+        device = self._state.devices[name]
+        there = footprint_of(each.weights for each in self._resident(device))
+        return there.missing(self._state.weights_of(chain, stage))
+
+    def _unload(self, device: Device, stages: Sequence[Stage], now: int) -> None:
+        """Unload stages that no sequence uses, with the cached prefixes of their chains."""
+        if len(self._prefix_cache):
+            models = {stage.model for stage in stages}
+            for chain in (*self._state.in_use(), *self._state.leaving.values()):
+                if chain.loaded_as in models:
+                    self._prefix_cache.remove_version(chain.version)
+        device.stages.drop(stages)
+        self._state.out.unload_stages(device.name, stages)
+        for stage in stages:
+            self._used.pop((device.name, stage), None)
+            self._state.tell.control(now, "stage.unload", "QL-13", device.name, stage=stage.id)
+        self.counts.unloads += len(stages)
+        for waiter in self._waiters.values():
+            waiter.closed.difference_update(stages)
