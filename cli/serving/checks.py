@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cli.shared.declared import check_choices
+from cli.shared.sizes import size_of
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,9 +16,19 @@ if TYPE_CHECKING:
 def check_values(options: ServeOptions) -> None:
     """Raise InputError for the first invalid value."""
     check_choices(options)
+    _check_memory(options)
     _check_agents(options)
     _check_adaptive(options)
     _check_server(options)
+
+
+def _check_memory(options: ServeOptions) -> None:
+    if size_of(options.device_memory) and size_of(options.agent_weights):
+        raise InputError("--device-memory and --agent-weights both limit the weights of a device: give one of them")
+    if size_of(options.device_memory) and options.weights_limit < 1:
+        raise InputError(
+            "--device-memory leaves nothing for weights beside the KV cache: raise it, or lower --kv-cache-memory-bytes"
+        )
 
 
 def _check_agents(options: ServeOptions) -> None:

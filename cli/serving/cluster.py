@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cli.serving.models import Chosen, check_device, start_engine
-from cli.serving.options import ServeOptions, size_of
+from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.scheduler_io import ServeModel
 from runtime.policy.profiles import DeviceProfile
@@ -113,7 +113,7 @@ def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, 
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
 
-    config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
+    config, agents = options.engine(), AgentSettings(weights=options.weights_limit)
     made = [start_engine(zoo, config, half_page, executor)]
     return InlineAgent(
         lambda: made.pop() if made else start_engine(zoo, config, half_page, executor),
@@ -141,7 +141,7 @@ def _launcher(options: ServeOptions, settings: dict[str, object]) -> AgentLaunch
     preparation = Preparation("staged", settings)
     own_lane = options.agents > 1 and options.cluster().speculation.own_lane
     direct = None if options.tensor_transport == "host" else DirectConfig(network=options.tensor_transport == "network")
-    agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane, direct=direct)
+    agents = AgentSettings(weights=options.weights_limit, own_lane=own_lane, direct=direct)
     if options.backend == "threads":
         return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.agent(), agents)
     if options.backend == "ray":

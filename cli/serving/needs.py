@@ -52,12 +52,17 @@ def _speculation(options: ServeOptions, executor: str) -> str | None:
     return "where no hop is predicted: give --speculation" if options.speculation == "off" else None
 
 
+def _memory_limit(options: ServeOptions, executor: str) -> str | None:
+    return None if options.weights_limit else "without a limit of memory: give --device-memory"
+
+
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
     "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
     "dense": Need("the dense executor", _dense),
     "paged": Need("the paged executor", _paged),
     "deltas": Need("--serve-deltas", _deltas),
+    "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
     "speculation": Need("--speculation", _speculation),
 }
 #: The conditions in words, for help texts.

@@ -24,11 +24,13 @@ from runtime.config import (
     DensePadding,
     Dispatching,
     EngineConfig,
+    EvictionOrder,
     GraphChoice,
     KernelChoice,
     LaneChoice,
     PrefixCaching,
     Rebalancing,
+    ResidencyMode,
     Routing,
     ServerConfig,
     SpeculationConfig,
@@ -85,8 +87,18 @@ class ServeOptions:
     prefix_caching: str = option("active", group="Memory", choices=get_args(PrefixCaching),
         help="Share KV pages of equal prompt prefixes: off, with running sequences (active), or also with ended "
              "ones, while their memory is not needed (cached).")
+    device_memory: int | str = option(0, group="Memory",
+        help="Memory of one device for weights and KV cache together: weights get what the KV cache leaves; 0: no "
+             "limit.")
     agent_weights: int | str = option(0, group="Memory",
-        help="Maximum size of the weights on one agent; 0: no limit.")
+        help="Maximum size of the weights on one device, in place of --device-memory; 0: no limit.")
+    residency: str = option("swap", group="Memory", needs=["memory limit"],
+        choices=tuple(reversed(get_args(ResidencyMode))),
+        help="Models that do not fit together: loaded when requests need them, in place of others (swap), or not "
+             "served (fixed).")
+    eviction: str = option("furthest", group="Memory", needs=["memory limit"], choices=get_args(EvictionOrder),
+        help="Weights that leave first to make room: those that waiting requests need last (furthest), or the least "
+             "recently used (lru).")
     activation_cache_bytes: int | str = option(0, group="Memory", needs=["several devices"],
         help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
              "the middle of a chain; 0: none.")
@@ -225,7 +237,14 @@ class ServeOptions:
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=ControlConfig.off() if inline else control, dispatch=self.dispatch, stride=self.credit,
+            residency=self.residency, eviction=self.eviction,
         )  # fmt: skip
+
+    @property
+    def weights_limit(self) -> int:
+        """Bytes of weights that one device holds at most, 0 for no limit. Raises InputError for sizes that are none."""
+        memory = size_of(self.device_memory)
+        return memory - size_of(self.kv_cache_memory_bytes) if memory else size_of(self.agent_weights)
 
     def adaptation(self) -> DispatchLimits:
         """Return how adaptive requests are dispatched."""

@@ -150,7 +150,7 @@ class Scheduler:
                 self.residency.remove_device(event.device)
             case StageReady():
                 self._fleet.loaded(event)
-                self.residency.loaded(event.device, event.stage, now)
+                self.residency.record_load(event.device, event.stage, now)
             case StageLoadFailed():
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)
@@ -176,7 +176,7 @@ class Scheduler:
                 self._prefix_cache.sweep(now)
                 self._fleet.overdue(now)
                 self._fleet.relent(now)
-                self.residency.review()
+                self.residency.retry_waiting()
                 self.control.tick(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)

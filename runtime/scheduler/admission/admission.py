@@ -88,7 +88,7 @@ class Admission:
         while heads:
             sequence = heads[0][1]
             route = None
-            if not self._residency.closed(sequence.chain) and not (
+            if not self._residency.is_closed(sequence.chain) and not (
                 sequence.suspect
                 and any(other.suspect and other.waits.paused is None for other in state.running.values())
             ):
@@ -136,7 +136,7 @@ class Admission:
                 continue
             if self._fits(sequence, route, match):
                 self._seating.seat(sequence, route, now, match)
-                self._residency.uses(sequence, now)
+                self._residency.record_use(sequence, now)
                 return True
         return False
 
@@ -190,7 +190,7 @@ class Admission:
             self._seating.end(sequence, "error", now, why)
             return True
         if missing:
-            self._residency.load(sequence, missing, now)
+            self._residency.request_stages(sequence, missing, now)
             self._warm(sequence.chain, route, now)
             # While these load, it may run on a path with all stages loaded.
             other = router.route(
@@ -210,7 +210,7 @@ class Admission:
             full.update(route.devices)
             return False
         self._seating.seat(sequence, route, now)
-        self._residency.uses(sequence, now)
+        self._residency.record_use(sequence, now)
         return True
 
     def _shunned(self, sequence: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:

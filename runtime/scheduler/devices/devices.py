@@ -178,7 +178,7 @@ class DeviceStages:
         self.cool()
         return loaded
 
-    def drop(self, stages: Collection[Stage]) -> None:
+    def drop_stages(self, stages: Collection[Stage]) -> None:
         """Forget loaded stages: they are unloaded."""
         for stage in stages:
             del self.loaded[stage]

@@ -22,6 +22,7 @@ class DevicePicture:
         pid: Process of its agent, 0 if it has none.
         pages_used: Pages taken, of `pages`.
         weights: Bytes of loaded weights.
+        weights_limit: Bytes of weights that it may hold, 0 for no limit.
         sequences: Sequences with a path over it.
         queued: Rows that wait there.
         steps, busy_ns, tokens: Totals since its agent started.
@@ -34,6 +35,7 @@ class DevicePicture:
     pages: int
     pages_used: int
     weights: int
+    weights_limit: int
     sequences: int
     queued: int
     stages: tuple[str, ...]
@@ -153,6 +155,7 @@ def _device(each: Device) -> DevicePicture:
         pages=each.pages.capacity,
         pages_used=each.pages.used,
         weights=stages.nbytes,
+        weights_limit=each.plan.limit,
         sequences=each.passing.count,
         queued=work.queued,
         stages=tuple(stage.id for stage in stages.loaded),

@@ -1,8 +1,8 @@
 """Load the stages that waiting sequences need, and unload others where a device cannot hold all of its models at once.
 
-    load(sequence, missing)    request stages; where they do not fit, unload others first, or wait
-    closed(chain)              whether new sequences of a chain wait, because a stage of it is about to leave
-    review(now)                retry what waits for its turn
+    request_stages(sequence, missing)    where they do not fit, unload others first, or wait
+    is_closed(chain)                     whether new sequences of a chain wait, because a stage of it is about to leave
+    retry_waiting()                      retry what waits for its turn
 
 Planned instances say where a block may run (`placement.block_map`); this class says what is loaded there now. It is
 used where `ClusterConfig.residency` is `swap`.
@@ -92,11 +92,11 @@ class Residency:
             if waiter.sequence.path or waiter.sequence.seq not in self._state.sequences:
                 del self._waiters[name]
 
-    def closed(self, chain: Chain) -> bool:
+    def is_closed(self, chain: Chain) -> bool:
         """Return whether a stage of a chain is about to leave its device."""
         return any(stage.model == chain.loaded_as for each in self._waiters.values() for stage in each.closed)
 
-    def load(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]], now: int) -> None:
+    def request_stages(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]], now: int) -> None:
         """Request the stages that a sequence lacks, after making room for them; where that is impossible, it waits."""
         chain = sequence.chain
         for name, stage in missing:
@@ -115,14 +115,14 @@ class Residency:
                 self._began[name, stage] = now, self._missing(chain, name, stage)
                 self._state.ask_for(chain, name, stage)
 
-    def uses(self, sequence: ScheduledSequence, now: int) -> None:
+    def record_use(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence begins to run on the stages of its path."""
         for hop in sequence.path:
             self._used[hop.device, sequence.chain.stage(hop.lo, hop.hi)] = now
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def loaded(self, device: str, stage: Stage, now: int) -> None:
+    def record_load(self, device: str, stage: Stage, now: int) -> None:
         """Record that a requested stage is loaded."""
         began = self._began.pop((device, stage), None)
         if began is None:
@@ -141,7 +141,7 @@ class Residency:
         self._waiters.pop(device, None)
         self._began = {key: each for key, each in self._began.items() if key[0] != device}
 
-    def review(self) -> None:
+    def retry_waiting(self) -> None:
         """Let admission run again while a sequence waits for room. Called on every tick."""
         if self._waiters:
             self._state.changed = True
@@ -244,7 +244,7 @@ class Residency:
             for chain in (*self._state.in_use(), *self._state.leaving.values()):
                 if chain.loaded_as in models:
                     self._prefix_cache.remove_version(chain.version)
-        device.stages.drop(stages)
+        device.stages.drop_stages(stages)
         self._state.out.unload_stages(device.name, stages)
         for stage in stages:
             self._used.pop((device.name, stage), None)

@@ -11,7 +11,7 @@ from runtime.policy.residency.eviction import ResidentStage, StageWeights, footp
 
 
 def stage(name: str, blocks: str, own: int = 0, **changes: object) -> ResidentStage:
-    return ResidentStage(name, StageWeights({block: 10 for block in blocks}, own), **changes)  # type: ignore[arg-type]
+    return ResidentStage(name, StageWeights(dict.fromkeys(blocks, 10), own), **changes)  # type: ignore[arg-type]
 
 
 def names(found: list[ResidentStage] | None) -> list[str] | None:
