@@ -424,6 +424,20 @@ class Launching(Protocol):
         ...
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """Define an engine that can read and prepare the weights of a stage on another thread, while steps run."""
+
+    @property
+    def prepares(self) -> bool:
+        """Whether stages are to be prepared before they are loaded."""
+        ...
+
+    def prepare(self, stage: Stage) -> None:
+        """Prepare a stage, so that `StageEngine.load` takes little time. Raises as that; called on any thread."""
+        ...
+
+
 class StepRunner(Protocol):
     """Define an object that runs steps, with the signature of `StageEngine.run`."""
 

@@ -385,6 +385,7 @@ class EngineConfig:
         max_model_len: Cap on every model's context, in tokens.
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
         weights, kernels, graphs, async_scheduling: See the types above.
+        host_memory_bytes: Host memory for weights of unloaded stages, ready to be loaded again.
         trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
         dense: Settings of the dense executor; the paged executor ignores them.
     """
@@ -399,6 +400,7 @@ class EngineConfig:
     kernels: KernelChoice = "auto"
     graphs: GraphChoice = "auto"
     async_scheduling: AheadChoice = "auto"
+    host_memory_bytes: int = 0
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -409,6 +411,8 @@ class EngineConfig:
             or (self.max_model_len is not None and self.max_model_len < 1)
         ):
             raise ValueError("kv_cache_memory_bytes, page_tokens and max_model_len must be positive")
+        if self.host_memory_bytes < 0:
+            raise ValueError("host_memory_bytes is at least 0")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
         if self.weights not in get_args(Weights):

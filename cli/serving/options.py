@@ -92,6 +92,8 @@ class ServeOptions:
              "limit.")
     agent_weights: int | str = option(0, group="Memory",
         help="Maximum size of the weights on one device, in place of --device-memory; 0: no limit.")
+    host_memory: int | str = option(0, group="Memory", needs=["memory limit"],
+        help="Host memory beside it for unloaded weights, ready to be loaded again; 0: none are kept.")
     residency: str = option("swap", group="Memory", needs=["memory limit"],
         choices=tuple(reversed(get_args(ResidencyMode))),
         help="Models that do not fit together: loaded when requests need them, in place of others (swap), or not "
@@ -215,6 +217,7 @@ class ServeOptions:
             async_scheduling=self.async_scheduling,
             kv_cache_memory_bytes=size_of(self.kv_cache_memory_bytes),
             max_model_len=self.max_model_len,
+            host_memory_bytes=size_of(self.host_memory),
             trace_segments=self.trace is not None,
             dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
         )

@@ -148,10 +148,15 @@ class Counted:
         held = self._held.get(name)
         return 0 if held is None else held.users
 
+    def nbytes_of(self, name: str) -> int:
+        """Return the bytes of a tensor, 0 if it is not held."""
+        held = self._held.get(name)
+        return 0 if held is None else held.tensor.numel() * held.tensor.element_size()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
+        return sum(map(self.nbytes_of, self._held))
 
 
 class TensorPool:
@@ -190,6 +195,10 @@ class TensorPool:
     def users(self, digest: str) -> int:
         """Return a tensor's number of users."""
         return self._counted.users(digest)
+
+    def nbytes_of(self, digest: str) -> int:
+        """Return the bytes of a tensor, 0 if it is not held."""
+        return self._counted.nbytes_of(digest)
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.chains import Array, StageEngine
+from runtime.chains import Array, Preparing, Stage, StageEngine
+from runtime.cluster.agent_process.stage_loader import StageLoader
 from runtime.cluster.errors import public
 from runtime.control.agent_io import (
     ActivationsVerified,
@@ -41,11 +42,15 @@ class CommandExecutor:
 
     def __init__(self, engine: StageEngine, messenger: Link, checksums: ArrayChecksums | None = None) -> None:
         self._engine, self._messenger, self._checksums = engine, messenger, checksums or ArrayChecksums()
+        prepares = isinstance(engine, Preparing) and engine.prepares
+        self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
         match command:
             case LoadStage():
-                return self._load(command)
+                if self.loader is None:
+                    return self._load(command.stage)
+                self.loader.submit(command.stage)
             case DropStage():
                 self._engine.unload(command.stage)
             case ReadPages():
@@ -60,15 +65,19 @@ class CommandExecutor:
                 return ActivationsVerified(command.move, command.lo, command.hi, error)
         return None
 
-    def _load(self, command: LoadStage) -> AgentEvent:
+    def load_prepared(self) -> list[AgentEvent]:
+        """Load the stages that are prepared by now, and return the resulting events."""
+        return [] if self.loader is None else [self._load(stage) for stage in self.loader.drain_ready()]
+
+    def _load(self, stage: Stage) -> AgentEvent:
         try:
-            spec = self._engine.load(command.stage)
+            spec = self._engine.load(stage)
         except EngineLost:
             raise
         except Exception as error:
-            _log.warning("%s could not be loaded", command.stage.id, exc_info=True)
-            return StageFailed(command.stage, public(error))
-        return StageLoaded(command.stage, spec, self._engine.memory().weights)
+            _log.warning("%s could not be loaded", stage.id, exc_info=True)
+            return StageFailed(stage, public(error))
+        return StageLoaded(stage, spec, self._engine.memory().weights)
 
     def _read_pages(self, command: ReadPages) -> None:
         self._send_sealed(command.to, command.message, self._engine.read_pages(command.pages))

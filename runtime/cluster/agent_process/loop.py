@@ -149,7 +149,13 @@ class AgentLoop:
                 pass
             return ended
         finally:
-            self._lanes.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the threads of the lanes and of the loader."""
+        self._lanes.close()
+        if self._executor.loader is not None:
+            self._executor.loader.close()
 
     def turn(self, limit: float = math.inf) -> AgentEnded | None:
         """Handle messages and run a step if there is one; else wait for messages, up to `limit` seconds.
@@ -182,6 +188,9 @@ class AgentLoop:
             self._messenger.prepare()
         self._receive(0.0 if self._ran else min(limit, self._patience()))
         self._require_answer()
+        if self._executor.loader is not None:
+            for event in self._executor.load_prepared():
+                self._handle_event(event)
         self._look()
         self._ran = self._step()
 

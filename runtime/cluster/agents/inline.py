@@ -106,7 +106,7 @@ class InlineAgent:
 
     def close(self, patience: float) -> None:
         """Release the engine."""
-        self._loop = None
+        self._close_loop()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -131,6 +131,11 @@ class InlineAgent:
         self._link.deliver(PeerList(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
 
+    def _close_loop(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+        self._loop = None
+
     def _record_step(self, plan: StepPlan, result: StepResult, now: int) -> None:
         self._counters.step(plan, result)
         if result.segments:
@@ -149,7 +154,8 @@ class InlineAgent:
     def _end(self, reason: str, *, planned: bool = False) -> list[Told]:
         was_up = self.lifecycles.up(self.device, self._incarnation)
         self.lifecycles.died(self.device, self._incarnation, reason, self._clock(), final=not planned, planned=planned)
-        self._loop, self._again = None, False
+        self._close_loop()
+        self._again = False
         self._link.receive(0.0)
         self.reports.clear()
         return [AgentDown(self.device, reason, planned=planned)] if was_up else []

@@ -94,6 +94,15 @@ class StagedEngine:
                 self._clear_reuse()  # the new stage may have attached adapters to units that are in recordings
             return spec
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` is of use: on a CPU. Copies to a GPU from another thread were never tried."""
+        return self._registry.units.device.type == "cpu"
+
+    def prepare(self, stage: Stage) -> None:
+        """Prepare the load of a stage (`runtime.chains.Preparing`)."""
+        self._registry.prepare(stage)
+
     def unload(self, stage: Stage) -> None:
         """Drop a stage and free what no other stage uses. Raises NotFound."""
         with self._alone():

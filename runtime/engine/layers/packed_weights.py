@@ -117,6 +117,14 @@ class PackedWeights:
         """Count one user less; a weight without users is dropped."""
         self._counted.release(digests)
 
+    def users(self, digest: str) -> int:
+        """Return a weight's number of users."""
+        return self._counted.users(digest)
+
+    def nbytes_of(self, digest: str) -> int:
+        """Return the bytes of a weight, 0 if it is not held."""
+        return self._counted.nbytes_of(digest)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights held, each once (without the padding of oneDNN's layout)."""

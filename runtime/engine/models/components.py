@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from runtime.engine.layers.mixed_precision import Widened, widen_parameters_
 from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
+from runtime.engine.models.idle_units import KEPT, IdleUnits
 from runtime.engine.step.context import PagedMaker
 from surgery.chains.plan import ChainLink
 from surgery.families.table import FAMILIES
@@ -91,7 +93,14 @@ class SharedComponent:
 
 @dataclass(slots=True)
 class ComponentPool:
-    """All units of a device by digest, the rotary modules that they share, and the kernels that run them."""
+    """All units of a device by digest, the rotary modules that they share, and the kernels that run them.
+
+    `prepare` may be called on another thread while steps run. A lock keeps the other methods out meanwhile, for the
+    time of one unit at most.
+
+    Fields:
+        idle_bytes: Bytes of units without users that are kept.
+    """
 
     pool: TensorPool
     device: torch.device
@@ -99,17 +108,21 @@ class ComponentPool:
     weights: Weights = "auto"
     kernels: Kernels | None = None
     mixed: bool = False
+    idle_bytes: int = 0
     units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     packs: PackedWeights = field(init=False)
     operations: Operations = field(init=False)
     attention: PagedMaker = field(init=False)
     programs: Programs = field(init=False)
+    idle: IdleUnits = field(init=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.mixed = self.mixed and self.fused and self.kernels is not None and self.weights != "plain"
         self.packs = PackedWeights(self.weights, self.device, self.kernels, self.mixed)
         self.programs = Programs(self.kernels is not None)
+        self.idle = IdleUnits(self.pool, self.packs, self.idle_bytes)
         if self.kernels is None:
             self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
@@ -124,30 +137,56 @@ class ComponentPool:
 
         `link` is the place of the component's modules in `skeletons`, in case it must be built.
         """
-        unit = self.units.get(component.base_digest)
-        if unit is None:
-            unit = self.units[component.base_digest] = self._load(component, link, skeletons)
-            self.programs.clear()
-        unit.users += 1
-        return unit
+        digest = component.base_digest
+        with self._lock:
+            unit = self.units.get(digest)
+            if unit is None:
+                unit = self.units[digest] = self.idle.take(digest) or self._load(component, link, skeletons)
+                self.programs.clear()
+            unit.users += 1
+            return unit
+
+    def prepare(self, stage: str, component: Component, link: ChainLink, skeletons: Skeletons) -> None:
+        """Build the unit of a component ahead, for a stage that is about to be loaded, if it can be idle.
+
+        It stays until `end_preparation` of the stage. Raises as `acquire`.
+        """
+        digest = component.base_digest
+        if component.kind not in KEPT:
+            return
+        with self._lock:
+            self.idle.pin(stage, digest)
+            if digest not in self.units and digest not in self.idle:
+                self._free(self.idle.add(self._load(component, link, skeletons)))
+
+    def end_preparation(self, stage: str) -> None:
+        """Free what was prepared for a stage and is not in use, but for what is kept anyway."""
+        with self._lock:
+            self._free(self.idle.unpin(stage))
 
     def release(self, unit: SharedComponent) -> None:
         """Count one user less; drop a unit without users and release its tensors."""
-        unit.users -= 1
-        if unit.users == 0:
-            del self.units[unit.digest]
-            self.programs.clear()
-            self.pool.release(unit.tensors)
-            self.packs.release(unit.packs)
+        with self._lock:
+            unit.users -= 1
+            if unit.users == 0:
+                del self.units[unit.digest]
+                self.programs.clear()
+                self._free(self.idle.add(unit))
 
     @property
     def nbytes(self) -> int:
-        """Resident bytes of all weights, each distinct tensor once, adapters included."""
+        """Resident bytes of all weights in use, each distinct tensor once, adapters included."""
         return (
             self.pool.nbytes
             + self.packs.nbytes
+            - self.idle.nbytes
             + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
         )
+
+    def _free(self, units: Iterable[SharedComponent]) -> None:
+        for unit in units:
+            self.pool.release(unit.tensors)
+            self.packs.release(unit.packs)
 
     def _load(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         held = [digest for _, digest in component.tensors]

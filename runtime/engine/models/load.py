@@ -68,11 +68,31 @@ def load_model(
     return LoadedModel(own, own_spec, tuple(held), indices, keys, tables, width, found.dtype, widened)
 
 
+def prepare_stage(
+    store: Store,
+    manifest: ModelManifest,
+    units: ComponentPool,
+    dtype: torch.dtype | None,
+    executor: Executor,
+    part: Stage,
+) -> None:
+    """Build the units of a stage that are not there yet, so that `load_model` adopts them. Raises as `load_model`."""
+    found = servable(store, manifest, dtype, executor)
+    plan = ChainPlan(found.plan.sources, found.plan.links[part.lo : part.hi])
+    skeletons = _skeletons(plan, units, executor)
+    for placed, link in zip(part_of(manifest, part).components, plan.links, strict=True):
+        units.prepare(part.id, placed.component, link, skeletons)
+
+
+def _skeletons(plan: ChainPlan, units: ComponentPool, executor: Executor) -> Skeletons:
+    return Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
+
+
 def _acquire(
     manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: ComponentPool, executor: Executor
 ) -> list[SharedComponent]:
     """Acquire the chain's units and attach the model's adapter parts; release all of them if one fails."""
-    skeletons = Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
+    skeletons = _skeletons(plan, units, executor)
     held: list[SharedComponent] = []
     try:
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):

@@ -25,6 +25,20 @@ def give_back() -> None:
         pause(_HARD)
 
 
+def use_one_thread() -> None:
+    """Let the calling thread's products run on itself alone, beside a thread that runs steps.
+
+    Does nothing where OpenMP is not GNU's.
+    """
+    import torch
+
+    torch.get_num_threads()  # torch sets the number when a thread first asks for it
+    try:
+        ctypes.CDLL("libgomp.so.1").omp_set_num_threads(1)
+    except (OSError, AttributeError):
+        return
+
+
 @functools.cache
 def _pause() -> Callable[[int], int] | None:
     try:

@@ -14,9 +14,9 @@ from runtime.config import EngineConfig
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels
 from runtime.engine.models.components import ComponentPool
-from runtime.engine.models.load import load_model, release_units
+from runtime.engine.models.load import load_model, prepare_stage, release_units
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.models.openmp import give_back
+from runtime.engine.models.openmp import give_back, use_one_thread
 from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.versions import check_version, unpinned
 from runtime.kv.pool import Pages
@@ -50,6 +50,7 @@ class ModelRegistry:
             config.weights,
             kernels_for(config),
             mixed=executor == "paged",
+            idle_bytes=config.host_memory_bytes,
         )
         self.models: dict[str, LoadedModel] = {}
 
@@ -73,12 +74,28 @@ class ModelRegistry:
                 manifest, chain = catalog.model(name), tuple(catalog.chain(name))
             if version:
                 check_version(manifest, self._dtype or stored_dtype(manifest), version)
-            model = load_model(
-                self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part
-            )
+            try:
+                model = load_model(
+                    self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part
+                )
+            finally:
+                if part is not None:
+                    self.units.end_preparation(part.id)
         self.models[known] = model
         give_back()
         return model
+
+    def prepare(self, stage: Stage) -> None:
+        """Read, verify and pack the weights of a stage, so that loading it takes little time; once more is harmless.
+
+        Call it on a thread of its own, beside steps and other loads. Raises as `load`.
+        """
+        use_one_thread()
+        name, _ = unpinned(stage.model)
+        with self._store.keeping():
+            with self._store.catalog.reading() as catalog:
+                manifest = catalog.model(catalog.resolve(name))
+            prepare_stage(self._store, manifest, self.units, self._dtype, self._executor, stage)
 
     def unload(self, name: str) -> None:
         """Drop a model by name, or a stage by id, and free what no other one uses. Raises NotFound."""

@@ -1,0 +1,86 @@
+"""Units that no loaded model uses: built ahead for a stage that is about to be loaded, or kept in case one comes again.
+
+They are ready to be adopted: read, verified, decoded and packed. Kept ones count against the host's memory, and the one
+that was used least recently goes first. Only attention, FFN and whole layers are kept: embeddings and heads may share
+one tensor, in a form that depends on who else is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+from runtime.engine.layers.packed_weights import PackedWeights
+from surgery.tensors.pool import TensorPool
+from zoo.manifest import ComponentKind
+
+if TYPE_CHECKING:  # the modules import each other: a pool of units has idle ones
+    from runtime.engine.models.components import SharedComponent
+
+#: Kinds of components that may be idle.
+KEPT: frozenset[ComponentKind] = frozenset(["attention", "ffn", "layer"])
+
+
+class IdleUnits:
+    """Units without users, by digest.
+
+    Args:
+        pool, packs: The tensors that units hold.
+        limit: Bytes that are kept beside those built ahead.
+    """
+
+    def __init__(self, pool: TensorPool, packs: PackedWeights, limit: int) -> None:
+        self._pool, self._packs, self._limit = pool, packs, limit
+        self._units: OrderedDict[str, SharedComponent] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._pins: dict[str, set[str]] = {}
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._units
+
+    def pin(self, stage: str, digest: str) -> None:
+        """Keep a unit, whatever the limit, until `unpin` of this stage."""
+        self._pins.setdefault(stage, set()).add(digest)
+
+    def unpin(self, stage: str) -> list[SharedComponent]:
+        """End the pins of a stage; return the units that are to be freed."""
+        self._pins.pop(stage, None)
+        return self._over()
+
+    def add(self, unit: SharedComponent) -> list[SharedComponent]:
+        """Add a unit; return the units that are to be freed, possibly this one."""
+        if unit.kind not in KEPT:
+            return [unit]
+        self._units[unit.digest] = unit
+        self._sizes[unit.digest] = self._size(unit)
+        return self._over()
+
+    def take(self, digest: str) -> SharedComponent | None:
+        """Remove and return a unit, None if it is not here."""
+        self._sizes.pop(digest, None)
+        return self._units.pop(digest, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensors that only idle units hold, counted in the pools' bytes."""
+        tensors = Counter(digest for unit in self._units.values() for digest in unit.tensors)
+        packs = Counter(key for unit in self._units.values() for key in unit.packs)
+        return sum(
+            self._pool.nbytes_of(each) for each, uses in tensors.items() if self._pool.users(each) == uses
+        ) + sum(self._packs.nbytes_of(each) for each, uses in packs.items() if self._packs.users(each) == uses)
+
+    def _over(self) -> list[SharedComponent]:
+        """Remove and return units until the rest is within the limit."""
+        pinned = {digest for some in self._pins.values() for digest in some}
+        kept = [digest for digest in self._units if digest not in pinned]
+        held, gone = sum(self._sizes[digest] for digest in kept), []
+        for digest in kept:
+            if held <= self._limit:
+                break
+            held -= self._sizes.pop(digest)
+            gone.append(self._units.pop(digest))
+        return gone
+
+    def _size(self, unit: SharedComponent) -> int:
+        tensors = sum(map(self._pool.nbytes_of, unit.tensors)) + sum(map(self._packs.nbytes_of, unit.packs))
+        return tensors + unit.private_bytes

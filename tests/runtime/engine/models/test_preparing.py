@@ -1,0 +1,146 @@
+"""Stages are prepared beside steps, and unloaded units are kept: loading then reads nothing, answers are the same."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import surgery.tensors.pool as tensor_pool
+from runtime.chains import Stage
+from runtime.engine.executors.stage import StagedEngine
+from tests.runtime.engine.carry import Carrier
+from tests.runtime.engine.compiled import needs_kernels
+from tests.runtime.engine.executors.test_stage import MODELS, SAMPLING, add, engines, length, whole
+from tests.runtime.engine.test_equality import prompts
+
+WHOLE = pytest.mark.parametrize("kernels", ["stock", pytest.param("native", marks=needs_kernels)])
+LARGE = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def family(bench):
+    add(bench, "float32")
+    return bench
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[str]:
+    """Return the digests of tensors that are read, as they are."""
+    found: list[str] = []
+    stock = tensor_pool.stored_tensors
+
+    def noted(store, digests):
+        found.extend(digests)
+        return stock(store, digests)
+
+    monkeypatch.setattr(tensor_pool, "stored_tensors", noted)
+    return found
+
+
+def stage_of(family, name: str) -> Stage:
+    return Stage(name, 0, length(family, name))
+
+
+def prepare(engine: StagedEngine, stage: Stage) -> None:
+    """Prepare on another thread, and fail as it does."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            engine.prepare(stage)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+@WHOLE
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prepared_model_answers_as_ever(family, name, kernels):
+    (engine,) = engines(family, 1, kernels=kernels)
+    engine.load(stage_of(family, "neox"))
+    before = engine.memory().weights
+    prepare(engine, stage_of(family, name))
+    assert engine.memory().weights == before, "what is prepared is not in use yet"
+    carrier, prompt = Carrier(engine), prompts(3, (9,))[0]
+    carrier.add("a", name, prompt, SAMPLING, [(0, 0, length(family, name))])
+    carrier.run()
+    assert carrier.seqs["a"].produced == whole(family, name, prompt, kernels=kernels).tokens("a")
+
+
+def test_loading_what_was_prepared_reads_only_what_cannot_be(family, reads):
+    (engine,) = engines(family, 1)
+    prepare(engine, stage_of(family, "llama"))
+    prepared = set(reads)
+    reads.clear()
+    engine.load(stage_of(family, "llama"))
+    assert reads and not prepared.intersection(reads) and len(prepared) > len(reads), "embedding and head alone"
+
+
+def test_steps_run_while_another_model_is_prepared(family):
+    """A sequence decodes on this thread while another thread prepares and drops stages again and again."""
+    (engine,) = engines(family, 1)
+    carrier, prompt, over = Carrier(engine), prompts(3, (9,))[0], threading.Event()
+    carrier.add("a", "llama", prompt, SAMPLING, [(0, 0, length(family, "llama"))])
+    failed: list[BaseException] = []
+
+    def prepare_on() -> None:
+        try:
+            while not over.is_set():
+                for name in ("wide", "neox", "stitched"):
+                    engine.prepare(stage_of(family, name))
+                    engine._registry.units.end_preparation(stage_of(family, name).id)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=prepare_on)
+    thread.start()
+    carrier.run()
+    for name in ("wide", "lora", "neox"):
+        engine.load(stage_of(family, name))
+        engine.unload(stage_of(family, name))
+    over.set()
+    thread.join()
+    assert not failed and carrier.seqs["a"].produced == whole(family, "llama", prompt).tokens("a")
+
+
+@WHOLE
+def test_unloaded_units_are_kept_within_the_host_memory(family, reads, kernels):
+    for limit, again in ((LARGE, False), (0, True)):
+        (engine,) = engines(family, 1, kernels=kernels, host_memory_bytes=limit)
+        stage = stage_of(family, "llama")
+        engine.load(stage)
+        full = engine.memory().weights
+        engine.unload(stage)
+        assert engine.memory().weights == 0
+        reads.clear()
+        engine.load(stage)
+        assert engine.memory().weights == full
+        assert (len(reads) > 4) == again, "attention and FFN are read again"
+
+
+def test_the_least_recently_used_units_go_first_and_the_limit_holds(family, reads):
+    (engine,) = engines(family, 1, host_memory_bytes=0)
+    for name in ("llama", "wide"):
+        engine.load(stage_of(family, name))
+    units = engine._registry.units
+    sizes = {unit.digest: units.idle._size(unit) for unit in units.units.values() if unit.kind in ("attention", "ffn")}
+    own = [unit.digest for unit in engine._registry.models[stage_of(family, "wide").id].units if unit.digest in sizes]
+    units.idle._limit = limit = sum(sizes[digest] for digest in own) + 1
+    engine.unload(stage_of(family, "llama"))
+    engine.unload(stage_of(family, "wide"))
+    assert units.idle.nbytes <= limit and all(digest in units.idle for digest in own)
+
+
+def test_a_stage_that_is_not_loaded_after_all_leaves_nothing(family):
+    (engine,) = engines(family, 1)
+    prepare(engine, stage_of(family, "llama"))
+    units = engine._registry.units
+    assert units.idle.nbytes
+    units.end_preparation(stage_of(family, "llama").id)
+    assert not units.idle.nbytes and not units.pool.nbytes and not units.packs.nbytes
