@@ -141,7 +141,7 @@ class ComponentPool:
         with self._lock:
             unit = self.units.get(digest)
             if unit is None:
-                unit = self.units[digest] = self.idle.take(digest) or self._load(component, link, skeletons)
+                unit = self.units[digest] = self.idle.take_unit(digest) or self._load(component, link, skeletons)
                 self.programs.clear()
             unit.users += 1
             return unit

@@ -45,7 +45,7 @@ class IdleUnits:
     def unpin(self, stage: str) -> list[SharedComponent]:
         """End the pins of a stage; return the units that are to be freed."""
         self._pins.pop(stage, None)
-        return self._over()
+        return self._drop_excess()
 
     def add(self, unit: SharedComponent) -> list[SharedComponent]:
         """Add a unit; return the units that are to be freed, possibly this one."""
@@ -53,9 +53,9 @@ class IdleUnits:
             return [unit]
         self._units[unit.digest] = unit
         self._sizes[unit.digest] = self._size(unit)
-        return self._over()
+        return self._drop_excess()
 
-    def take(self, digest: str) -> SharedComponent | None:
+    def take_unit(self, digest: str) -> SharedComponent | None:
         """Remove and return a unit, None if it is not here."""
         self._sizes.pop(digest, None)
         return self._units.pop(digest, None)
@@ -69,7 +69,7 @@ class IdleUnits:
             self._pool.nbytes_of(each) for each, uses in tensors.items() if self._pool.users(each) == uses
         ) + sum(self._packs.nbytes_of(each) for each, uses in packs.items() if self._packs.users(each) == uses)
 
-    def _over(self) -> list[SharedComponent]:
+    def _drop_excess(self) -> list[SharedComponent]:
         """Remove and return units until the rest is within the limit."""
         pinned = {digest for some in self._pins.values() for digest in some}
         kept = [digest for digest in self._units if digest not in pinned]

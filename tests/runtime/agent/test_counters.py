@@ -23,8 +23,9 @@ def test_each_metric_has_its_own_counter_in_the_metrics_unit() -> None:
     for number, name in enumerate(counted, 1):
         setattr(counters, name, number)
     values = {name: value for name, _, value in counters.shown()}
-    assert values.pop("blockzoo:step_seconds") == (counted.index("busy") + 1) / 1e9
-    others = [number for number, name in enumerate(counted, 1) if name != "busy"]
+    for name, metric in (("busy", "blockzoo:step_seconds"), ("load_ns", "blockzoo:load_seconds")):
+        assert values.pop(metric) == (counted.index(name) + 1) / 1e9
+    others = [number for number, name in enumerate(counted, 1) if name not in ("busy", "load_ns")]
     assert sorted(values.values()) == others
 
 
