@@ -75,7 +75,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -> None:
     from cli.serving.driver import start_driver
-    from cli.serving.models import ZooSource, choose, with_exits
+    from cli.serving.models import ZooSource, all_on_demand, choose, with_exits
     from runtime.server.app import build_app
     from runtime.server.run_server import address_of, bind, serve
 
@@ -84,7 +84,11 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         bound = stack.enter_context(bind(settings.host, settings.port))
         executor = "paged" if options.clustered else options.executor
         wanted = with_exits(zoo, options.models) if options.early_exit else options.models
-        chosen = choose(zoo, wanted, engine_config.dtype, executor, engine_config.device)
+        chosen = (
+            all_on_demand(zoo, engine_config.dtype)
+            if options.on_demand
+            else choose(zoo, wanted, engine_config.dtype, executor, engine_config.device)
+        )
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
@@ -92,15 +96,16 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         trace = _open_trace(options.trace, stack)
         sink = _open_spans(options.otlp_traces_endpoint, trace, stack)
         settled = options.settled()
-        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor ({settled.backend})")
+        count = len(chosen.names)
+        what = f"loading {count} of the store's models" if count else f"{len(chosen.on_demand)} models on demand"
+        say(f"{what} for the {chosen.executor} executor ({settled.backend})")
         driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.scheduler_log, stack))
         stack.enter_context(driver)
         source = ZooSource(zoo)
         served = [source.served(spec) for spec in driver.models()]
-        app = build_app(driver, served, source, settings, trace)
-        serve(
-            app, settings, bound, ready=lambda: _announce(address_of(bound), [model.name for model in served], as_json)
-        )
+        app = build_app(driver, served, source, settings, trace, chosen.on_demand)
+        names = [*(model.name for model in served), *(model.name for model in chosen.on_demand)]
+        serve(app, settings, bound, ready=lambda: _announce(address_of(bound), names, as_json))
 
 
 def _announce(address: str, names: Sequence[str], as_json: bool) -> None:

@@ -51,10 +51,13 @@ def start_cluster(
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
     limits = options.adaptation()
-    half = half_page(zoo.store, config, names, executor)
-    found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in names]
-    whole = {block.id: block.nbytes for each in found_whole for block in each.blocks}
-    piece = _WHOLE if inline else max(sum(whole.values()) // (_PIECES * options.agents), 1)
+    measured = chosen.measured or names
+    half = half_page(zoo.store, config, measured, executor)
+    piece = _WHOLE
+    if not inline:
+        found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in measured]
+        whole = {block.id: block.nbytes for each in found_whole for block in each.blocks}
+        piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
     threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
         "store": str(zoo.store.root),
@@ -80,8 +83,8 @@ def start_cluster(
 
     served = [describe(name) for name in names]
     blocks = {block.id: block for each in served for block in each.blocks}
-    measured = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
-    profiles = DeviceProfile(config.device, measured, ())
+    profiled = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
+    profiles = DeviceProfile(config.device, profiled, ())
     adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()

@@ -5,15 +5,16 @@ torch is imported only when needed, by the engine; transformers only for tokeniz
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cli.serving.executor_choice import dense_is_faster
 from cli.shared.documents import model_document
 from cli.shared.output import human_bytes, say
-from runtime.frontend.served_models import ServedModel, defaults_from
+from runtime.frontend.served_models import ServedModel, StoredModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt, adapt_core
 from runtime.frontend.tokenizer_files import read_tokenizer
 from runtime.types import ModelSpec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
     from zoo.api import ModelHandle, Zoo
+
+_NONE = "the store holds no model that can be served; put one in with `zoo ingest`"
 
 #: Files that contain a vocabulary; tokenizer_config.json alone has none.
 _TOKENIZER_FILES = frozenset(
@@ -48,11 +51,15 @@ class Chosen:
         names: Full names of the models to serve.
         skipped: Why each remaining model of the store is not served.
         executor: The executor that runs them.
+        on_demand: Models that are served once a request names them.
+        measured: Models that sizes of pages and blocks are taken from.
     """
 
     names: tuple[str, ...]
     skipped: tuple[NotServable, ...]
     executor: Executor = "paged"
+    on_demand: tuple[StoredModel, ...] = ()
+    measured: tuple[str, ...] = ()
 
 
 def choose(
@@ -82,6 +89,24 @@ def choose(
     return _chosen(zoo, wanted, dtype, "dense" if executor == "dense" else "paged")
 
 
+def all_on_demand(zoo: Zoo, dtype: str | None = None) -> Chosen:
+    """Return all models of the store, none of them served before a request names it. Reads the foundations only.
+
+    Raises InputError if the store has no foundation that the paged executor can run.
+    """
+    known = [summary for summary in zoo.models() if summary.kind != "stitch"]
+    measured: list[str] = []
+    for summary in known:
+        if summary.base is None:
+            with suppress(NotServable):
+                _check(zoo, summary.name, dtype, "paged")
+                measured.append(summary.name)
+    if not measured:
+        raise InputError(_NONE)
+    stored = tuple(StoredModel(each.name, each.base, int(each.created.timestamp())) for each in known)
+    return Chosen((), (), on_demand=stored, measured=tuple(measured))
+
+
 def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Executor) -> Chosen:
     if wanted:
         full = tuple(dict.fromkeys(zoo.model(name).name for name in wanted))
@@ -99,7 +124,7 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
         except NotServable as error:
             skipped.append(error)
     if not names:
-        raise InputError("the store holds no model that can be served; put one in with `zoo ingest`")
+        raise InputError(_NONE)
     return Chosen(tuple(names), tuple(skipped), executor)
 
 
@@ -196,9 +221,12 @@ class ZooSource:
 
     def __init__(self, zoo: Zoo) -> None:
         self._zoo = zoo
+        #: One tokenizer for all models with equal files and an equal config.
+        self._tokenizers: dict[str, Tokenizer] = {}
 
     def resolve(self, name: str) -> str:
-        return self._zoo.model(name).name
+        with self._zoo.store.catalog.reading() as reader:
+            return reader.resolve(name)
 
     def listing(self) -> list[Mapping[str, Any]]:
         return [model_document(model) for model in self._zoo.models()]
@@ -209,12 +237,24 @@ class ZooSource:
             created = reader.created(model.name)
         return ServedModel(
             spec=spec,
-            tokenizer=tokenizer_of(model),
+            tokenizer=self._tokenizer(model),
             defaults=defaults_from(model.generation_config),
             created=int(created.timestamp()),
             chain=chain_id(model.manifest.components),
             exits=exit_ids(model.manifest),
         )
+
+    def _tokenizer(self, model: ModelHandle) -> Tokenizer:
+        files = sorted((side.path, side.blob) for side in model.manifest.side_files if _is_tokenizers(side.path))
+        key = json.dumps([files, _config_of(model)], sort_keys=True, default=str)
+        if key not in self._tokenizers:
+            self._tokenizers[key] = tokenizer_of(model)
+        return self._tokenizers[key]
+
+
+def _is_tokenizers(path: str) -> bool:
+    """Return whether a side file may be one of a tokenizer: not a config of weights or of generation."""
+    return not path.endswith(("config.json", "README.md")) or path.endswith("tokenizer_config.json")
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:

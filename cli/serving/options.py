@@ -198,6 +198,12 @@ class ServeOptions:
         """Whether agents outside the scheduler's thread were requested."""
         return self.agents > 1 or self.backend not in ("auto", "local", "inline")
 
+    @property
+    def on_demand(self) -> bool:
+        """Whether models are served once a request names them: where memory is limited, and no models are named."""
+        swaps = self.residency == "swap" and self.weights_limit > 0
+        return swaps and not (self.models or self.early_exit or self.serve_deltas or self.executor == "dense")
+
     def settled(self) -> ServeOptions:
         """Return the options with the backend decided: one device is run by an agent in the scheduler's thread."""
         if self.backend not in ("auto", "local"):

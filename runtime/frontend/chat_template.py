@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Characters of a template. The longest in use, with tools and their formats, have about ten thousand.
 MAX_SOURCE = 200_000
 DEFAULT = "default"
+_CREATING = threading.Lock()
 
 
 class TemplateRefused(Exception):
@@ -75,8 +76,13 @@ def chosen_template(given: Any) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> BoundedEnvironment:
-    """Return the environment that all templates share. Created on first use: its import takes longer than rendering."""
+def _made_environment() -> BoundedEnvironment:
     from runtime.frontend.template_sandbox import BoundedEnvironment
 
     return BoundedEnvironment()
+
+
+def _environment() -> BoundedEnvironment:
+    """Return the environment that all templates share. Created on first use: its import takes longer than rendering."""
+    with _CREATING:  # a template of one environment cannot run within the limits of another
+        return _made_environment()

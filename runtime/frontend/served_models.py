@@ -74,18 +74,47 @@ def _number(value: Any, default: float, low: float, high: float) -> float:
     return value if low <= value <= high else default
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model of the store that is served once a request names it. `created`: Unix seconds."""
+
+    name: str
+    base: str | None = None
+    created: int = 0
+
+
+class NotServedYet(Exception):
+    """A request names a model that is served on demand, and is not served yet."""
+
+    def __init__(self, model: StoredModel) -> None:
+        super().__init__(model.name)
+        self.model = model
+
+
 class ServedModels:
     """The served models by name.
 
     Changed only on the event loop's thread. Lookups on any thread see one consistent state.
+
+    Args:
+        on_demand: Further models that requests may name.
     """
 
-    def __init__(self, models: Iterable[ServedModel] = ()) -> None:
+    def __init__(self, models: Iterable[ServedModel] = (), on_demand: Iterable[StoredModel] = ()) -> None:
         self._by_name: Mapping[str, ServedModel] = {model.name: model for model in models}
+        self._on_demand = {model.name: model for model in on_demand}
 
     def all(self) -> list[ServedModel]:
         """Return the models sorted by name."""
         return sorted(self._by_name.values(), key=lambda model: model.name)
+
+    def has(self, name: str) -> bool:
+        """Return whether a model of this full name is served."""
+        return name in self._by_name
+
+    def on_demand(self) -> list[StoredModel]:
+        """Return the models that are served on demand and are not served yet, sorted by name."""
+        return [model for name, model in sorted(self._on_demand.items()) if name not in self._by_name]
 
     def add(self, model: ServedModel) -> None:
         self._by_name = {**self._by_name, model.name: model}
@@ -108,13 +137,21 @@ class ServedModels:
         return tuple(layers for layers in range(len(model.exits)) if self.exit_of(model, layers) is not None)
 
     def find(self, name: str) -> ServedModel:
-        """Return a model by its name or by a unique ending of it, as in the catalogue. Raises RequestError 404."""
+        """Return a model by its name or by a unique ending of it, as in the catalogue.
+
+        Raises RequestError 404; NotServedYet for a model that is served on demand.
+        """
         models = self._by_name
         if name in models:
             return models[name]
-        ending = sorted(known for known in models if name and known.lower().endswith(name.lower()))
+        if name in self._on_demand:
+            raise NotServedYet(self._on_demand[name])
+        known = {*models, *self._on_demand}
+        ending = sorted(each for each in known if name and each.lower().endswith(name.lower()))
         if len(ending) == 1:
-            return models[ending[0]]
+            if ending[0] in models:
+                return models[ending[0]]
+            raise NotServedYet(self._on_demand[ending[0]])
         shown = name if len(name) <= 200 else name[:200] + "…"
         if ending:
             raise unknown_model(f"The model `{shown}` is ambiguous: {', '.join(ending)}")

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from runtime.config import ServerConfig
 from runtime.frontend.schemas import ChatBody, CompletionBody
-from runtime.frontend.served_models import ServedModel, ServedModels
+from runtime.frontend.served_models import ServedModel, ServedModels, StoredModel
 from runtime.server.auth import Guard
 from runtime.server.completions import Generate
 from runtime.server.context import Service, make_service
@@ -27,13 +27,18 @@ from zoo.errors import ZooError
 
 
 def build_app(
-    driver: Driver, models: Iterable[ServedModel], source: ModelSource, config: ServerConfig, trace: Trace | None = None
+    driver: Driver,
+    models: Iterable[ServedModel],
+    source: ModelSource,
+    config: ServerConfig,
+    trace: Trace | None = None,
+    on_demand: Iterable[StoredModel] = (),
 ) -> FastAPI:
-    """Return the application over a driver that already runs.
+    """Return the application over a driver that already runs. `on_demand`: models served once a request names them.
 
     `app.state.service` is the `Service` that the routes share. The caller owns the driver and closes it.
     """
-    service = make_service(driver, ServedModels(models), source, config, trace)
+    service = make_service(driver, ServedModels(models, on_demand), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.service = service
     app.router.routes.extend(routes_of(service))

@@ -21,7 +21,9 @@ from runtime.frontend.assemble import Receipt
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
+from runtime.server.model_loading import ensure_served
 from runtime.server.openai.format import FinishedChoice, Wording, wording_for
 from runtime.server.openai.responses import as_request_error, dump, error_reply
 from runtime.server.openai.sse import DONE, ChunkWriter, Outlet, event
@@ -56,7 +58,7 @@ class Generate:
             with self._service.gate.place() as place:
                 raw = await self._read(request)
                 async with while_connected(receive):
-                    prepared = await self._service.in_worker(lambda: prepare(self._service, self._kind, raw, receipt))
+                    prepared = await self._prepare(raw, receipt)
                     place.grow(len(prepared.choices))
                     await self._answer(prepared, scope, receive, send)
         except ClientDisconnect:
@@ -64,6 +66,14 @@ class Generate:
 
     def _name(self, request: Request) -> str:
         return ("chatcmpl-" if self._kind is ChatBody else "cmpl-") + str(request.state.request_id)
+
+    async def _prepare(self, raw: bytes, receipt: Receipt) -> Prepared:
+        """Parse and tokenize a body; serve its model first where that waits for the first request."""
+        while True:
+            try:
+                return await self._service.in_worker(lambda: prepare(self._service, self._kind, raw, receipt))
+            except NotServedYet as unserved:
+                await ensure_served(self._service, unserved.model.name)
 
     async def _read(self, request: Request) -> bytes:
         try:

@@ -13,10 +13,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from runtime.frontend.errors import RequestError
-from runtime.frontend.served_models import ServedModel
+from runtime.frontend.errors import RequestError, unknown_model
+from runtime.frontend.served_models import NotServedYet, ServedModel, StoredModel
 from runtime.server.auth import is_known
 from runtime.server.context import Service
+from runtime.server.model_loading import load_model
 from runtime.server.openai.responses import reply
 from runtime.server.state_document import state_document
 from runtime.tracing.sink import Trace
@@ -34,12 +35,17 @@ class ZooRoutes:
     # -- OpenAI --------------------------------------------------------------------------------------------------------
 
     async def list_models(self, request: Request) -> Response:
-        """List the models that are served."""
-        return reply({"object": "list", "data": [_card(model) for model in self._service.models.all()]})
+        """List the models that are served, or are once a request names them."""
+        models = self._service.models
+        cards = [*map(_card, models.all()), *map(_stored_card, models.on_demand())]
+        return reply({"object": "list", "data": sorted(cards, key=lambda card: str(card["id"]))})
 
     async def show_model(self, request: Request) -> Response:
         """Show one served model, named in full or by a unique ending."""
-        return reply(_card(self._service.models.find(request.path_params["name"])))
+        try:
+            return reply(_card(self._service.models.find(request.path_params["name"])))
+        except NotServedYet as unserved:
+            return reply(_stored_card(unserved.model))
 
     # -- health --------------------------------------------------------------------------------------------------------
 
@@ -88,8 +94,8 @@ class ZooRoutes:
         """Load a model of the store and serve it. One that is served already is nothing to do."""
         async with self._service.changing:
             name = await run_in_threadpool(self._service.source.resolve, request.path_params["name"])
-            if name not in {model.name for model in self._service.models.all()}:
-                self._service.models.add(await run_in_threadpool(self._load, name))
+            if not self._service.models.has(name):
+                self._service.models.add(await run_in_threadpool(load_model, self._service, name))
             return reply(_card(self._service.models.find(name)))
 
     async def unload(self, request: Request) -> Response:
@@ -97,7 +103,10 @@ class ZooRoutes:
         long.
         """
         async with self._service.changing:
-            model = self._service.models.find(request.path_params["name"])
+            try:
+                model = self._service.models.find(request.path_params["name"])
+            except NotServedYet as unserved:
+                raise unknown_model(f"The model `{unserved.model.name}` is not served now.") from None
             self._service.models.remove(model.name)
             try:
                 await run_in_threadpool(self._service.driver.unload, model.name)
@@ -128,17 +137,6 @@ class ZooRoutes:
             )
         return reply({"id": name, "paused": paused, "sequences": count})
 
-    def _load(self, name: str) -> ServedModel:
-        driver = self._service.driver
-        loaded = driver.load(name)
-        try:
-            # Use the driver's own spec: its context length is limited to what the device can hold.
-            spec = next((spec for spec in driver.models() if spec.name == loaded.name), loaded)
-            return self._service.source.served(spec)
-        except Exception:
-            driver.unload(loaded.name)
-            raise
-
 
 def _whole(request: Request, name: str) -> int | None:
     """Return a query parameter as an integer, None if absent.
@@ -161,6 +159,19 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "root": model.spec.base or model.name,
         "parent": model.spec.base,
         "max_model_len": model.spec.max_model_len,
+    }
+
+
+def _stored_card(model: StoredModel) -> dict[str, Any]:
+    """Return the same for a model that is not served yet: its context length is not known."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "blockzoo",
+        "root": model.base or model.name,
+        "parent": model.base,
+        "max_model_len": None,
     }
 
 

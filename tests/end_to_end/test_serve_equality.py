@@ -54,8 +54,12 @@ def prompts(name: str) -> list[list[int]]:
     return [[rng.randrange(3, checkpoints.VOCAB) for _ in range(length)] for length in (2, 27, 11)]
 
 
-def test_the_server_gives_the_models_own_tokens(root: Path, tmp_path: Path) -> None:
-    small = ("--kv-cache-memory-bytes", "256KiB", "--max-num-batched-tokens", "24", "--max-num-seqs", "24")
+@pytest.mark.parametrize("memory", ["of all models", "of two models"])
+def test_the_server_gives_the_models_own_tokens(root: Path, tmp_path: Path, memory: str) -> None:
+    small = ["--kv-cache-memory-bytes", "256KiB", "--max-num-batched-tokens", "24", "--max-num-seqs", "24"]
+    swaps = memory == "of two models"
+    if swaps:  # named first, each by itself; its stages come and go
+        small += ["--agent-weights", str(2 * largest(root))]
     with (
         serving(root / "store", tmp_path / "log", *small, "--trace", str(tmp_path / "trace")) as served,
         served.client() as client,
@@ -69,12 +73,18 @@ def test_the_server_gives_the_models_own_tokens(root: Path, tmp_path: Path) -> N
         with ThreadPoolExecutor(24) as pool:
             answers = list(pool.map(lambda pair: ask(client, *pair), asked))
     events = [json.loads(line)["ev"] for line in (tmp_path / "trace").read_text().splitlines()]
-    assert "batch.preempt" in events, "the pool was to be too small"
+    assert ("stage.unload" if swaps else "batch.preempt") in events, "the memory was to be too small"
     for name in names():
         model = oracle(root, name)
         for (asked_name, prompt), got in zip(asked, answers, strict=True):
             if asked_name == name:
                 assert same_tokens(model, prompt, greedy(model, prompt, COUNT), got) == len(got), name
+
+
+def largest(root: Path) -> int:
+    """Return the bytes of the largest model."""
+    with Zoo(root / "store") as zoo:
+        return max(model.bytes for model in zoo.models())
 
 
 def ask(client: openai.OpenAI, name: str, prompt: list[int]) -> list[int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.frontend import template_sandbox
+from runtime.frontend import chat_template, template_sandbox
 from runtime.frontend.chat_template import MAX_SOURCE, ChatTemplate, TemplateRefused, chosen_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -277,3 +280,25 @@ def test_a_long_conversation_is_no_attack() -> None:
 )
 def test_which_of_several(given: Any, chosen: str | None) -> None:
     assert chosen_template(given) == chosen
+
+
+def test_threads_that_render_first_at_the_same_time_share_one_environment(monkeypatch) -> None:
+    """Two environments would make each refuse the other's templates."""
+    both, made = threading.Barrier(2), []
+
+    class Counted(template_sandbox.BoundedEnvironment):
+        def __init__(self) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            made.append(self)
+            super().__init__()
+
+    monkeypatch.setattr(template_sandbox, "BoundedEnvironment", Counted)
+    chat_template._made_environment.cache_clear()
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            texts = list(pool.map(lambda _: template.render([{"role": "user", "content": "hello"}]), range(2)))
+    finally:
+        chat_template._made_environment.cache_clear()
+    assert texts == ["hello", "hello"] and len(made) == 1

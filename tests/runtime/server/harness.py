@@ -19,7 +19,7 @@ import openai
 from runtime.chains import Rewriting
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ServerConfig
-from runtime.frontend.served_models import SamplingDefaults, ServedModel
+from runtime.frontend.served_models import SamplingDefaults, ServedModel, StoredModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
 from runtime.server.app import build_app
@@ -101,6 +101,7 @@ def running(
     profiles: Sequence[BlockProfile] = (),
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
     credit: int = 1,
+    on_demand: Sequence[StoredModel] = (),
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
@@ -110,17 +111,21 @@ def running(
     kept = Trace() if trace else None
     with (
         inline(engine, kept, credit=credit, deltas=deltas, profiles=profiles) as driver,
-        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept) as started,
+        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand) as started,
     ):
         yield started
 
 
 @contextmanager
 def serving(
-    driver: ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None
+    driver: ClusterDriver,
+    source: FakeSource,
+    config: ServerConfig,
+    trace: Trace | None = None,
+    on_demand: Sequence[StoredModel] = (),
 ) -> Iterator[Running]:
     """Serve with a given driver until the block ends; the caller closes the driver."""
-    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=trace)
+    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace, on_demand)
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = make_server(app, replace(config, drain_seconds=2), ready.set)
