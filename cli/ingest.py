@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(help="A folder (Hugging Face, PEFT or Meta's layout) or a hub id.")],
+    source: Annotated[str, typer.Argument(help="A folder (Hugging Face, PEFT or Meta's layout), a .gguf or a hub id.")],
     name: Annotated[
-        str | None, typer.Option(help="What to call the model; the hub id or the folder's name by default.")
+        str | None, typer.Option(help="What to call the model; the hub id, or the name of the folder or file, by default.")
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="The model it was made from, where that cannot be found out.")
@@ -39,6 +39,19 @@ def ingest(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read *.bin weights with torch's restricted loader.")
     ] = False,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            help="The GGUF file of a folder or repository that holds several, or other formats too.",
+            show_default="the only one, if there is no other format",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Store the tensors of a GGUF file in this dtype: float32, bfloat16, float16.", show_default="float32"
+        ),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -63,7 +76,7 @@ def ingest(
     scoring = _Scoring.from_options(threshold, probe, device)
     with Zoo(store, database) as zoo:
         with _progress(silent=as_json) as progress:
-            report = zoo.ingest(source, name, base, revision, allow_pickle, progress)
+            report = zoo.ingest(source, name, base, revision, allow_pickle, progress, file, dtype)
         alike = () if scoring is None else scoring.run(zoo, report.model, silent=as_json)
         report = dataclasses.replace(report, blocks=len(zoo.model(report.model).chain))
     if as_json:

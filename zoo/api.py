@@ -64,24 +64,29 @@ class Zoo:
         revision: str | None = None,
         allow_pickle: bool = False,
         progress: Progress | None = None,
+        file: str | None = None,
+        dtype: str | None = None,
     ) -> IngestReport:
         """Add a checkpoint to the zoo.
 
         Args:
-            source: A folder (Hugging Face, PEFT or Meta's layout) or a hub id.
-            name: Name of the model; None for the hub id or the folder's name.
+            source: A folder (Hugging Face, PEFT or Meta's layout), a GGUF file or a hub id.
+            name: Name of the model; None for the hub id, or the name of the folder or file.
             base: The model it was made from, if the checkpoint does not name it.
             revision: Revision of a hub id.
             allow_pickle: Read `*.bin` weights through torch's restricted loader.
             progress: Called with (bytes done, bytes in all).
+            file: The GGUF file of a folder or repository that holds several, or other formats too.
+            dtype: Dtype in which the tensors of a GGUF file are stored: float32 (when None), bfloat16 or float16.
 
         Raises:
             zoo.errors.ZooError: See `surgery.ingest.ingest.ingest`; nothing is left in the store then.
         """
         from surgery.ingest.ingest import ingest
-        from surgery.sources import open_source
+        from surgery.sources import GgufChoice, open_source
 
-        return ingest(self.store, open_source(os.fspath(source), revision, allow_pickle), name, base, progress)
+        opened = open_source(os.fspath(source), revision, allow_pickle, GgufChoice(file, dtype))
+        return ingest(self.store, opened, name, base, progress)
 
     def compose(self, composition: str | os.PathLike[str] | Mapping[str, Any], name: str | None = None) -> MadeReport:
         """Add a chain of other models' layers to the zoo; it costs no bytes.

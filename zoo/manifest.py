@@ -132,13 +132,18 @@ class WeightFile:
     """One weight file as ingested.
 
     Fields:
-        header: Digest of the blob with the file's safetensors header, verbatim.
+        header: Digest of the blob with the file's first bytes (safetensors' or GGUF's header), verbatim.
         entries: (key, tensor digest) pairs in file order.
     """
 
     path: str
     header: str
     entries: tuple[tuple[str, str], ...]
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether the entries hold the file's bytes in a form of its own (GGUF), not the model's tensors."""
+        return self.path.lower().endswith(".gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,8 @@ class SideFile:
 
     Fields:
         blob: Digest of its content.
-        inherited: Taken from the base (an adapter's base config): used, but never exported.
+        inherited: Taken from the base (an adapter's base config), or made of what the weight file holds (GGUF's
+            metadata): used, but never exported.
     """
 
     path: str

@@ -63,16 +63,16 @@ class IngestReport:
 
 @dataclass(frozen=True)
 class _Written:
-    """A source's content in the store."""
+    """A source's content in the store.
+
+    Fields:
+        digests: Key -> tensor digest, of the model's tensors. Keys are unique over all files.
+    """
 
     weight_files: tuple[WeightFile, ...]
     side_files: tuple[SideFile, ...]
     puts: Mapping[str, Put]
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Key -> tensor digest. Keys are unique over all files."""
-        return {key: digest for file in self.weight_files for key, digest in file.entries}
+    digests: Mapping[str, str]
 
 
 def ingest(
@@ -127,10 +127,15 @@ def ingest(
 
 
 def default_name(origin: str) -> str:
-    """Return the hub id without a revision, or the folder's name; for a folder of the hub cache, its hub id."""
+    """Return the hub id without a revision, or the name of the folder or the GGUF file.
+
+    For a folder of the hub cache it is its hub id.
+    """
     path = Path(origin)
     if not path.is_absolute():
         return origin.split("@")[0]
+    if path.suffix.lower() == ".gguf":
+        return path.stem
     repository = path.parent.parent.name
     if path.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
@@ -160,10 +165,11 @@ def _taken(name: str) -> NameTaken:
 
 def _write(store: Store, source: Source, progress: Progress | None) -> _Written:
     puts: dict[str, Put] = {}
-    total = sum(tensor.nbytes for tensor in source.tensors())
+    tensors = [*source.file_tensors(), *(source.decoded or ())]
+    total = sum(tensor.nbytes for tensor in tensors)
     done = 0
     digests = []
-    for put in store.objects.put_many(source.tensors()):
+    for put in store.objects.put_many(tensors):
         digests.append(put.tensor.digest)
         puts.setdefault(put.tensor.digest, put)
         done += put.tensor.nbytes
@@ -171,8 +177,11 @@ def _write(store: Store, source: Source, progress: Progress | None) -> _Written:
             progress(done, total)
     in_order = iter(digests)
     files = tuple(_weight_file(store, weights, [next(in_order) for _ in weights.tensors]) for weights in source.weights)
-    sides = tuple(SideFile(side.path, store.blobs.put(side.data), len(side.data)) for side in source.sides)
-    return _Written(files, sides, puts)
+    sides = tuple(
+        SideFile(side.path, store.blobs.put(side.data), len(side.data), inherited=side.derived) for side in source.sides
+    )
+    keys = [tensor.key for tensor in source.tensors()]  # the model's tensors are the last that were put
+    return _Written(files, sides, puts, dict(zip(keys, digests[len(digests) - len(keys) :], strict=True)))
 
 
 def _weight_file(store: Store, weights: SourceWeights, digests: list[str]) -> WeightFile:

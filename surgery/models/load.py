@@ -84,7 +84,7 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
     settings = {key: value for key, value in config_of(store, manifest).items() if key != "auto_map"}
     config = CONFIG_MAPPING[manifest.family].from_dict(settings)
-    own = manifest.kind not in ADAPTERS
+    own = manifest.kind not in ADAPTERS and not any(file.is_encoded for file in manifest.weight_files)
     state = (
         _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
     )

@@ -45,10 +45,15 @@ class SourceWeights:
 
 @dataclass(frozen=True, slots=True)
 class SourceSide:
-    """A file beside the weights, whole. `path` is relative to the folder, with forward slashes."""
+    """A file beside the weights, whole. `path` is relative to the folder, with forward slashes.
+
+    Fields:
+        derived: Made of what the weight file holds (GGUF's metadata): used, but not part of the checkpoint.
+    """
 
     path: str
     data: bytes
+    derived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,10 @@ class Source:
         origin: Where it came from: a hub id, `id@revision`, or an absolute path.
         config: `config.json`.
         adapter: `adapter_config.json`.
+        weights: The files as they came; an export writes them again.
         notes: What was left out or changed when reading.
+        decoded: The model's tensors, where the files hold them in another form (GGUF's blocks); None where these are
+            the files' own.
     """
 
     origin: str
@@ -68,11 +76,16 @@ class Source:
     weights: tuple[SourceWeights, ...]
     sides: tuple[SourceSide, ...]
     notes: tuple[str, ...] = ()
+    decoded: tuple[SourceTensor, ...] | None = None
 
-    def tensors(self) -> Iterator[SourceTensor]:
-        """Yield every tensor of every weight file, in file order."""
+    def file_tensors(self) -> Iterator[SourceTensor]:
+        """Yield every tensor of every weight file as it lies there, in file order."""
         for weights in self.weights:
             yield from weights.tensors
+
+    def tensors(self) -> Iterator[SourceTensor]:
+        """Yield every tensor of the model, under its key in transformers' checkpoints."""
+        yield from self.file_tensors() if self.decoded is None else self.decoded
 
     def side(self, path: str) -> bytes | None:
         """Return the bytes of one side file; None if absent."""

@@ -26,13 +26,14 @@ _META = re.compile(r"consolidated\.\d{2}\.pth")
 _PICKLES = re.compile(r"(pytorch_model[^/]*|adapter_model|pytorch_adapter)\.bin")
 
 
-def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) -> Path:
+def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False, gguf: str | None = None) -> Path:
     """Download the files of a repository that an ingest needs.
 
     Args:
         repo: The hub's id, `owner/name` or `name`.
         revision: Branch, tag or commit; the default branch when None.
         allow_pickle: Use `*.bin` weights if there is no other format.
+        gguf: The GGUF file to use; None for other formats, or the only GGUF file if there are none.
 
     Returns:
         The folder in the hub's cache. Without a network, the result of an earlier download.
@@ -51,26 +52,36 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) ->
             return Path(
                 snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=["config.json"])
             )
-    files = wanted([sibling.rfilename for sibling in info.siblings or []], repo, allow_pickle)
+    files = wanted([sibling.rfilename for sibling in info.siblings or []], repo, allow_pickle, gguf)
     with _clear_errors(repo, revision):
         # Escaped, since the patterns are shell patterns.
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[glob.escape(path) for path in files]))
 
 
-def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple[str, ...]:
+def wanted(
+    files: Iterable[str], repo: str, allow_pickle: bool = False, gguf: str | None = None
+) -> tuple[str, ...]:
     """Return the files of a repository that make up its checkpoint: a pure function of their names.
 
-    Weights are safetensors if there are any; else Meta's shards; else pickles if allowed. Only the top folder counts,
-    so `original/`, `onnx/` and training checkpoints are not downloaded.
+    Weights are the GGUF file that was asked for; else safetensors if there are any; else Meta's shards; else the only
+    GGUF file; else pickles if allowed. Only the top folder counts, so `original/`, `onnx/` and training checkpoints are
+    not downloaded.
 
     Raises:
-        InputError: The repository holds no weights that can be read.
+        InputError: The repository holds no weights that can be read, or several GGUF files and nothing else.
         UnsafeCheckpoint: It has pickled weights only.
     """
     names = sorted(set(files))
-    weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
+    ggufs = [name for name in names if "/" not in name and name.lower().endswith(".gguf")]
+    if gguf is not None and gguf not in ggufs:
+        raise InputError(f"{repo} holds no GGUF file {gguf[:100]!r} at its top{_listed(ggufs)}")
+    weights = [gguf] if gguf is not None else [name for name in names if _SAFETENSORS.fullmatch(name)]
     if not weights and "params.json" in names:
         weights = [name for name in names if _META.fullmatch(name)]
+    if not weights and ggufs:
+        if len(ggufs) > 1:
+            raise InputError(f"{repo} holds several GGUF files: say which with --file{_listed(ggufs)}")
+        weights = ggufs
     pickles = [name for name in names if _PICKLES.fullmatch(name)]
     if not weights and pickles:
         if not allow_pickle:
@@ -80,10 +91,14 @@ def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple
         weights = pickles
     if not weights:
         raise InputError(
-            f"{repo} holds no weights at its top: no *.safetensors and no consolidated.*.pth with params.json"
+            f"{repo} holds no weights at its top: no *.safetensors, no *.gguf and no consolidated.*.pth with params.json"
         )
     sides = [name for name in names if _SIDE.fullmatch(name) and ("/" not in name or name.startswith(_TEMPLATES))]
     return (*weights, *sides)
+
+
+def _listed(names: list[str]) -> str:
+    return f" ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else ""
 
 
 def _unreachable() -> tuple[type[Exception], ...]:
