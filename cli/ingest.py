@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def ingest(
     source: Annotated[str, typer.Argument(help="A folder (Hugging Face, PEFT or Meta's layout), a .gguf or a hub id.")],
     name: Annotated[
-        str | None, typer.Option(help="What to call the model; the hub id, or the name of the folder or file, by default.")
+        str | None,
+        typer.Option(help="What to call the model; the hub id, or the name of the folder or file, by default."),
     ] = None,
     base: Annotated[
         str | None, typer.Option(help="The model it was made from, where that cannot be found out.")

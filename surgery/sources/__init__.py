@@ -71,7 +71,7 @@ def _open_file(path: Path, gguf: GgufChoice) -> Source:
 
 
 def _open_folder(folder: Path, allow_pickle: bool, gguf: GgufChoice) -> Source:
-    if gguf.file is not None or _is_gguf_only(folder):
+    if gguf.file is not None or _is_gguf_only(folder, allow_pickle):
         from surgery.sources.gguf.source import open_gguf_folder
 
         return open_gguf_folder(folder, gguf.file, gguf.dtype)
@@ -86,11 +86,10 @@ def _open_folder(folder: Path, allow_pickle: bool, gguf: GgufChoice) -> Source:
     return open_local(folder, allow_pickle)
 
 
-def _is_gguf_only(folder: Path) -> bool:
+def _is_gguf_only(folder: Path, allow_pickle: bool) -> bool:
     """Return whether the folder has a GGUF file, and no weights in a format that would take precedence."""
-    return any(folder.glob("*.gguf")) and not any(
-        path.suffix in (".safetensors", ".bin", ".pth") for path in folder.iterdir()
-    )
+    first = ["*.safetensors", "consolidated.*.pth", *(["pytorch_model*.bin", "*adapter*.bin"] if allow_pickle else [])]
+    return any(folder.glob("*.gguf")) and not any(any(folder.glob(pattern)) for pattern in first)
 
 
 def _is_meta_only(folder: Path) -> bool:

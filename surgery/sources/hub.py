@@ -58,13 +58,11 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False, gg
         return Path(snapshot_download(repo, revision=revision, allow_patterns=[glob.escape(path) for path in files]))
 
 
-def wanted(
-    files: Iterable[str], repo: str, allow_pickle: bool = False, gguf: str | None = None
-) -> tuple[str, ...]:
+def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False, gguf: str | None = None) -> tuple[str, ...]:
     """Return the files of a repository that make up its checkpoint: a pure function of their names.
 
-    Weights are the GGUF file that was asked for; else safetensors if there are any; else Meta's shards; else the only
-    GGUF file; else pickles if allowed. Only the top folder counts, so `original/`, `onnx/` and training checkpoints are
+    Weights are the GGUF file that was asked for; else safetensors if there are any; else Meta's shards; else
+    pickles if allowed; else the only GGUF file. Only the top folder counts, so `original/`, `onnx/` and training checkpoints are
     not downloaded.
 
     Raises:
@@ -78,11 +76,11 @@ def wanted(
     weights = [gguf] if gguf is not None else [name for name in names if _SAFETENSORS.fullmatch(name)]
     if not weights and "params.json" in names:
         weights = [name for name in names if _META.fullmatch(name)]
-    if not weights and ggufs:
+    pickles = [name for name in names if _PICKLES.fullmatch(name)]
+    if not weights and ggufs and not (pickles and allow_pickle):
         if len(ggufs) > 1:
             raise InputError(f"{repo} holds several GGUF files: say which with --file{_listed(ggufs)}")
         weights = ggufs
-    pickles = [name for name in names if _PICKLES.fullmatch(name)]
     if not weights and pickles:
         if not allow_pickle:
             raise UnsafeCheckpoint(

@@ -194,7 +194,9 @@ class _Values:
     def size(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(f"{self.name}.{key}", default)
         if type(value) is not int or not 0 < value <= _LARGEST:
-            raise MalformedCheckpoint(f"{self.name}.{key} must be a whole number from 1 to {_LARGEST}, not {_shown(value)}")
+            raise MalformedCheckpoint(
+                f"{self.name}.{key} must be a whole number from 1 to {_LARGEST}, not {_shown(value)}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float | int:
@@ -209,21 +211,23 @@ class _Values:
             raise MalformedCheckpoint(f"{self.name}.{key} must be a text, not {_shown(value)}")
         return value
 
-    def token_ids(self) -> dict[str, int]:
-        """Return the ids of special tokens that a config names."""
-        found = {}
+    def token_ids(self) -> dict[str, int | None]:
+        """Return the ids of special tokens that a config names. None replaces a family's default."""
+        found: dict[str, int | None] = {}
         for theirs, ours in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
             value = self.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
             if value is not None:
                 if type(value) is not int or not 0 <= value < _LARGEST:
                     raise MalformedCheckpoint(f"tokenizer.ggml.{theirs}_token_id is {_shown(value)}, not a token")
-                found[f"{ours}_token_id"] = value
+            found[f"{ours}_token_id"] = value
         return found
 
     def refuse_parts(self) -> None:
         """Raise InputError for files that are no whole language model."""
         if self.metadata.get("split.count", 1) not in (0, 1):
-            raise InputError("the file is one part of a split model: join the parts with llama-gguf-split --merge first")
+            raise InputError(
+                "the file is one part of a split model: join the parts with llama-gguf-split --merge first"
+            )
         kind = self.metadata.get("general.type", "model")
         if kind != "model":
             raise InputError(f"the file holds {_shown(kind)}, not a model")
@@ -260,7 +264,9 @@ def _rope_scaling(
     kind = values.text("rope.scaling.type")
     if factors is not None:
         if kind not in (None, "none") or not factors or not _are_llama3(config, factors):
-            raise InputError("the file's rotary factors (rope_freqs) are not Llama 3.1's, so they cannot be served exactly")
+            raise InputError(
+                "the file's rotary factors (rope_freqs) are not Llama 3.1's, so they cannot be served exactly"
+            )
         return {
             "rope_type": "llama3",
             "factor": factors[-1],

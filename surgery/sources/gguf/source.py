@@ -123,7 +123,8 @@ def _config_sides(config: Mapping[str, Any], metadata: Mapping[str, Any]) -> tup
     """Return `config.json` and `generation_config.json`; the latter has every token that ends an answer."""
     ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     eos = list(dict.fromkeys(end for end in ends if type(end) is int and 0 <= end < config["vocab_size"]))
-    generation: dict[str, Any] = {key: config[key] for key in ("bos_token_id", "pad_token_id") if key in config}
+    named = {key: config[key] for key in ("bos_token_id", "pad_token_id")}
+    generation: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
     if eos:
         generation["eos_token_id"] = eos[0] if len(eos) == 1 else eos
     return (

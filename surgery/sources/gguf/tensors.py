@@ -79,7 +79,9 @@ class DequantisedTensor:
         Raises MalformedCheckpoint if the file has become shorter, or the rows do not divide into heads.
         """
         if self.entry.block.dtype == self.dtype and not self.heads and not self.lowered:
-            yield from FileTensor(self.key, self.dtype, self.shape, self.nbytes, self.path, self.entry.begin).chunks(size)
+            yield from FileTensor(self.key, self.dtype, self.shape, self.nbytes, self.path, self.entry.begin).chunks(
+                size
+            )
             return
         for run in self._runs():
             data = _cast(self._dequantised(run), self.dtype).reshape(-1).view("u1").data
@@ -101,7 +103,9 @@ class DequantisedTensor:
         """Yield runs of rows; row (head, part, pair) of the model is row (head, pair, part) of the file."""
         rows = self.shape[0]
         if rows % (2 * self.heads):
-            raise MalformedCheckpoint(f"tensor {self.entry.name!r} has {rows} rows, which do not make {self.heads} heads")
+            raise MalformedCheckpoint(
+                f"tensor {self.entry.name!r} has {rows} rows, which do not make {self.heads} heads"
+            )
         half = rows // self.heads // 2
         width = self.entry.nbytes // rows
         most = max(1, RUN_BYTES // (4 * self._elements // rows))

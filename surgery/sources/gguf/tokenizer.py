@@ -124,7 +124,9 @@ def convert_vocabulary(metadata: Mapping[str, Any], rows: int, context: int) -> 
     }
     sides = [
         SourceSide("tokenizer.json", text.encode(), derived=True),
-        SourceSide("tokenizer_config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(), derived=True),
+        SourceSide(
+            "tokenizer_config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(), derived=True
+        ),
     ]
     template = metadata.get("tokenizer.chat_template")
     if template is not None:
@@ -208,9 +210,7 @@ def _spaced(vocabulary: _Vocabulary) -> Tokenizer:
 
     unknown = vocabulary.token("unknown")
     core = Tokenizer(
-        models.BPE(
-            vocabulary.ids, list(find_merges(vocabulary)), unk_token=unknown, fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(vocabulary.ids, list(find_merges(vocabulary)), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     spaced = vocabulary.flag("add_space_prefix", True)
     marks = normalizers.Replace(" ", "▁")

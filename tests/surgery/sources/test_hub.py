@@ -176,7 +176,16 @@ def test_wanted_files_of_each_kind_of_repository() -> None:
     with pytest.raises(UnsafeCheckpoint):
         wanted(["pytorch_model-00001-of-00001.bin", "config.json"], "x")
     with pytest.raises(InputError, match="no weights"):
-        wanted(["config.json", "model.gguf"], "x")
+        wanted(["config.json", "model.onnx"], "x")
+    ggufs = ["a-Q4_0.gguf", "b-Q8_0.gguf", "README.md"]
+    assert set(wanted(ggufs[1:], "x")) == set(ggufs[1:])
+    assert set(wanted([*ggufs, "model.safetensors"], "x", gguf="a-Q4_0.gguf")) == {"a-Q4_0.gguf", "README.md"}
+    assert "b-Q8_0.gguf" not in wanted([*ggufs, "model.safetensors"], "x")
+    assert "pytorch_model.bin" in wanted([*ggufs, "pytorch_model.bin"], "x", allow_pickle=True)
+    with pytest.raises(InputError, match=r"say which with --file \(a-Q4_0.gguf, b-Q8_0.gguf\)"):
+        wanted(ggufs, "x")
+    with pytest.raises(InputError, match=r"holds no GGUF file 'c\.gguf'"):
+        wanted(ggufs, "x", gguf="c.gguf")
 
 
 def zoo_command(tmp_path: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
