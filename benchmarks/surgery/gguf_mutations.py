@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -223,10 +224,8 @@ def _read_model(store: Store, path: Path) -> None:
 
 def _reset_peak() -> int:
     """Make the kernel count the peak anew, and return the resident bytes."""
-    try:
+    with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
     return _resident("VmRSS")
 
 

@@ -61,8 +61,8 @@ def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False, gg
 def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False, gguf: str | None = None) -> tuple[str, ...]:
     """Return the files of a repository that make up its checkpoint: a pure function of their names.
 
-    Weights are the GGUF file that was asked for; else safetensors if there are any; else Meta's shards; else
-    pickles if allowed; else the only GGUF file. Only the top folder counts, so `original/`, `onnx/` and training checkpoints are
+    Weights are the GGUF file that was asked for; else safetensors if there are any; else Meta's shards; else pickles if
+    allowed; else the only GGUF file. Only the top folder counts, so `original/`, `onnx/` and training checkpoints are
     not downloaded.
 
     Raises:
@@ -89,7 +89,7 @@ def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False, gguf: st
         weights = pickles
     if not weights:
         raise InputError(
-            f"{repo} holds no weights at its top: no *.safetensors, no *.gguf and no consolidated.*.pth with params.json"
+            f"{repo} holds no weights at its top: no *.safetensors, *.gguf or consolidated.*.pth with params.json"
         )
     sides = [name for name in names if _SIDE.fullmatch(name) and ("/" not in name or name.startswith(_TEMPLATES))]
     return (*weights, *sides)

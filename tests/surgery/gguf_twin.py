@@ -1,4 +1,4 @@
-"""Make GGUF files of tiny models with the `gguf` package's own writer, names and quantisation, as llama.cpp's converter does.
+"""Make GGUF files of tiny models with the `gguf` package's writer, names and quantisation, as llama.cpp does.
 
 The twin undoes what an ingest does (names, rotary layout, norms) from its own sources: the package's table of names and
 llama.cpp's permutation. Block types that the package cannot quantise to get random blocks.

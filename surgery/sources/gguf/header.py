@@ -121,7 +121,7 @@ def read_gguf(path: Path) -> GgufHeader:
             raise MalformedCheckpoint(f"{path.name} is not a regular file")
         with path.open("rb", buffering=0) as file:
             return _parse(_Cursor(file, status.st_size))
-    except _Refused as refused:
+    except _BadGgufError as refused:
         raise MalformedCheckpoint(f"{path.name}: {refused}") from None
     except OSError as error:
         raise MalformedCheckpoint(f"{path.name} cannot be read: {error.strerror or error}") from error
@@ -137,7 +137,7 @@ class _ArrayPlace:
     end: int
 
 
-class _Refused(Exception):
+class _BadGgufError(Exception):
     """The fault of a header; converted to a MalformedCheckpoint that names the file."""
 
 
@@ -151,20 +151,20 @@ class _Cursor:
         self.at = 0
 
     @property
-    def left(self) -> int:
+    def rest(self) -> int:
         """Bytes that may follow: of the file, and of the largest header."""
         return min(self.file_bytes, MAX_HEADER_BYTES) - self.at
 
     def skip_bytes(self, count: int, what: str) -> int:
         """Move over `count` bytes, which are then held, and return where they begin."""
         begin = self.at
-        if count > self.left:
+        if count > self.rest:
             where = "the file" if self.file_bytes <= MAX_HEADER_BYTES else f"{MAX_HEADER_BYTES:,} bytes"
-            raise _Refused(f"{what} of {count:,} bytes at byte {begin:,} does not fit in {where}")
+            raise _BadGgufError(f"{what} of {count:,} bytes at byte {begin:,} does not fit in {where}")
         while len(self._data) < begin + count:
             more = self._file.read(max(_READ_BYTES, begin + count - len(self._data)))
             if not more:
-                raise _Refused("the file became shorter while it was read")
+                raise _BadGgufError("the file became shorter while it was read")
             self._data += more
         self.at = begin + count
         return begin
@@ -187,11 +187,11 @@ class _Cursor:
         """Return a string: its length in 8 bytes, then UTF-8."""
         length = self.read_number("Q", f"the length of {what}")
         if length > most:
-            raise _Refused(f"{what} has {length:,} bytes, more than {most:,}")
+            raise _BadGgufError(f"{what} has {length:,} bytes, more than {most:,}")
         try:
             return self.read_bytes(length, what).decode()
         except UnicodeDecodeError:
-            raise _Refused(f"{what} is not UTF-8") from None
+            raise _BadGgufError(f"{what} is not UTF-8") from None
 
     def take_all(self) -> bytes:
         """Return the bytes up to this position and drop them."""
@@ -206,7 +206,7 @@ def _parse(cursor: _Cursor) -> GgufHeader:
     for _ in range(values):
         key = _printable(cursor.read_text(MAX_KEY_BYTES, "a key of the metadata"), "a key of the metadata")
         if key in metadata:
-            raise _Refused(f"the metadata have {key!r} twice")
+            raise _BadGgufError(f"the metadata have {key!r} twice")
         metadata[key] = _read_value(cursor, key)
     alignment = _alignment(metadata)
     table = [_read_entry(cursor) for _ in range(tensors)]
@@ -226,18 +226,18 @@ def _over(raw: bytes, value: Any) -> Any:
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
     """Return the number of tensors and of metadata values."""
     if cursor.file_bytes < 24 or cursor.read_bytes(4, "the magic") != MAGIC:
-        raise _Refused("not a GGUF file: it does not begin with 'GGUF' and a header")
+        raise _BadGgufError("not a GGUF file: it does not begin with 'GGUF' and a header")
     version = cursor.read_number("I", "the version")
     if version not in VERSIONS:
         reason = "in big-endian order" if version and version & 0xFFFF == 0 else f"of GGUF version {version}"
-        raise _Refused(f"a file {reason} cannot be read, only little-endian versions 2 and 3")
+        raise _BadGgufError(f"a file {reason} cannot be read, only little-endian versions 2 and 3")
     tensors, values = cursor.read_number("Q", "the count"), cursor.read_number("Q", "the count")
-    if values > min(MAX_VALUES, cursor.left // _LEAST_VALUE):
-        raise _Refused(f"the header promises {values:,} metadata values, more than can follow")
-    if tensors > min(MAX_TENSORS, cursor.left // _LEAST_TENSOR):
-        raise _Refused(f"the header promises {tensors:,} tensors, more than can follow")
+    if values > min(MAX_VALUES, cursor.rest // _LEAST_VALUE):
+        raise _BadGgufError(f"the header promises {values:,} metadata values, more than can follow")
+    if tensors > min(MAX_TENSORS, cursor.rest // _LEAST_TENSOR):
+        raise _BadGgufError(f"the header promises {tensors:,} tensors, more than can follow")
     if not tensors:
-        raise _Refused("the file holds no tensors")
+        raise _BadGgufError("the file holds no tensors")
     return tensors, values
 
 
@@ -248,12 +248,12 @@ def _read_value(cursor: _Cursor, key: str) -> Any:
     if kind == ARRAY:
         return _read_array(cursor, key)
     if kind not in NUMBERS:
-        raise _Refused(f"{key!r} has the unknown type {kind}")
+        raise _BadGgufError(f"{key!r} has the unknown type {kind}")
     value = cursor.read_number(NUMBERS[kind], f"the value of {key!r}")
     if kind != BOOL:
         return value
     if value > 1:
-        raise _Refused(f"{key!r} is a bool of value {value}")
+        raise _BadGgufError(f"{key!r} is a bool of value {value}")
     return bool(value)
 
 
@@ -261,12 +261,12 @@ def _read_array(cursor: _Cursor, key: str) -> _ArrayPlace:
     kind = cursor.read_number("I", f"the element type of {key!r}")
     count = cursor.read_number("Q", f"the length of {key!r}")
     if kind == ARRAY:
-        raise _Refused(f"{key!r} is an array of arrays")
+        raise _BadGgufError(f"{key!r} is an array of arrays")
     if kind != STRING and kind not in NUMBERS:
-        raise _Refused(f"{key!r} is an array of the unknown type {kind}")
+        raise _BadGgufError(f"{key!r} is an array of the unknown type {kind}")
     width = 8 if kind == STRING else struct.calcsize("<" + NUMBERS[kind])
-    if count > MAX_ITEMS or count * width > cursor.left:
-        raise _Refused(f"{key!r} promises {count:,} elements, more than can follow")
+    if count > MAX_ITEMS or count * width > cursor.rest:
+        raise _BadGgufError(f"{key!r} promises {count:,} elements, more than can follow")
     begin = cursor.at
     if kind == STRING:
         cursor.skip_strings(count, f"a string of {key!r}")
@@ -278,7 +278,7 @@ def _read_array(cursor: _Cursor, key: str) -> _ArrayPlace:
 def _alignment(metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)
     if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise _Refused(f"general.alignment is {str(value)[:40]!r}, not a power of two from 8 to {MAX_ALIGNMENT}")
+        raise _BadGgufError(f"general.alignment is {str(value)[:40]!r}, not a power of two from 8 to {MAX_ALIGNMENT}")
     return value
 
 
@@ -297,11 +297,11 @@ def _read_entry(cursor: _Cursor) -> _TableRow:
     name = _printable(cursor.read_text(MAX_NAME_BYTES, "the name of a tensor"), "the name of a tensor")
     dimensions = cursor.read_number("I", f"the dimensions of {name!r}")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise _Refused(f"tensor {name!r} has {dimensions:,} dimensions, not 1 to {MAX_DIMENSIONS}")
+        raise _BadGgufError(f"tensor {name!r} has {dimensions:,} dimensions, not 1 to {MAX_DIMENSIONS}")
     shape = tuple(cursor.read_number("Q", f"the shape of {name!r}") for _ in range(dimensions))
     kind, offset = cursor.read_number("I", f"the type of {name!r}"), cursor.read_number("Q", f"the offset of {name!r}")
     if kind not in BLOCK_TYPES:
-        raise _Refused(f"tensor {name!r} has the block type {kind}, which cannot be dequantised")
+        raise _BadGgufError(f"tensor {name!r} has the block type {kind}, which cannot be dequantised")
     return _TableRow(name, BLOCK_TYPES[kind], shape[::-1], _nbytes(name, BLOCK_TYPES[kind], shape), offset)
 
 
@@ -311,9 +311,11 @@ def _nbytes(name: str, block: BlockType, shape: tuple[int, ...]) -> int:
     for extent in shape:
         elements *= extent
         if not 0 < elements <= MAX_ELEMENTS:
-            raise _Refused(f"tensor {name!r} has an impossible shape")
+            raise _BadGgufError(f"tensor {name!r} has an impossible shape")
     if shape[0] % block.elements:
-        raise _Refused(f"tensor {name!r} has rows of {shape[0]:,} elements, which {block.name} cannot hold in blocks")
+        raise _BadGgufError(
+            f"tensor {name!r} has rows of {shape[0]:,} elements, which {block.name} cannot hold in blocks"
+        )
     return elements // block.elements * block.nbytes
 
 
@@ -323,24 +325,24 @@ def _placed(table: list[_TableRow], data: int, alignment: int, file_bytes: int) 
     reached = data
     for number, row in enumerate(table):
         if row.name in seen:
-            raise _Refused(f"the table has tensor {row.name!r} twice")
+            raise _BadGgufError(f"the table has tensor {row.name!r} twice")
         seen.add(row.name)
         if data + row.offset != reached:
             what = "overlaps what lies before it" if data + row.offset < reached else "leaves a hole before it"
-            raise _Refused(f"tensor {row.name!r} {what}")
+            raise _BadGgufError(f"tensor {row.name!r} {what}")
         end = reached + row.nbytes
         padded = end + -end % alignment
         if number == len(table) - 1:  # writers differ in whether they pad the last one
             padded = min(padded, max(file_bytes, end))
         if padded > file_bytes:
-            raise _Refused(f"the file is truncated: it ends before tensor {row.name!r} does")
+            raise _BadGgufError(f"the file is truncated: it ends before tensor {row.name!r} does")
         yield GgufEntry(row.name, row.block, row.shape, reached, row.nbytes, padded - reached)
         reached = padded
     if reached != file_bytes:
-        raise _Refused(f"the file has {file_bytes - reached:,} bytes behind its last tensor")
+        raise _BadGgufError(f"the file has {file_bytes - reached:,} bytes behind its last tensor")
 
 
 def _printable(text: str, what: str) -> str:
     if not text or any(ord(char) < 32 or 127 <= ord(char) < 160 for char in text):
-        raise _Refused(f"{what} is empty or has a control character")
+        raise _BadGgufError(f"{what} is empty or has a control character")
     return text

@@ -1,8 +1,8 @@
 """Architectures of GGUF files: the `config.json` that their metadata describe, and the names of their tensors.
 
-Pure functions of the metadata and the tensor table. Names and values are those of transformers' own GGUF loader. What it
-ignores and what changes the computation (rotary factors, soft caps, windows) is set here as the model was trained, or
-refused.
+Pure functions of the metadata and the tensor table. Names and values are those of transformers' own GGUF loader. What
+it ignores although it changes the computation (rotary factors, soft caps, windows) is set here as the model was
+trained, or refused.
 """
 
 from __future__ import annotations
@@ -160,18 +160,20 @@ def describe_model(header: GgufHeader, rope_factors: Sequence[float] | None) -> 
         **_sizes(values, tables),
         "architectures": [architecture.architectures],
         "model_type": name,
-        "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": values.number("rope.freq_base", 10000.0),
+        "rms_norm_eps": values.read_number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": values.read_number("rope.freq_base", 10000.0),
         "tie_word_embeddings": not _HEAD.keys() & tables.keys(),
-        **values.token_ids(),
-        **{ours: values.number(theirs) for theirs, ours in architecture.settings.items() if values.has(theirs)},
+        **values.read_token_ids(),
+        **{
+            ours: values.read_number(theirs) for theirs, ours in architecture.settings.items() if values.has_key(theirs)
+        },
     }
     head = config["head_dim"]
     if name == "gemma2":  # not in the metadata: llama.cpp, too, tells the 27B model by its layers
         config["query_pre_attn_scalar"] = (
             config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == 46 else head
         )
-    turned = values.size("rope.dimension_count", head)
+    turned = values.read_size("rope.dimension_count", head)
     if turned != head:
         if not architecture.turns_part or turned > head:
             raise InputError(f"rotary embedding over {turned} of {head} dimensions of a head is not known for {name}")
@@ -188,10 +190,10 @@ class _Values:
     metadata: Mapping[str, Any]
     name: str
 
-    def has(self, key: str) -> bool:
+    def has_key(self, key: str) -> bool:
         return f"{self.name}.{key}" in self.metadata
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def read_size(self, key: str, default: int | None = None) -> int:
         value = self.metadata.get(f"{self.name}.{key}", default)
         if type(value) is not int or not 0 < value <= _LARGEST:
             raise MalformedCheckpoint(
@@ -199,26 +201,25 @@ class _Values:
             )
         return value
 
-    def number(self, key: str, default: float | None = None) -> float | int:
+    def read_number(self, key: str, default: float | None = None) -> float | int:
         value = self.metadata.get(f"{self.name}.{key}", default)
         if type(value) not in (int, float) or not 0 < value < 1e12:
             raise MalformedCheckpoint(f"{self.name}.{key} must be a positive number, not {_shown(value)}")
         return value  # type: ignore[no-any-return]
 
-    def text(self, key: str) -> str | None:
+    def read_text(self, key: str) -> str | None:
         value = self.metadata.get(f"{self.name}.{key}")
         if value is not None and not isinstance(value, str):
             raise MalformedCheckpoint(f"{self.name}.{key} must be a text, not {_shown(value)}")
         return value
 
-    def token_ids(self) -> dict[str, int | None]:
+    def read_token_ids(self) -> dict[str, int | None]:
         """Return the ids of special tokens that a config names. None replaces a family's default."""
         found: dict[str, int | None] = {}
         for theirs, ours in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
             value = self.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-            if value is not None:
-                if type(value) is not int or not 0 <= value < _LARGEST:
-                    raise MalformedCheckpoint(f"tokenizer.ggml.{theirs}_token_id is {_shown(value)}, not a token")
+            if value is not None and (type(value) is not int or not 0 <= value < _LARGEST):
+                raise MalformedCheckpoint(f"tokenizer.ggml.{theirs}_token_id is {_shown(value)}, not a token")
             found[f"{ours}_token_id"] = value
         return found
 
@@ -231,7 +232,7 @@ class _Values:
         kind = self.metadata.get("general.type", "model")
         if kind != "model":
             raise InputError(f"the file holds {_shown(kind)}, not a model")
-        if self.has("expert_count") and self.metadata[f"{self.name}.expert_count"] != 0:
+        if self.has_key("expert_count") and self.metadata[f"{self.name}.expert_count"] != 0:
             raise UnknownFamily(f"a {self.name} model with experts is not read from GGUF; its safetensors are")
 
 
@@ -239,16 +240,18 @@ def _sizes(values: _Values, tables: Mapping[str, GgufEntry]) -> dict[str, int]:
     table = tables.get("token_embd.weight")
     if table is None or len(table.shape) != 2:
         raise MalformedCheckpoint("the file has no table of tokens (token_embd.weight)")
-    hidden, heads = values.size("embedding_length"), values.size("attention.head_count")
-    kv_heads = values.size("attention.head_count_kv", heads)
-    turned = values.size("rope.dimension_count", hidden // heads or 1) if values.name == "llama" else hidden // heads
+    hidden, heads = values.read_size("embedding_length"), values.read_size("attention.head_count")
+    kv_heads = values.read_size("attention.head_count_kv", heads)
+    turned = (
+        values.read_size("rope.dimension_count", hidden // heads or 1) if values.name == "llama" else hidden // heads
+    )
     return {
-        "head_dim": values.size("attention.key_length", turned),
+        "head_dim": values.read_size("attention.key_length", turned),
         "hidden_size": hidden,
-        "intermediate_size": values.size("feed_forward_length"),
-        "max_position_embeddings": values.size("context_length"),
+        "intermediate_size": values.read_size("feed_forward_length"),
+        "max_position_embeddings": values.read_size("context_length"),
         "num_attention_heads": heads,
-        "num_hidden_layers": values.size("block_count"),
+        "num_hidden_layers": values.read_size("block_count"),
         "num_key_value_heads": kv_heads,
         "vocab_size": table.shape[0],
     }
@@ -261,7 +264,7 @@ def _rope_scaling(
 
     Llama 3.1's is in no metadata: the file has its factors, which are computed again here to be sure of the kind.
     """
-    kind = values.text("rope.scaling.type")
+    kind = values.read_text("rope.scaling.type")
     if factors is not None:
         if kind not in (None, "none") or not factors or not _are_llama3(config, factors):
             raise InputError(
@@ -277,7 +280,7 @@ def _rope_scaling(
     if kind in (None, "none"):
         return None
     if kind == "linear":
-        return {"rope_type": "linear", "factor": float(values.number("rope.scaling.factor"))}
+        return {"rope_type": "linear", "factor": float(values.read_number("rope.scaling.factor"))}
     raise InputError(f"rotary scaling of type {kind[:40]!r} is not read from GGUF; the model's safetensors are")
 
 

@@ -116,7 +116,7 @@ def convert_vocabulary(metadata: Mapping[str, Any], rows: int, context: int) -> 
     except Exception as error:  # the library raises bare exceptions
         raise MalformedCheckpoint(f"the tokenizer's metadata cannot be used: {_first_line(error)}") from None
     config = {
-        **vocabulary.special(),
+        **vocabulary.name_special(),
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": context,
@@ -157,22 +157,22 @@ class _Vocabulary:
     def ids(self) -> dict[str, int]:
         return {token: number for number, token in enumerate(self.tokens)}
 
-    def scores(self) -> Sequence[int | float]:
+    def read_scores(self) -> Sequence[int | float]:
         scores = _numbers(self.metadata, "tokenizer.ggml.scores", len(self.tokens))
         if scores is None:
             raise MalformedCheckpoint("the metadata have no tokenizer.ggml.scores")
         return scores
 
-    def token(self, name: str) -> str | None:
+    def find_token(self, name: str) -> str | None:
         """Return a special token: `bos`, `eos`, `unknown`, `padding`."""
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
         return self.tokens[value] if type(value) is int and 0 <= value < len(self.tokens) else None
 
-    def special(self) -> dict[str, str]:
+    def name_special(self) -> dict[str, str]:
         names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-        return {ours: token for ours, theirs in names.items() if (token := self.token(theirs))}
+        return {ours: token for ours, theirs in names.items() if (token := self.find_token(theirs))}
 
-    def flag(self, name: str, default: bool) -> bool:
+    def read_flag(self, name: str, default: bool) -> bool:
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, bool):
             raise MalformedCheckpoint(f"tokenizer.ggml.{name} is {repr(value)[:40]}, not a bool")
@@ -208,11 +208,11 @@ def _spaced(vocabulary: _Vocabulary) -> Tokenizer:
     """Return SentencePiece's BPE: spaces are marks, unknown characters become bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    unknown = vocabulary.token("unknown")
+    unknown = vocabulary.find_token("unknown")
     core = Tokenizer(
         models.BPE(vocabulary.ids, list(find_merges(vocabulary)), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    spaced = vocabulary.flag("add_space_prefix", True)
+    spaced = vocabulary.read_flag("add_space_prefix", True)
     marks = normalizers.Replace(" ", "▁")
     core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), marks]) if spaced else marks
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -229,7 +229,7 @@ def find_merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
     pieces = {token: number for number, token in enumerate(vocabulary.tokens) if vocabulary.kinds[number] in usual}
     if sum(len(piece) ** 2 for piece in pieces) > _MERGE_WORK:
         raise MalformedCheckpoint("the pieces of the vocabulary are too long")
-    scores = vocabulary.scores()
+    scores = vocabulary.read_scores()
     found = [
         (-scores[number], at, len(piece) - at, number, piece)
         for piece, number in pieces.items()
@@ -250,8 +250,8 @@ def _finish(core: Tokenizer, vocabulary: _Vocabulary, starts: bool) -> None:
 
     core.add_special_tokens(of(_CONTROL, special=True))
     core.add_tokens(of(_DEFINED, special=False))
-    bos = vocabulary.token("bos") if vocabulary.flag("add_bos_token", starts) else None
-    eos = vocabulary.token("eos") if vocabulary.flag("add_eos_token", False) else None
+    bos = vocabulary.find_token("bos") if vocabulary.read_flag("add_bos_token", starts) else None
+    eos = vocabulary.find_token("eos") if vocabulary.read_flag("add_eos_token", False) else None
     if bos is None and eos is None:
         return
 
