@@ -95,7 +95,8 @@ def put_made(store: Store, made: MadeModel) -> MadeReport:
     files, index = _weight_files(store, made, plain is not None)
     extra = {**index, **made.extra, "config.json": _json(config)}
     sides = tuple(SideFile(path, store.blobs.put(data), len(data)) for path, data in extra.items())
-    carried = tuple(side for side in made.sides if side.path not in extra)
+    # The model's own, also where the parent derived them from a GGUF file.
+    carried = tuple(SideFile(side.path, side.blob, side.nbytes) for side in made.sides if side.path not in extra)
     manifest = ModelManifest(
         name=made.name,
         kind=made.kind,

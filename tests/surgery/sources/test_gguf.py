@@ -161,6 +161,17 @@ def test_packed_fine_tune_is_still_exported_byte_for_byte(zoo: Zoo, tmp_path: Pa
     assert not zoo.verify().damaged
 
 
+def test_chain_of_gguf_models_is_exported_as_a_checkpoint_with_its_tokenizer(zoo: Zoo, tmp_path: Path) -> None:
+    for seed, name in enumerate("ab"):
+        zoo.ingest(write_gguf(tiny_model("llama", seed), tmp_path / f"{name}.gguf", "Q8_0"))
+    slices = [{"sources": [{"model": name, "layer_range": [number, number + 1]}]} for number, name in enumerate("ab")]
+    zoo.compose({"slices": slices}, "mixed")
+    zoo.model("mixed").export(tmp_path / "out")
+    wanted = {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert wanted <= set(files_of(tmp_path / "out"))
+    assert zoo.ingest(tmp_path / "out", "back").tensors.new == 0
+
+
 def test_adapter_finds_its_place_on_a_gguf_base(zoo: Zoo, tmp_path: Path) -> None:
     from tests.checkpoints import make_lora
 
