@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from surgery.sources import GgufChoice, open_source
+from surgery.sources.gguf.header import GgufEntry
 from surgery.sources.gguf.source import open_gguf
-from surgery.sources.gguf.tensors import StoredDtype, _cast
+from surgery.sources.gguf.tensors import DequantisedTensor, StoredDtype, _cast
 from surgery.sources.gguf.types import BLOCK_TYPES
 from surgery.tensors.pool import stored_tensor
 from tests.surgery.gguf_twin import FAMILIES, tiny_model, write_gguf
@@ -280,6 +282,23 @@ def test_ingest_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "llama"), done.stderr
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("Q4_0", 0), ("Q4_0", 4), ("Q6_K", 4), ("IQ3_S", 0)])
+def test_a_tensor_of_any_size_is_dequantised_in_little_memory(kind: str, heads: int, tmp_path: Path) -> None:
+    block = next(block for block in BLOCK_TYPES.values() if block.name == kind)
+    nbytes = (1 << 22) // block.elements * block.nbytes
+    path = tmp_path / "data"
+    path.write_bytes(bytes(nbytes))
+    entry = GgufEntry("t", block, (2048, 2048), 0, nbytes, nbytes)
+    tensor = DequantisedTensor("t", "F32", entry, path, heads)
+    next(tensor.chunks(1 << 16))  # imports and tables
+    tracemalloc.start()
+    try:
+        assert sum(len(chunk) for chunk in tensor.chunks(1 << 20)) == tensor.nbytes == 16 << 20
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_end_tokens_are_those_of_the_metadata(zoo: Zoo, tmp_path: Path) -> None:
