@@ -16,6 +16,7 @@ import pytest
 
 import cli.app
 from tests.checkpoints import make, make_lora
+from tests.surgery.gguf_twin import tiny_model, write_gguf
 from tests.surgery.helpers import edit_weights, files_of
 
 MINE = ("ingest", "ls", "show", "rm", "export", "verify", "gc")
@@ -223,3 +224,21 @@ def test_the_store_and_the_catalogue_can_be_elsewhere(zoo, family, tmp_path, mon
     assert not (tmp_path / "other" / "catalog.sqlite").exists()
     listed = _json(zoo("ls", "--json", "--database", url, store=False))
     assert [model["name"] for model in listed["models"]] == ["base"]
+
+
+def test_a_gguf_file_goes_in_and_comes_out_the_same(zoo: Runner, tmp_path: Path) -> None:
+    folder = tmp_path / "quantised"
+    folder.mkdir()
+    for kind in ("Q4_0", "Q8_0"):
+        write_gguf(tiny_model("llama"), folder / f"m-{kind}.gguf", kind)
+    several = zoo("ingest", folder)
+    assert several.returncode == 2 and "say which with --file (m-Q4_0.gguf, m-Q8_0.gguf)" in several.stderr
+    report = json.loads(zoo("ingest", folder, "--file", "m-Q8_0.gguf", "--dtype", "bfloat16", "--json").stdout)
+    assert (report["model"], report["family"]) == ("quantised", "llama")
+    assert zoo("export", "quantised", "out").returncode == 0
+    assert files_of(tmp_path / "out") == {"m-Q8_0.gguf": (folder / "m-Q8_0.gguf").read_bytes()}
+    broken = folder / "m-Q4_0.gguf"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    refused = zoo("ingest", broken)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "m-Q4_0.gguf: the file is truncated" in refused.stderr

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _NORMAL, _CONTROL, _DEFINED = 1, 3, 4
+#: Phi-3's special tokens take the white space behind them along, except for these.
+_KEEPING_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _LARGEST_TEMPLATE = 1 << 20
 #: Bound on the sum of the squared lengths of pieces: the work of finding merges. Real vocabularies stay below a tenth.
 _MERGE_WORK = 1 << 29
@@ -244,9 +246,18 @@ def _finish(core: Tokenizer, vocabulary: _Vocabulary, starts: bool) -> None:
     """Add special tokens, and the tokens that begin and end a text."""
     from tokenizers import AddedToken, processors
 
+    phi = (
+        vocabulary.metadata.get("general.architecture") == "phi3"
+        and vocabulary.metadata["tokenizer.ggml.model"] == "llama"
+    )
+
     def of(kind: int, special: bool) -> list[AddedToken]:
         tokens = (token for token, each in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if each == kind)
-        return [AddedToken(token, normalized=False, special=special) for token in tokens if token]
+        return [
+            AddedToken(token, normalized=False, special=special, rstrip=phi and token not in _KEEPING_SPACE)
+            for token in tokens
+            if token
+        ]
 
     core.add_special_tokens(of(_CONTROL, special=True))
     core.add_tokens(of(_DEFINED, special=False))

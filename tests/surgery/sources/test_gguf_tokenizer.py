@@ -38,7 +38,8 @@ def ours(tokenizer: dict[str, Any], tmp_path: Path, family: str = "llama") -> An
     path = write_gguf(tiny_model(family), tmp_path / "m.gguf", "F16", tokenizer)
     source = open_gguf(path)
     assert source.config is not None
-    files = read_tokenizer(source.config, source.side, frozenset(side.path for side in source.sides))
+    config = {**source.config, "model_type": "llama"} if family == "phi3" else source.config  # else by transformers
+    files = read_tokenizer(config, source.side, frozenset(side.path for side in source.sides))
     assert files is not None, "serving would need transformers"
     return adapt_core(files.core, files.chat)
 
@@ -148,6 +149,14 @@ def test_transformers_reads_the_same_ids_from_the_files(family: str, zoo: Zoo, t
     mine = ours(tokenizer, tmp_path)
     for text in TEXTS:
         assert theirs.encode(text) == mine.encode(text), text
+
+
+def test_phi3s_special_tokens_take_the_space_behind_them(tmp_path: Path) -> None:
+    vocabulary = spaced_vocabulary()
+    vocabulary["tokens"][-1], vocabulary["token_type"][-1] = "<|user|>", 3
+    phi, llama = (ours(vocabulary, tmp_path, family) for family in ("phi3", "llama"))
+    assert phi.encode("<|user|>\nhi") == phi.encode("<|user|>hi")
+    assert llama.encode("<|user|>\nhi") != llama.encode("<|user|>hi")
 
 
 def test_the_chat_template_is_the_files(tmp_path: Path) -> None:
