@@ -156,7 +156,7 @@ def describe_model(header: GgufHeader, rope_factors: Sequence[float] | None) -> 
     values.refuse_parts()
     architecture = ARCHITECTURES[name]
     tables = {entry.name: entry for entry in header.entries}
-    config = {
+    config: dict[str, Any] = {
         **_sizes(values, tables),
         "architectures": [architecture.architectures],
         "model_type": name,
@@ -168,7 +168,7 @@ def describe_model(header: GgufHeader, rope_factors: Sequence[float] | None) -> 
             ours: values.read_number(theirs) for theirs, ours in architecture.settings.items() if values.has_key(theirs)
         },
     }
-    head = config["head_dim"]
+    head: int = config["head_dim"]
     if name == "gemma2":  # not in the metadata: llama.cpp, too, tells the 27B model by its layers
         config["query_pre_attn_scalar"] = (
             config["hidden_size"] // config["num_attention_heads"] if config["num_hidden_layers"] == 46 else head

@@ -127,7 +127,7 @@ class DequantisedTensor:
         block = self.entry.block
         data = np.frombuffer(run, np.uint8).reshape(1, -1)  # one row: the package works row by row
         with np.errstate(all="ignore"):  # a file may hold scales that are not finite; so does the model then
-            values = dequantize(data, GGMLQuantizationType[block.name])
+            values: np.ndarray = dequantize(data, GGMLQuantizationType[block.name])
             return values - 1 if self.lowered else values
 
 
