@@ -379,8 +379,11 @@ class EngineConfig:
 
     Fields:
         kv_cache_memory_bytes: Size of the page pool, shared by all models.
+        gpu_memory_utilization: Share of a GPU's memory that weights, page pool and work space may take together; the
+            pool gets what the others leave (`kv.pool.share_of_device`). 0, and on CPUs: `kv_cache_memory_bytes`.
+        weights_bytes: Weights for which the pool leaves memory on a GPU with `gpu_memory_utilization`.
         page_tokens: Tokens per page for the model with the largest K and V per token; narrower models fit more tokens
-            into a page.
+            into a page. 0: what the device's attention kernel needs, 16 on a CPU.
         dtype: Dtype of the weights; None keeps each model's own.
         max_model_len: Cap on every model's context, in tokens.
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
@@ -392,7 +395,9 @@ class EngineConfig:
 
     device: str = "cpu"
     kv_cache_memory_bytes: int = 1 << 30
-    page_tokens: int = 16
+    gpu_memory_utilization: float = 0.0
+    weights_bytes: int = 0
+    page_tokens: int = 0
     dtype: str | None = None
     max_model_len: int | None = None
     layers: Literal["fused", "stock"] = "fused"
@@ -405,14 +410,12 @@ class EngineConfig:
     dense: DenseConfig = field(default_factory=DenseConfig)
 
     def __post_init__(self) -> None:
-        if (
-            self.kv_cache_memory_bytes < 1
-            or self.page_tokens < 1
-            or (self.max_model_len is not None and self.max_model_len < 1)
-        ):
-            raise ValueError("kv_cache_memory_bytes, page_tokens and max_model_len must be positive")
-        if self.host_memory_bytes < 0:
-            raise ValueError("host_memory_bytes is at least 0")
+        if self.kv_cache_memory_bytes < 1 or (self.max_model_len is not None and self.max_model_len < 1):
+            raise ValueError("kv_cache_memory_bytes and max_model_len must be positive")
+        if not 0.0 <= self.gpu_memory_utilization <= 1.0:
+            raise ValueError("gpu_memory_utilization is a share from 0 to 1")
+        if min(self.page_tokens, self.weights_bytes, self.host_memory_bytes) < 0:
+            raise ValueError("page_tokens, weights_bytes and host_memory_bytes must be at least 0")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
         if self.weights not in get_args(Weights):

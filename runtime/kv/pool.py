@@ -5,7 +5,8 @@ A page is a fixed number of bytes for K and as many for V, of one attention laye
     geometry (kv_heads, head_dim, dtype)  ->  k, v: [pages, page_tokens, kv_heads, head_dim]
 
 so a page holds more tokens of a narrow model than of a wide one. All layers of a model put the same number of tokens
-into a page (its tables have one shape); in a model with differing layers, the narrower ones leave a part unused.
+into a page (its tables have one shape); in a model with differing layers, the narrower ones leave a part unused. Where
+the device's attention kernel reads only pages of a multiple of some number of tokens, a page's last slots stay unused.
 
 `kv.pages` tracks which sequence has which page. A page is zeroed when it is allocated, unless it is filled at once: the
 slots after a sequence's end must be finite in every dtype (masked NaN is still NaN), and must not leak tokens of
@@ -88,12 +89,16 @@ class Pages(Protocol):
 class PageSizes:
     """Compute page counts and sizes without allocating: memory divided into pages of `half_bytes` each for K and V.
 
+    Fields:
+        multiple: The tokens of a page are rounded down to a multiple of this, where a page holds as many.
+
     Raises:
         ValueError: The memory holds no page.
     """
 
     nbytes: int
     half_bytes: int
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -116,7 +121,7 @@ class PageSizes:
             raise NotServable(
                 f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)"
             )
-        return tokens
+        return tokens - tokens % self.multiple if tokens >= self.multiple else tokens
 
 
 class PagePool:
@@ -125,13 +130,14 @@ class PagePool:
     Args:
         nbytes: Bytes of K and V together; at least one page.
         half_bytes: Bytes of K (and of V) in a page, a multiple of 64.
+        multiple: As in `PageSizes`.
 
     Raises:
         ValueError: The pool holds no page.
     """
 
-    def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu") -> None:
-        self._sizes = PageSizes(nbytes, half_bytes)
+    def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu", multiple: int = 1) -> None:
+        self._sizes = PageSizes(nbytes, half_bytes, multiple)
         self.half_bytes = half_bytes
         self.pages = self._sizes.count
         self._k, self._v = (_room(self.pages + 2, half_bytes, torch.device(device)) for _ in range(2))

@@ -13,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from runtime.chains import Block, BlockUse, Chain
 from runtime.config import EngineConfig
+from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.models.load import spec_of
 from runtime.engine.models.registry import dtype_named
 from runtime.engine.models.servable import Executor, servable
@@ -58,7 +61,8 @@ def describe_chain(
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     found = servable(store, manifest, dtype, executor)
     layers = sum(_attends(placed.component) for placed in manifest.components)
-    pages = PageSizes(config.kv_cache_memory_bytes, half_page)
+    multiple = page_multiple(torch.device(config.device)) if executor == "paged" else 1
+    pages = PageSizes(config.kv_cache_memory_bytes, half_page, multiple)
     spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))
     sizes = Sizes(manifest)
     uses, blocks = [], []

@@ -11,6 +11,7 @@ import torch
 
 from runtime.chains import Stage
 from runtime.config import EngineConfig
+from runtime.engine.attention.varlen import device_page_tokens
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels
 from runtime.engine.models.components import ComponentPool
@@ -114,16 +115,24 @@ class ModelRegistry:
 
 
 def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> int:
-    """Return the bytes of K in a page: `page_tokens` tokens of the model with the largest K per token and layer.
+    """Return the bytes of K in a page: enough tokens of the model with the largest K per token and layer.
+
+    These are `config.page_tokens`, or what the device's attention kernel needs for models of that dtype.
 
     Raises as loading does.
     """
-    widest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
+    largest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
     with store.catalog.reading() as catalog:
         for name in names:
-            manifest = catalog.model(catalog.resolve(name))
-            widest = max(widest, servable(store, manifest, dtype, executor).token_bytes)
-    return -(-config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+            found = servable(store, catalog.model(catalog.resolve(name)), dtype, executor)
+            largest = max(largest, tokens_per_page(config, found.dtype, executor) * found.token_bytes)
+    return -(-largest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+
+def tokens_per_page(config: EngineConfig, dtype: torch.dtype, executor: Executor = "paged") -> int:
+    """Return the tokens of a page for models of this dtype, unless another model's tokens are wider."""
+    device = torch.device(config.device if executor == "paged" else "cpu")  # the dense executor reads no pages
+    return config.page_tokens or device_page_tokens(device, dtype)
 
 
 def kernels_for(config: EngineConfig) -> Kernels | None:

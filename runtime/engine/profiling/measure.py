@@ -22,11 +22,12 @@ from msgspec import structs
 from torch import Tensor
 
 from runtime.config import EngineConfig
+from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.executors.paged import paged_run
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, release_units
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.models.registry import kernels_for
+from runtime.engine.models.registry import kernels_for, tokens_per_page
 from runtime.engine.models.servable import servable
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pages import groups_for
@@ -72,9 +73,11 @@ class Workbench:
             with store.catalog.reading() as reader:
                 self.manifest: ModelManifest = reader.model(reader.resolve(name))
                 self.blocks = tuple(reader.chain(self.manifest.name))
-            half = -(-config.page_tokens * servable(store, self.manifest, None).token_bytes // 64) * 64
+            found, device = servable(store, self.manifest, None), torch.device(config.device)
+            page_tokens = tokens_per_page(config, found.dtype)
+            half = -(-page_tokens * found.token_bytes // 64) * 64
             layers = sum(placed.component.kind in ("attention", "layer") for placed in self.manifest.components)
-            pages = max(_groups(extent, config.page_tokens)) * layers
+            pages = max(_groups(extent, page_tokens)) * layers
             if 2 * half * pages > config.kv_cache_memory_bytes:
                 raise InputError(
                     f"{max(extent.batches)} rows of {max(extent.contexts)} tokens take {2 * half * pages:,} bytes of "
@@ -82,11 +85,11 @@ class Workbench:
                     f"{config.kv_cache_memory_bytes:,}: measure smaller batches or contexts, or give "
                     "--kv-cache-memory-bytes"
                 )
-            pool, device = TensorPool(store, config.device), torch.device(config.device)
+            pool = TensorPool(store, config.device)
             self._units = ComponentPool(
                 pool, device, config.layers == "fused", config.weights, kernels_for(config), True
             )
-            self._pool = PagePool(2 * half * pages, half, config.device)
+            self._pool = PagePool(2 * half * pages, half, config.device, page_multiple(device))
             self._model: LoadedModel = load_model(
                 store, self.manifest, self.blocks, self._units, self._pool, config, None
             )

@@ -15,14 +15,16 @@ from runtime.engine.recording.recorder import Rerun, Unrecordable, Work
 
 
 class PlainVarlen:
-    """A `engine.attention.varlen.VarlenCall` that computes row by row and counts its calls.
+    """A `engine.attention.varlen.VarlenCall` that computes row by row, and notes its rows and whether it read pages.
 
-    `ends`: Act as a kernel that requires the cumulative lengths of K; without it they are refused.
+    `page_multiple`: As `Kernel.page_multiple`; 0: it reads no pages. `ends`: Act as a kernel that requires the
+    cumulative lengths of K beside a block table; without it they are refused.
     """
 
     def __init__(self, page_multiple: int = 1, ends: bool = False) -> None:
         self.calls = 0
         self.rows: list[int] = []
+        self.read: list[bool] = []
         self._multiple, self._ends = page_multiple, ends
 
     @property
@@ -79,32 +81,43 @@ class PlainVarlen:
         block_table,
     ) -> Tensor:
         rows = self._check(query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table)
-        assert enable_gqa == (query.shape[1] != key.shape[2])
-        assert window_size[1] == 0
+        assert enable_gqa == (query.shape[1] != key.shape[-2])
+        assert window_size[1] == 0 or (window_size == (-1, -1) and max_q == 1), "only one token may see all"
         starts, lengths = cu_seq_q.tolist(), seqused_k.tolist()
         assert max(b - a for a, b in pairwise(starts)) <= max_q and max(lengths) <= max_k
         self.calls += 1
         self.rows.append(rows)
+        self.read.append(block_table is not None)
         out = torch.empty(query.shape, dtype=query.dtype)
         for row in range(rows):
             q = query[starts[row] : starts[row + 1]]
-            k, v = (pool[block_table[row].long()].flatten(0, 1)[: lengths[row]] for pool in (key, value))
+            if block_table is None:
+                k, v = (slots[int(cu_seq_k[row]) :][: lengths[row]] for slots in (key, value))
+            else:
+                k, v = (pool[block_table[row].long()].flatten(0, 1)[: lengths[row]] for pool in (key, value))
             out[starts[row] : starts[row + 1]] = _attend(q, k, v, scale, window_size[0])
         return out
 
     def _check(self, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table) -> int:
         """Return the number of rows; fail on inputs that a kernel would refuse or silently read wrongly."""
-        rows, tokens = block_table.shape[0], query.shape[0]
-        given = [cu_seq_q, seqused_k, block_table] + ([cu_seq_k] if self._ends else [])
+        rows, tokens, paged = seqused_k.shape[0], query.shape[0], block_table is not None
+        given = [cu_seq_q, seqused_k] + ([block_table] if paged else []) + ([cu_seq_k] if self._ends else [])
         assert all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in given)
-        assert query.dim() == 3 and key.dim() == value.dim() == 4 and query.dtype == key.dtype == value.dtype
-        assert all(each.stride(-1) == 1 for each in (query, key, value)) and key.shape[1] % self._multiple == 0
-        assert cu_seq_q.shape == (rows + 1,) and seqused_k.shape == (rows,) and int(cu_seq_q[-1]) == tokens
-        assert int(seqused_k.min()) > 0 and int(block_table.min()) >= 0 and int(block_table.max()) < key.shape[0]
-        if self._ends:
+        assert query.dim() == 3 and key.dim() == value.dim() == 3 + paged and query.dtype == key.dtype == value.dtype
+        assert all(each.stride(-1) == 1 for each in (query, key, value))
+        assert cu_seq_q.shape == (rows + 1,) and int(cu_seq_q[-1]) == tokens and int(seqused_k.min()) > 0
+        if paged:
+            assert self._multiple > 0 and key.shape[1] % self._multiple == 0
+            assert block_table.shape[0] == rows
+            assert int(block_table.min()) >= 0 and int(block_table.max()) < key.shape[0]
+        if paged and self._ends:
             assert cu_seq_k.tolist() == [0, *seqused_k.cumsum(0).tolist()]
-        else:
+        elif paged:
             assert cu_seq_k is None
+        else:
+            assert self._multiple != 1, "a kernel that reads pages of any size gathers none"
+            assert cu_seq_k.shape == (rows + 1,) and int(cu_seq_k[-1]) <= key.shape[0]
+            assert bool((cu_seq_k.diff() >= seqused_k).all())
         return rows
 
 

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.engine.attention import varlen
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import AttentionSettings, Tokens
-from runtime.engine.attention.varlen import device_attention, varlen_attention
+from runtime.engine.attention.varlen import device_attention, device_page_tokens, page_multiple, varlen_attention
 from runtime.engine.step.context import PagedMetadata, RowSpan
-from runtime.kv.pool import PagePool
+from runtime.kv.pool import Geometry, PagePool, PageSizes
 from tests.runtime.engine.chain_family import COUNT as CHAIN_COUNT
 from tests.runtime.engine.chain_family import add_family, agreeing
 from tests.runtime.engine.drive import Limits, drive
@@ -75,11 +76,12 @@ def paging(
     head_dim=st.sampled_from([8, 16]),
     how=st.builds(AttentionSettings, st.sampled_from([None, 1.0]), st.sampled_from([None, 1, 5, 64])),
     strangers=st.booleans(),
-    ends=st.booleans(),
+    reads=st.sampled_from([(1, False), (1, True), (4, True), (256, True), (0, True)]),
 )
-def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, strangers, ends):
+def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, strangers, reads):
+    """The kernel reads pages of any size, of some sizes (others are gathered for it), or none."""
     torch.manual_seed(0)
-    pages, plain = paging(rows, page_tokens, head_dim, kv_heads, strangers), PlainVarlen(ends=ends)
+    pages, plain = paging(rows, page_tokens, head_dim, kv_heads, strangers), PlainVarlen(*reads)
     tokens = pages.spans[-1].hi
     for layer in range(LAYERS):
         query, (key, value) = torch.randn(tokens, HEADS, head_dim), torch.randn(2, tokens, kv_heads, head_dim)
@@ -91,21 +93,18 @@ def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, stran
             made.decode(layer, Tokens(query, key, value, how), outs[-1])
             made.chunks(layer, Tokens(query, key, value, how), outs[-1])
         torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=2e-6)
-    assert plain.rows == [len(rows)] * LAYERS, "one call for all rows of a layer"
+    assert plain.rows == [len(rows)] * LAYERS, "one call for all rows of a layer, chunks of prompts among them"
+    read = reads[0] > 0 and page_tokens % reads[0] == 0
+    assert plain.read == [read] * LAYERS, "pages are gathered only for a kernel that cannot read them"
 
 
 @pytest.mark.parametrize(
-    ("page_tokens", "head_dim", "how", "multiple"),
-    [
-        (4, 8, AttentionSettings(softcap=2.0), 1),
-        (4, 12, AttentionSettings(), 1),
-        (4, 264, AttentionSettings(), 1),
-        (4, 8, AttentionSettings(), 256),
-    ],
+    ("head_dim", "how"),
+    [(8, AttentionSettings(softcap=2.0)), (12, AttentionSettings()), (264, AttentionSettings())],
 )
-def test_what_the_kernel_does_not_take_is_gathered(page_tokens, head_dim, how, multiple):
+def test_what_the_kernel_does_not_take_runs_on_torchs_own_operations(head_dim, how):
     torch.manual_seed(0)
-    pages, plain = paging([(9, 1), (2, 5)], page_tokens, head_dim, 2, False), PlainVarlen(multiple)
+    pages, plain = paging([(9, 1), (2, 5)], 4, head_dim, 2, False), PlainVarlen()
     query, (key, value) = torch.randn(6, HEADS, head_dim), torch.randn(2, 6, 2, head_dim)
     outs = []
     for maker in (GatheredAttention, varlen_attention(plain.kernel)):
@@ -123,11 +122,17 @@ def with_kernel(made, plain: PlainVarlen):
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt_neox", "opt"])
-def test_tokens_of_mixed_batches(bench, family):
+@pytest.mark.parametrize(
+    ("family", "reads"),
+    [
+        *((name, (1, True)) for name in ("llama", "mistral", "qwen3", "gemma2", "gpt_neox", "opt")),
+        ("mistral", (0, True)),
+    ],
+)
+def test_tokens_of_mixed_batches(bench, family, reads):
     """A small pool, chunks of at most six tokens, late arrivals; Gemma 2's soft caps take the gather path."""
-    name = bench.family(family, seed=3)
-    model, plain = reference(bench.folders[name]), PlainVarlen(ends=True)
+    name = bench.family(family, f"{family}.{reads[0]}", seed=3)
+    model, plain = reference(bench.folders[name]), PlainVarlen(*reads)
     wanted = prompts(2, (9, 2, 21, 13, 1, 17))
     made = with_kernel(engine(bench, name, pages=3 * 15), plain)
     out = drive(
@@ -157,3 +162,33 @@ def test_tokens_of_layers_at_other_depths_and_pages_of_other_sizes(bench):
 
 def test_no_kernel_without_a_gpu():
     assert device_attention(torch.device("cpu")) is GatheredAttention
+    assert (device_page_tokens(torch.device("cpu"), torch.bfloat16), page_multiple(torch.device("cpu"))) == (16, 1)
+
+
+def test_pages_of_a_gpu_suit_torchs_kernel(monkeypatch):
+    """Flash Attention 2 reads pages of 256 tokens; float32, and a torch that reads no pages, gather smaller ones."""
+    gpu = torch.device("cuda")
+    wanted = {torch.bfloat16: 256, torch.float16: 256, torch.float32: 64}
+    assert {dtype: device_page_tokens(gpu, dtype) for dtype in wanted} == wanted and page_multiple(gpu) == 256
+    assert PageSizes(1 << 30, 256 * 4096, 256).page_tokens(Geometry(8, 128, torch.bfloat16)) == 512
+    assert PageSizes(1 << 30, 256 * 4096, 256).page_tokens(Geometry(12, 128, torch.bfloat16)) == 256, "341 would fit"
+    assert PageSizes(1 << 30, 16 * 4096, 256).page_tokens(Geometry(16, 128, torch.bfloat16)) == 16
+    monkeypatch.setattr(varlen, "_paged_call", lambda: None)
+    assert (device_page_tokens(gpu, torch.bfloat16), page_multiple(gpu)) == (64, 1)
+
+
+@pytest.mark.parametrize("heads", [HEADS, 8])
+def test_torchs_own_operators_take_these_arguments(heads):
+    """Torch's operators run on the meta device, without data: a renamed or missing argument fails here."""
+    with torch.device("meta"):
+        query, starts, used = torch.empty(5, heads, 16, dtype=torch.bfloat16), *torch.empty(2, 3, dtype=torch.int32)
+        pool, table = torch.empty(9, 256, HEADS, 16, dtype=torch.bfloat16), torch.empty(2, 4, dtype=torch.int32)
+    how = dict(scale=0.25, window_size=(-1, 0), enable_gqa=heads != HEADS, seqused_k=used[:2])
+    paged = varlen._paged_call()
+    assert paged is not None, "torch 2.12 and later read pages"
+    assert paged(query, pool, pool, starts, starts, 4, 1024, block_table=table, **how).shape == query.shape
+    slots = pool.flatten(0, 1)
+    for call in (paged, varlen.flash_attention):
+        assert call(query, slots, slots, starts, starts, 4, 1024, block_table=None, **how).shape == query.shape
+    with pytest.raises(ValueError, match="reads no pages"):
+        varlen.flash_attention(query, pool, pool, starts, starts, 4, 1024, block_table=table, **how)
