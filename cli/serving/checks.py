@@ -18,6 +18,7 @@ def check_values(options: ServeOptions) -> None:
     check_choices(options)
     _check_memory(options)
     _check_agents(options)
+    _check_memory(options)
     _check_adaptive(options)
     _check_server(options)
 
@@ -47,6 +48,13 @@ def _check_agents(options: ServeOptions) -> None:
             "the dense executor runs whole chains, whose K and V stay on one device: leave --agents 1 and --backend "
             "inline"
         )
+
+
+def _check_memory(options: ServeOptions) -> None:
+    if not 0.0 < options.gpu_memory_utilization <= 1.0:
+        raise InputError("--gpu-memory-utilization is a share of the GPU's memory above 0 and up to 1")
+    if not 0 <= options.block_size <= 1 << 16:
+        raise InputError(f"--block-size is a number of tokens up to {1 << 16}, 0 for what suits the device")
 
 
 def _check_adaptive(options: ServeOptions) -> None:

@@ -7,12 +7,13 @@ sizes of K and V come from the models' configs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cli.serving.gpus import gpus_of_agents, visible_to
 from cli.serving.models import Chosen, check_device, start_engine
 from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
@@ -25,6 +26,7 @@ from zoo.errors import NotServable
 if TYPE_CHECKING:
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.launch.launcher import AgentLauncher
+    from runtime.config import EngineConfig
     from runtime.engine.models.servable import Executor
     from zoo.api import Zoo
 
@@ -50,14 +52,18 @@ def start_cluster(
     names, executor = chosen.names, chosen.executor
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
+    devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
+    gpus = {} if inline or options.backend == "ray" else gpus_of_agents(config.device, devices)  # Ray assigns its own
     limits = options.adaptation()
     measured = chosen.measured or names
     half = half_page(zoo.store, config, measured, executor)
     piece = _WHOLE
-    if not inline:
+    if not inline or config.gpu_memory_utilization:
         found_whole = [describe_chain(zoo.store, name, config, half, _WHOLE, None, executor) for name in measured]
-        whole = {block.id: block.nbytes for each in found_whole for block in each.blocks}
-        piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
+        whole = sum({block.id: block.nbytes for each in found_whole for block in each.blocks}.values())
+        adapters = sum(use.adapter_bytes for each in found_whole for use in each.chain.uses)
+        config = replace(config, weights_bytes=weights_on_device(options, whole, adapters))
+        piece = _WHOLE if inline else max(whole // (_PIECES * options.agents), 1)
     threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
         "store": str(zoo.store.root),
@@ -86,7 +92,6 @@ def start_cluster(
     profiled = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
     profiles = DeviceProfile(config.device, profiled, ())
     adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
-    devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     if executor == "dense" and not options.decode_credit:
         cluster = replace(cluster, stride=1)  # the dense executor launches no step ahead
@@ -95,7 +100,7 @@ def start_cluster(
         for each in served
         if cluster.speculation.mode != "off"
     }
-    launcher = _alone(zoo, options, half, executor, trace) if inline else _launcher(options, settings)
+    launcher = _alone(zoo, options, config, half, executor, trace) if inline else _launcher(options, settings, gpus)
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, launcher, cluster, trace=trace,
         adaptation=adaptation, describe=describe, surrogates=known, log=log,
@@ -108,7 +113,18 @@ def start_cluster(
     return driver
 
 
-def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, trace: TraceSink | None) -> InlineAgent:
+def weights_on_device(options: ServeOptions, blocks: int, adapters: int) -> int:
+    """Return the bytes of weights for which a GPU's page pool leaves room.
+
+    That is the limit of an agent's weights if one is given, else all models: every device may come to load every block.
+    Adapters are kept in float32, and joined twice: for recorded steps, and for the last other one.
+    """
+    return options.weights_limit or (2 if options.dtype == "float32" else 1) * blocks + 6 * adapters
+
+
+def _alone(
+    zoo: Zoo, options: ServeOptions, config: EngineConfig, half_page: int, executor: Executor, trace: TraceSink | None
+) -> InlineAgent:
     """Return one inline agent with an engine on this process's store and threads.
 
     Raises InputError if the engine does not fit the device.
@@ -116,7 +132,7 @@ def _alone(zoo: Zoo, options: ServeOptions, half_page: int, executor: Executor, 
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
 
-    config, agents = options.engine(), AgentSettings(weights=options.weights_limit)
+    agents = AgentSettings(weights=options.weights_limit)
     made = [start_engine(zoo, config, half_page, executor)]
     return InlineAgent(
         lambda: made.pop() if made else start_engine(zoo, config, half_page, executor),
@@ -133,7 +149,7 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _launcher(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
+def _launcher(options: ServeOptions, settings: dict[str, Any], gpus: Mapping[str, int]) -> AgentLauncher:
     from cli.serving.agent_engines import ENGINES
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agent_process.main import Preparation
@@ -146,14 +162,24 @@ def _launcher(options: ServeOptions, settings: dict[str, object]) -> AgentLaunch
     direct = None if options.tensor_transport == "host" else DirectConfig(network=options.tensor_transport == "network")
     agents = AgentSettings(weights=options.weights_limit, own_lane=own_lane, direct=direct)
     if options.backend == "threads":
-        return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.agent(), agents)
+        return ThreadLauncher(
+            lambda agent: ENGINES["staged"](_on_gpu(settings, gpus.get(agent))), options.agent(), agents
+        )
     if options.backend == "ray":
         from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
         return RayLauncher(
             RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.agent(), agents, gpus=_gpus(options))
         )
-    return ProcessLauncher(ProcessConfig(preparation, options.agent(), agents))
+    environments = {agent: visible_to(number) for agent, number in gpus.items()}
+    if environments:
+        preparation = Preparation("staged", _on_gpu(settings, 0))  # the only one that the process sees
+    return ProcessLauncher(ProcessConfig(preparation, options.agent(), agents, environments=environments))
+
+
+def _on_gpu(settings: dict[str, Any], number: int | None) -> dict[str, Any]:
+    """Return the settings of an agent's engine on GPU `number`; None: unchanged."""
+    return settings if number is None else settings | {"config": settings["config"] | {"device": f"cuda:{number}"}}
 
 
 def _gpus(options: ServeOptions) -> float:

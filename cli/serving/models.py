@@ -150,6 +150,11 @@ def check_device(device: str) -> None:
     """Raise InputError for a device that torch does not support or cannot reach."""
     import torch
 
+    from cli.serving.gpus import check_cuda
+
+    if device.startswith("cuda"):
+        check_cuda(device)
+        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -179,9 +184,10 @@ def within_memory(config: EngineConfig) -> Iterator[None]:
         if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise
         raise InputError(
-            f"the models and a page pool of {human_bytes(config.kv_cache_memory_bytes)} do not fit the memory of "
-            f"{config.device}; "
-            "lower --kv-cache-memory-bytes"
+            f"the models and their page pool do not fit the memory of {config.device}; lower --gpu-memory-utilization"
+            if config.gpu_memory_utilization
+            else f"the models and a page pool of {human_bytes(config.kv_cache_memory_bytes)} do not fit the memory of "
+            f"{config.device}; lower --kv-cache-memory-bytes"
         ) from error
 
 

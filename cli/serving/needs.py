@@ -56,6 +56,12 @@ def _memory_limit(options: ServeOptions, executor: str) -> str | None:
     return None if options.weights_limit else "without a limit of memory: give --device-memory"
 
 
+def _share_of_gpu(options: ServeOptions, executor: str) -> str | None:
+    if not options.device.startswith("cuda"):
+        return "on a CPU: give --device cuda"
+    return None if options.kv_cache_memory_bytes is None else "beside --kv-cache-memory-bytes: leave one of them out"
+
+
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
     "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
@@ -63,6 +69,7 @@ NEEDS: Mapping[str, Need] = {
     "paged": Need("the paged executor", _paged),
     "deltas": Need("--serve-deltas", _deltas),
     "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
+    "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
     "speculation": Need("--speculation", _speculation),
 }
 #: The conditions in words, for help texts.

@@ -45,6 +45,8 @@ __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 #: An inline agent splits prompts over steps itself. It gets chunks of so many steps at once, so that few steps are half
 #: full.
 _STEPS = 4
+#: Default size of the KV cache on a CPU.
+_POOL = 1 << 30
 #: Default decode credit of a device that launches steps ahead: it waits for the scheduler once per so many tokens.
 _CREDIT = 8
 
@@ -82,8 +84,14 @@ class ServeOptions:
     graphs: str = option("auto", group="Model", choices=get_args(GraphChoice),
         help="Replay decode steps as CUDA graphs; auto: on CUDA.")
 
-    kv_cache_memory_bytes: int | str = option(1 << 30, group="Memory", shown="1GiB",
+    kv_cache_memory_bytes: int | str | None = option(None, group="Memory",
+        shown="1GiB; on a GPU what --gpu-memory-utilization leaves",
         help="Size of the KV cache of one device, shared by all models: 512MB, 4GiB.")
+    gpu_memory_utilization: float = option(0.9, group="Memory", needs=["a GPU's share"],
+        help="Share of a GPU's memory for weights, KV cache and work space together; the KV cache gets what the others "
+             "leave.")
+    block_size: int = option(0, group="Memory", needs=["paged"], shown="16; on a GPU what its attention kernel reads",
+        help="Tokens in a page of the KV cache, for the model with the widest tokens.")
     prefix_caching: str = option("active", group="Memory", choices=get_args(PrefixCaching),
         help="Share KV pages of equal prompt prefixes: off, with running sequences (active), or also with ended "
              "ones, while their memory is not needed (cached).")
@@ -212,6 +220,8 @@ class ServeOptions:
 
     def engine(self) -> EngineConfig:
         """Return the engine's configuration. Raises InputError."""
+        sized = self.kv_cache_memory_bytes is not None or bool(size_of(self.device_memory))
+        on_gpu = self.device.startswith("cuda") and not sized
         return _built(
             EngineConfig,
             device=self.device,
@@ -221,7 +231,9 @@ class ServeOptions:
             kernels=self.kernels,
             graphs=self.graphs,
             async_scheduling=self.async_scheduling,
-            kv_cache_memory_bytes=size_of(self.kv_cache_memory_bytes),
+            kv_cache_memory_bytes=self._pool_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization if on_gpu else 0.0,
+            page_tokens=self.block_size,
             max_model_len=self.max_model_len,
             host_memory_bytes=size_of(self.host_memory),
             trace_segments=self.trace is not None,
@@ -253,7 +265,12 @@ class ServeOptions:
     def weights_limit(self) -> int:
         """Bytes of weights that one device holds at most, 0 for no limit. Raises InputError for sizes that are none."""
         memory = size_of(self.device_memory)
-        return memory - size_of(self.kv_cache_memory_bytes) if memory else size_of(self.agent_weights)
+        return memory - self._pool_bytes if memory else size_of(self.agent_weights)
+
+    @property
+    def _pool_bytes(self) -> int:
+        """Bytes of the page pool, where a GPU's share does not decide."""
+        return _POOL if self.kv_cache_memory_bytes is None else size_of(self.kv_cache_memory_bytes)
 
     def adaptation(self) -> DispatchLimits:
         """Return how adaptive requests are dispatched."""

@@ -69,6 +69,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         scheduler: The scheduler's address.
         bind: Where other agents reach this one.
         keys: (public, secret), for tcp.
+        environment: Variables that the agent's process sets before its engine is made, such as CUDA_VISIBLE_DEVICES.
     """
 
     device: str
@@ -79,6 +80,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent: AgentConfig
     keys: tuple[str, str] | None = None
     beat_seconds: float = 0.5
+    environment: dict[str, str] = {}
 
 
 class Word(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +110,7 @@ def _main(engines: Engines, lines: BinaryIO, words: BinaryIO) -> AgentEnded:
         if not line:
             return AgentEnded(AgentExit.STOPPED, "it was not needed")
         identity = msgspec.json.decode(line, type=Identity)
+        os.environ.update(identity.environment)
     except (msgspec.MsgspecError, KeyError) as error:
         return AgentEnded(AgentExit.DEFECT, f"what it was told cannot be read: {type(error).__name__}")
     except Exception as error:

@@ -17,7 +17,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,6 +52,7 @@ class ProcessConfig:
         sockets: Kind of the sockets in the folder (`transport.channels.sockets`).
         warm: Whether one process stands by.
         program: Command that starts an agent's process.
+        environments: By agent, environment variables that it sets before its engine is made.
     """
 
     preparation: Preparation
@@ -62,6 +63,7 @@ class ProcessConfig:
     sockets: Literal["unix", "ipc"] = "unix"
     warm: bool = True
     program: Sequence[str] = PROGRAM
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class _Child:
@@ -244,8 +246,9 @@ class ProcessLauncher:
         bind = self._bind(f"{device}.{incarnation}")
         pair = None if keys is None else (keys.public, keys.secret)
         return Identity(
-            device, incarnation, self._scheduler, bind, config.settings, config.agent, pair, config.beat_seconds
-        )
+            device, incarnation, self._scheduler, bind, config.settings, config.agent, pair, config.beat_seconds,
+            dict(config.environments.get(device, {})),
+        )  # fmt: skip
 
     # -- inside: a child's thread ------------------------------------------------------------------------------------
 

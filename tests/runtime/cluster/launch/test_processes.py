@@ -134,3 +134,26 @@ def test_one_stands_by_once_those_that_are_waited_for_are_warm(
     while launcher._spare is None and time.monotonic() < end:
         time.sleep(0.01)
     assert len(launcher._all) == 3 and launcher._spare is not None
+
+
+def test_a_process_sets_its_agents_variables_before_it_makes_its_engine() -> None:
+    """A process that stood by, and so was started before it had a name, has them too."""
+    program = (
+        "import os, sys\nfrom runtime.cluster.agent_process.main import main\nfrom zoo.errors import NotServable\n"
+        "def made(settings):\n    def make():\n        raise NotServable(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "    return make\nsys.exit(main({'none': made}))"
+    )
+    config = ProcessConfig(
+        Preparation("none"),
+        program=(sys.executable, "-c", program),
+        environments={"a": {"CUDA_VISIBLE_DEVICES": "5"}, "b": {"CUDA_VISIBLE_DEVICES": "6"}},
+    )
+    launcher, deaths = ProcessLauncher(config), Deaths()
+    launcher.attach(deaths.put, "ipc:///nowhere")
+    try:
+        for name, number in (("a", "5"), ("b", "6")):
+            launcher.start(name, 1)
+            died = deaths.get(timeout=LIMIT)
+            assert died.device == name and f"cannot be made: {number}" in died.reason
+    finally:
+        launcher.shutdown(LIMIT)
