@@ -26,6 +26,10 @@ from torch import Tensor
 from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
+#: Tokens that a row with top-k of at most so many ranks on a GPU, whatever its own number: the sums of its cut must not
+#: depend on other rows.
+_RANKED = 1024
+
 #: Logits [rows, vocabulary] in float32 -> [rows], the index of each row's first maximum; in a row with NaN, of the
 #: first NaN.
 Largest = Callable[[Tensor], Tensor]
@@ -153,16 +157,68 @@ def _penalise_(row: Tensor, draw: Draw) -> None:
 
 def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Sample from the truncated distributions: logits [rows, vocabulary] -> token ids [rows]."""
-    device = logits.device
-    temperature = put([draw.params.temperature for draw in draws], device, torch.float32)[:, None]
-    order = torch.sort(logits / temperature, dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(order.values, dim=-1)
+    return pick_by_kind(logits, draws) if logits.is_cuda else _pick_sorted(logits, draws)
+
+
+def pick_by_kind(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample as `_pick_sorted`, but sort only what a row's own parameters need: on a GPU the sort takes most time.
+
+    Rows without truncation draw in the order of the vocabulary; rows with a small top-k rank only so many tokens. Which
+    way a row goes, and so its token, does not depend on the rows beside it.
+    """
+    ways: dict[Callable[[Tensor, Sequence[Draw]], Tensor], list[int]] = {}
+    for row, draw in enumerate(draws):
+        params = draw.params
+        if not params.top_k and params.top_p >= 1.0 and not params.min_p:
+            way = _pick_plain
+        else:
+            way = _pick_ranked if 0 < params.top_k <= _RANKED else _pick_sorted
+        ways.setdefault(way, []).append(row)
+    if len(ways) == 1:
+        return next(iter(ways))(logits, draws)
+    tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    for way, rows in ways.items():
+        index = put(rows, logits.device)
+        tokens[index] = way(logits[index], [draws[row] for row in rows])
+    return tokens
+
+
+def _pick_plain(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from whole distributions."""
+    cumulated = torch.softmax(_tempered(logits, draws), dim=-1).double().cumsum(-1)
+    return _place(cumulated, draws).clamp_(max=logits.shape[1] - 1)[:, 0]
+
+
+def _pick_ranked(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from the `_RANKED` best tokens, cut by each row's parameters."""
+    scaled = _tempered(logits, draws)
+    best = torch.topk(scaled, min(_RANKED, scaled.shape[1]), dim=-1)
+    return _pick_cut(torch.exp(best.values - torch.logsumexp(scaled, dim=-1, keepdim=True)), best.indices, draws)
+
+
+def _pick_sorted(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from all tokens, cut by each row's parameters."""
+    order = torch.sort(_tempered(logits, draws), dim=-1, descending=True, stable=True)
+    return _pick_cut(torch.softmax(order.values, dim=-1), order.indices, draws)
+
+
+def _pick_cut(probabilities: Tensor, ids: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Sample from ranked tokens [rows, ranked]: their probabilities, in descending order, and their ids."""
     kept = torch.where(_cut(probabilities, draws), torch.zeros_like(probabilities), probabilities)
-    cumulated = kept.double().cumsum(-1)
-    u = put([uniform(draw.params.seed, draw.generated) for draw in draws], device, torch.float64)[:, None]
-    place = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
+    place = _place(kept.double().cumsum(-1), draws)
     last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # a row of NaN keeps no token
-    return order.indices.gather(1, torch.minimum(place, last))[:, 0]
+    return ids.gather(1, torch.minimum(place, last))[:, 0]
+
+
+def _tempered(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    return logits / put([draw.params.temperature for draw in draws], logits.device, torch.float32)[:, None]
+
+
+def _place(cumulated: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Return where each row's own random number falls [rows, 1]. In float64: the draw must not depend on rounding."""
+    numbers = [uniform(draw.params.seed, draw.generated) for draw in draws]
+    u = put(numbers, cumulated.device, torch.float64)[:, None]
+    return torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
 
 
 def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:

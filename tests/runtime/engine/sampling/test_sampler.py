@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.layers.operations import NativeOperations
-from runtime.engine.sampling.sampler import Draw, sample, uniform
+from runtime.engine.sampling.sampler import Draw, pick_by_kind, sample, uniform
 from runtime.types import SamplingParams
 from tests.runtime.engine.compiled import needs_kernels
 
@@ -145,3 +145,30 @@ def test_a_row_that_is_no_number_gets_some_token_and_leaves_the_others_theirs():
     got = [each.token for each in sample(rows, draws)]
     assert 0 <= got[1] < VOCAB
     assert [got[0], got[2]] == [sample(rows[at : at + 1], [draws[at]])[0].token for at in (0, 2)]
+
+
+def test_a_gpus_way_of_drawing_takes_the_same_tokens_where_ranks_are_cut():
+    """Rows with top-k, top-p or min-p draw as on a CPU, without a sort of the vocabulary where top-k is small."""
+    rows = logits(rows=60) * 2
+    kinds = (dict(top_k=3), dict(top_k=5, top_p=0.7), dict(top_p=0.6), dict(min_p=0.2), dict(top_k=4, min_p=0.1))
+    draws = [draw(temperature=0.9, seed=at, **kinds[at % len(kinds)]) for at in range(60)]
+    assert pick_by_kind(rows, draws).tolist() == [each.token for each in sample(rows, draws)]
+
+
+def test_a_gpus_way_of_drawing_does_not_depend_on_the_rows_beside_it():
+    rows = logits(rows=40)
+    kinds = (dict(), dict(top_k=3), dict(top_p=0.6), dict(top_k=12))
+    draws = [draw(temperature=1.3, seed=at, **kinds[at % len(kinds)]) for at in range(40)]
+    together = pick_by_kind(rows, draws).tolist()
+    assert together == [int(pick_by_kind(rows[at : at + 1], draws[at : at + 1])) for at in range(40)]
+
+
+def test_a_gpu_draws_whole_distributions_without_ranking_them(monkeypatch):
+    row = logits(3)
+    draws = [draw(temperature=1.0, generated=index, seed=7) for index in range(4000)]
+    for name in ("sort", "topk"):
+        monkeypatch.delattr(torch, name)
+    found = Counter(pick_by_kind(row.expand(4000, -1), draws).tolist())
+    for token, share in enumerate(torch.softmax(row[0], -1).tolist()):
+        assert found[token] / 4000 == pytest.approx(share, abs=0.03)
+    assert 0 <= int(pick_by_kind(torch.full((1, VOCAB), math.nan), draws[:1])) < VOCAB
