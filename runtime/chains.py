@@ -408,6 +408,15 @@ class FinishedStep:
 
 
 @runtime_checkable
+class Preparing(Protocol):
+    """An engine that can do work for later steps while it has none to run."""
+
+    def prepare_next(self) -> bool:
+        """Do one part of the work, within a second; return whether there is more to do."""
+        ...
+
+
+@runtime_checkable
 class Launching(Protocol):
     """Define an engine that can split `run` into launching a step and waiting for its result.
 

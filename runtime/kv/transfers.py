@@ -17,11 +17,18 @@ _CODES = {torch.int64: "q", torch.float64: "d", torch.float32: "f"}
 
 
 def put(values: Sequence[int] | Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return host numbers as a tensor [len(values)] on a device. `dtype`: int64, float64 or float32."""
+    """Return host numbers as a tensor [len(values)] on a device. `dtype`: int64, float64 or float32.
+
+    Raises RuntimeError while a CUDA graph is recorded, because a replay would copy whatever the host memory holds then.
+    """
     if not values:
         return torch.empty(0, dtype=dtype, device=device)
     host = torch.frombuffer(array(_CODES[dtype], values), dtype=dtype)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu":
+        return host
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a copy from the host cannot be recorded")
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 class Fetch:

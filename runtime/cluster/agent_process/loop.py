@@ -28,7 +28,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from runtime.agent.agent import Agent
-from runtime.chains import Array, StageEngine
+from runtime.chains import Array, Preparing, StageEngine
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
@@ -183,10 +183,12 @@ class AgentLoop:
     def _turn(self, limit: float) -> None:
         if self._began is None:
             self._say_hello()
+        more = False
         if not self._ran:
             self._agent.prepare()
             self._messenger.prepare()
-        self._receive(0.0 if self._ran else min(limit, self._patience()))
+            more = isinstance(self._engine, Preparing) and not self._agent.busy and self._engine.prepare_next()
+        self._receive(0.0 if self._ran or more else min(limit, self._patience()))
         self._require_answer()
         if self._executor.loader is not None:
             for event in self._executor.load_prepared():

@@ -64,6 +64,16 @@ class BottleneckRows:
         self._active: StackCache[_Active] = StackCache()
 
     @property
+    def names(self) -> set[str]:
+        """The attached adapters."""
+        return set(self._parts)
+
+    @property
+    def joins_all(self) -> bool:
+        """Whether all attached adapters run joined with others of their form."""
+        return all(part.form is not None for part in self._parts.values())
+
+    @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self._parts.values())
 

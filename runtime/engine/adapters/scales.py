@@ -23,6 +23,11 @@ class Scales:
         return bool(self._vectors)
 
     @property
+    def names(self) -> set[str]:
+        """The adapters that have a vector here."""
+        return set(self._vectors)
+
+    @property
     def nbytes(self) -> int:
         return sum(vector.numel() * vector.element_size() for vector in self._vectors.values())
 

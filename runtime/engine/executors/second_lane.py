@@ -23,6 +23,7 @@ from dataclasses import replace
 import torch
 
 from runtime.chains import Array, StageResult
+from runtime.engine.executors.device import enter_device
 from runtime.engine.executors.stage_step import stepped
 from runtime.engine.kernels.program_cache import Programs
 from runtime.engine.models.components import ComponentPool
@@ -101,6 +102,7 @@ class SecondLane:
         Releases go to both lanes. On CUDA the call ends with a synchronization of the lane's stream.
         """
         with self.turn, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            enter_device(self._units.device)
             self._theirs.add_released(plan.released)
             self.released.add_released(plan.released)
             mine = replace(plan, released=self.released.drain_released())

@@ -23,10 +23,12 @@ import torch
 
 from runtime.chains import Array, Lack, LaunchedStep, Likeness, Stage, StageResult, StepRunner
 from runtime.config import AheadChoice, DirectConfig, EngineConfig
+from runtime.engine.attention.varlen import page_multiple
+from runtime.engine.executors.device import enter_device, pool_bytes
 from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
 from runtime.engine.executors.stage_step import Begun, stepped
 from runtime.engine.models.registry import ModelRegistry
-from runtime.engine.recording.graphs import graphs_for
+from runtime.engine.recording.graphs import Graphs, graphs_for
 from runtime.engine.sampling.output import Sampling
 from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
@@ -36,6 +38,10 @@ from zoo.store import Store
 
 if TYPE_CHECKING:
     from runtime.engine.tensors.links import DirectLinks
+
+
+#: Seconds without loading after which the models to serve are taken to be complete.
+_SETTLED_S = 1.0
 
 
 class StagedEngine:
@@ -52,8 +58,9 @@ class StagedEngine:
     def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
         self._trace = config.trace_segments
         self._device = device or config.device
+        nbytes = pool_bytes(config)
         self._registry = ModelRegistry(store, config, "paged")
-        self._pool = PagePool(config.kv_cache_memory_bytes, half_page, config.device)
+        self._pool = PagePool(nbytes, half_page, config.device, page_multiple(self._registry.units.device))
         self._graphs = None if self._trace else graphs_for(config.graphs, self._registry.units, self._pool)
         self._ahead = launches_ahead(config.async_scheduling, self._registry.units.device)
         kernels = self._registry.units.kernels
@@ -65,6 +72,7 @@ class StagedEngine:
         self._turn, self._released = threading.Lock(), ReleasedTables(self._registry.models)
         self._second_lane: SecondLane | None = None
         self._stays = False
+        self._loaded_at = 0.0
 
     lacks: frozenset[Lack] = frozenset()
 
@@ -85,12 +93,14 @@ class StagedEngine:
 
         Raises NotServable, NotFound, AmbiguousName, DamagedObject.
         """
+        enter_device(self._registry.units.device)
         with self._alone():
             before = len(self._registry.models)
             if self._decode_reuse is not None:
                 self._decode_reuse.clear()
             spec = self._registry.load(stage.model, self._pool, stage).spec
             if len(self._registry.models) > before:
+                self._loaded_at = time.monotonic()
                 self._clear_reuse()  # the new stage may have attached adapters to units that are in recordings
             return spec
 
@@ -108,6 +118,20 @@ class StagedEngine:
         with self._alone():
             self._clear_reuse()
             self._registry.unload(stage.id)
+
+    @property
+    def recordings(self) -> Graphs | None:
+        """The recorded decode steps; None where none are recorded."""
+        return self._graphs
+
+    def prepare_next(self) -> bool:
+        """Record one decode step on a GPU before it occurs, once loading is over; return whether there are more."""
+        units = self._registry.units
+        if self._graphs is None or units.device.type != "cuda" or time.monotonic() - self._loaded_at < _SETTLED_S:
+            return False
+        enter_device(units.device)
+        with torch.inference_mode():
+            return self._graphs.record_next(self._registry.models)
 
     @property
     def ahead(self) -> bool:
@@ -148,6 +172,7 @@ class StagedEngine:
 
     def _begin(self, plan: StepPlan, inputs: Mapping[str, Array], before: Sampling | None = None) -> Begun:
         registry = self._registry
+        enter_device(registry.units.device)
         return stepped(
             registry.models,
             registry.units,

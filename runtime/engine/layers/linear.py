@@ -165,6 +165,11 @@ class SharedLinear(nn.Module):
         return not self._plain
 
     @property
+    def adapter_names(self) -> set[str]:
+        """The adapters on this layer."""
+        return set(self.adapters) | self.inputs.names | self.outputs.names
+
+    @property
     def added_only(self) -> bool:
         """Whether adapters add to the output and do nothing else."""
         return not (self.inputs or self.outputs)
@@ -182,11 +187,23 @@ class SharedLinear(nn.Module):
         if len(active) > 1 or not frame.covered_by_one:
             low = low.masked_fill(frame.foreign(stack.ranks), 0)
         added = low @ stack.b
+        if frame.mix is not None:
+            return out + self._biased(added, active, frame)
         for span in frame.adapters:
             bias = self.adapters[span.adapter].bias if span.adapter in self.adapters else None
             if bias is not None:
                 added[..., span.lo : span.hi, :] += bias
         return out + added
+
+    def _biased(self, added: Tensor, active: tuple[str, ...], frame: ForwardContext) -> Tensor:
+        """Add the adapters' biases, where any has one, to tokens that only a tensor assigns to adapters."""
+        biases = [self.adapters[name].bias for name in active]
+        like = next((bias for bias in biases if bias is not None), None)
+        if like is None:
+            return added
+        nothing = torch.zeros_like(like)
+        table = torch.stack([*(nothing if bias is None else bias for bias in biases), nothing])
+        return added + table[frame.adapter_index(active)]
 
     def _stacked(self, active: tuple[str, ...]) -> _Stack:
         parts = [self.adapters[name] for name in active]

@@ -6,8 +6,7 @@ module is independent of steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -47,8 +46,10 @@ class CudaRecorder:
     """`StepRecorder` with CUDA graphs.
 
     All recordings of one recorder share their memory: only one runs at a time, and its results must be read before the
-    next one runs. The work is run twice on a side stream before it is recorded: once for what is created at first use
-    (library handles, joined adapters), and once to detect waits for the device, which cannot be recorded.
+    next one runs. The work is run once on a side stream before it is recorded, for what is created at first use
+    (library handles, joined adapters). While it is recorded, a wait for the device or a copy from the host
+    (`kv.transfers.put`) raises RuntimeError. Other threads may use the device meanwhile: only calls of this thread
+    count.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,10 +64,8 @@ class CudaRecorder:
             self._side.wait_stream(steps)
             with torch.cuda.stream(self._side):
                 work()
-                with _no_waiting():
-                    work()
             steps.wait_stream(self._side)
-            with torch.cuda.graph(graph, pool=self._memory, stream=self._side):
+            with torch.cuda.graph(graph, self._memory, self._side, capture_error_mode="thread_local"):
                 made = work()
         except RuntimeError as why:
             steps.wait_stream(self._side)
@@ -77,14 +76,3 @@ class CudaRecorder:
             return made
 
         return replay
-
-
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Make torch raise RuntimeError wherever it would wait for the device."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

@@ -141,6 +141,32 @@ class Dense(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterMix:
+    """Which adapter each token uses, as a tensor: for a recorded step over rows of any models with the same chain.
+
+    Fields:
+        names: Adapters that a token may use.
+        index: For each token [tokens] the index of its adapter in `names`; their number if it uses none.
+    """
+
+    names: tuple[str, ...]
+    index: Tensor
+
+    @property
+    def spans(self) -> tuple[AdapterSpan, ...]:
+        """Empty spans that only name the adapters."""
+        return tuple(AdapterSpan(name, 0, 0) for name in self.names)
+
+    def among(self, adapters: tuple[str, ...]) -> Tensor:
+        """Return for each token the index of its adapter in `adapters`; their number if it is none of them."""
+        places = torch.full((len(self.names) + 1,), len(adapters), device=self.index.device)
+        for at, name in enumerate(self.names):
+            if name in adapters:
+                places[at].fill_(adapters.index(name))  # on the device: a copy from the host cannot be recorded
+        return places[self.index]
+
+
 #: Joined adapters that a recorded step keeps, by cache and adapter names (`engine.adapters.stack_cache`).
 Kept = dict[tuple[object, tuple[str, ...]], Any]
 
@@ -160,6 +186,7 @@ class ForwardContext:
         prefixes: K and V [virtual tokens, kv width] by adapter, of the layer that runs now. They replace what `virtual`
             tokens compute.
         kept: What the recorded step keeps that this context belongs to; None without a recording.
+        mix: Which adapter each token uses, where `adapters` only names them; None where `adapters` has their tokens.
         notes: Values that readers have derived from this context, by type.
     """
 
@@ -172,6 +199,7 @@ class ForwardContext:
     dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     kept: Kept | None = None
+    mix: AdapterMix | None = None
     notes: dict[type, Any] = field(default_factory=dict)
     _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
@@ -188,6 +216,8 @@ class ForwardContext:
     def adapter_index(self, adapters: tuple[str, ...]) -> Tensor:
         """Return for each token [tokens] the index of its adapter in `adapters`; their number if it uses none."""
         index = self._adapter_indices.get(adapters)
+        if index is None and self.mix is not None:
+            index = self._adapter_indices[adapters] = self.mix.among(adapters)
         if index is None:
             # Filled on the device instead of copied from a list: a copy from the host cannot be recorded.
             index = torch.full((self.tokens,), len(adapters), device=self.positions.device)
@@ -206,6 +236,10 @@ class ForwardContext:
             ranks: (adapter, rank), in the order of the columns.
         """
         mask = self._foreign.get(ranks)
+        if mask is None and self.mix is not None:
+            own = self.mix.among(tuple(adapter for adapter, _ in ranks))
+            parts = [(own != at)[:, None].expand(-1, rank) for at, (_, rank) in enumerate(ranks)]
+            mask = self._foreign[ranks] = torch.cat(parts, dim=1)
         if mask is None:
             mask = torch.ones(
                 (self.tokens, sum(rank for _, rank in ranks)), dtype=torch.bool, device=self.positions.device

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.step.batch import ModelBatch, RowChunk, StepProgram, adapter_spans, virtual_spans
-from runtime.engine.step.context import AttentionBackend, ForwardContext, Kept, PagedMetadata, RowSpan
+from runtime.engine.step.context import AdapterMix, AttentionBackend, ForwardContext, Kept, PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
 from runtime.kv.transfers import put
 
@@ -156,7 +156,7 @@ class ContextBuilder:
     """Build the forward contexts of one step over pages.
 
     In all methods, `models` are in the order of the step, and `adapters` has the key of each model's adapter, or None.
-    `kept`: joined adapters that a recorded step keeps (`engine.step.context.Kept`).
+    `kept`, `mix`: of a recorded step (`engine.step.context`); with a mix, adapters given to the methods are ignored.
     """
 
     def __init__(
@@ -166,11 +166,12 @@ class ContextBuilder:
         units: ComponentPool,
         pool: PagePool,
         kept: Kept | None = None,
+        mix: AdapterMix | None = None,
     ) -> None:
         self._batches = batches
         self._units = units
         self._pool = pool
-        self._kept = kept
+        self._kept, self._mix = kept, mix
         self._home = {name: layout for layout in layouts for name in layout.members}
         self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], ForwardContext] = {}
         self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[AttentionBackend, ...]] = {}
@@ -188,9 +189,11 @@ class ContextBuilder:
             )
             spans = tuple(span for part in self._spans(models) for span in part)
             counts = [self._batches[name].tokens for name in models]
-            virtual = virtual_spans([self._batches[name] for name in models], adapters)
+            # Recorded rows are past their virtual tokens; with a mix they have no adapter of their own.
+            virtual = () if self._mix is not None else virtual_spans([self._batches[n] for n in models], adapters)
+            used = adapter_spans(adapters, counts) if self._mix is None else self._mix.spans
             made = self._frames[models, adapters] = ForwardContext(
-                positions, spans, adapter_spans(adapters, counts), virtual, kept=self._kept
+                positions, spans, used, virtual, kept=self._kept, mix=self._mix
             )
         return made
 

@@ -26,7 +26,7 @@ from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
 from runtime.engine.sampling.sampler import Largest, stock_largest
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
-from runtime.engine.step.context import ForwardContext, Kept, PagedMetadata, running
+from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
 from runtime.engine.step.segments import Segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
@@ -69,6 +69,7 @@ class StepRun:
         trace: Whether `segments` records what runs.
         picks: Tokens with wanted logits, by model, if they do not follow from the rows; then nothing is sampled.
         kept: Joined adapters of a step that is recorded (`engine.step.context.Kept`).
+        mix: Which adapter each token uses, in a recorded step over rows of any models with the same chain.
 
     Attributes:
         segments: The segments that ran, if traced.
@@ -83,6 +84,7 @@ class StepRun:
         trace: bool,
         picks: Mapping[str, Sequence[int]] | None = None,
         kept: Kept | None = None,
+        mix: AdapterMix | None = None,
     ) -> None:
         self._device = device
         self._trace = trace
@@ -93,7 +95,7 @@ class StepRun:
         self._picks = (
             {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
         )
-        self._kept = kept
+        self._kept, self._mix = kept, mix
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
         # Without chunks all layers may run in one call: rows without wanted logits are dropped after it.
@@ -294,7 +296,8 @@ class StepRun:
             ]
             hidden = hidden[:, put(picks, self._device)]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
-        with running(ForwardContext(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
+        spans = adapter_spans(adapters, counts) if self._mix is None else self._mix.spans
+        with running(ForwardContext(nowhere, (), spans, kept=self._kept, mix=self._mix)):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
 

@@ -220,3 +220,27 @@ def _model(name: str) -> ModelSpec:
 
 def _ends(events: Sequence[object] | object) -> str | None:
     return [event.finish for event in events][-1]  # type: ignore[attr-defined]
+
+
+class _Preparing(IntegerEngine):
+    """An engine with work to do ahead of steps, in parts; it counts them, and those done while sequences ran."""
+
+    parts, while_busy, running = 5, 0, 0
+
+    def prepare_next(self) -> bool:
+        self.while_busy += self.running > 0
+        self.parts -= self.parts > 0
+        return self.parts > 0
+
+    def run(self, plan: StepPlan, inputs: dict[str, Array]) -> StageResult:  # type: ignore[override]
+        self.running += len(plan.opened) - len(plan.released)
+        return super().run(plan, inputs)
+
+
+def test_an_engine_prepares_while_it_is_idle() -> None:
+    engine = _Preparing(MODELS, 400)
+    with alone(lambda: engine) as driver:
+        assert eventually(lambda: engine.parts == 0)
+        asked = request("one", range(1, 9))
+        verify(asked, answered(driver, [asked])["one"])
+    assert engine.while_busy == 0

@@ -103,6 +103,46 @@ def test_chains_whose_pages_and_depths_differ(bench, attention):
     assert 0 < graphs.recorded < graphs.replayed
 
 
+def test_models_that_differ_in_adapters_share_their_recordings(bench, family):
+    """Whatever models the rows of a step are of, the number of rows decides which recording runs."""
+    bench.lora("base", "biased", seed=6, lora_bias=True)
+    names = ["base", "tuned", "tuned2", "ia3", "bottleneck", "biased"]
+    plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
+    graphs = recorded(made, Watched())
+    expected, got = (drive(engine, arrivals(names), Limits(64)) for engine in (plain, made))
+    assert tokens(got) == tokens(expected)
+    rows = {shape[0][0][1] for shape in graphs._recordings}
+    assert all(len(shape[0]) == 1 for shape in graphs._recordings) and max(rows) > 8
+    assert graphs.recorded <= 2 * len(rows) * 3, "two kinds (with adapters, without), few table widths"
+
+
+def test_shapes_are_recorded_before_they_occur(bench, family):
+    names = ["base", "tuned", "other"]
+    plain, made = (PagedDevice(bench.store, CONFIG, names) for _ in range(2))
+    graphs = recorded(made, Watched(), most=300)
+    count = 0
+    while graphs.record_next(made._registry.models):
+        count += 1
+    assert graphs.recorded == len(graphs) == 150 and count >= 149, "half of the room"
+    assert not made._pool._k[made._pool.padding].any()
+    ahead = graphs.recorded
+    expected, got = (drive(engine, arrivals(names), Limits(64)) for engine in (plain, made))
+    assert tokens(got) == tokens(expected)
+    first = drive(made, arrivals(["base"]), Limits(64))
+    assert graphs.recorded - ahead <= 3, "only steps of models that do not run as one are recorded now"
+    assert first.steps and graphs.replayed > 20
+    made.load("tuned2")
+    assert len(graphs) == 0 and graphs.record_next(made._registry.models), "they are recorded anew"
+
+
+def test_results_are_left_in_one_buffer(bench, family):
+    made = PagedDevice(bench.store, CONFIG, ["base"])
+    graphs = recorded(made, Watched())
+    drive(made, arrivals(["base"]), Limits(64))
+    kept = {each.replay().popitem()[1].data_ptr() for each in graphs._recordings.values()}
+    assert len(graphs) > 1 and len(kept) == 1
+
+
 def test_draws_and_penalties_are_the_same(bench, family):
     plain, made = (PagedDevice(bench.store, CONFIG, ["base", "tuned"]) for _ in range(2))
     graphs = recorded(made, Watched())
