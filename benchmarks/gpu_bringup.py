@@ -1,4 +1,4 @@
-"""Bring the engine up on one GPU: correctness against transformers, speed against the bandwidth of the memory.
+r"""Bring the engine up on one GPU: correctness against transformers, speed against the bandwidth of the memory.
 
     python -m benchmarks.gpu_bringup [--device cuda] [--output FOLDER] [--budget 530] [--only NAME …] [--small]
 
@@ -6,11 +6,12 @@ One command, at most nine minutes, no network. Each check runs in a process of i
 fails or hangs does not stop the rest. The report is a table (printed last, and `report.txt`) and `report.json`, written
 again after every check. The exit code is 1 if a check has failed or timed out.
 
-It needs torch 2.11 or later, transformers, peft, safetensors and numpy, and of Block Zoo's other dependencies
-SQLAlchemy, msgspec and blake3. Where nothing can be installed, carry these three as a folder, made on a machine with a
-network for the Python version there, and put it on PYTHONPATH:
+It needs torch 2.11 or later, transformers, peft, safetensors and numpy, and of Block Zoo's other dependencies those
+that the store needs: SQLAlchemy, Alembic, Mako, msgspec and blake3. Where nothing can be installed, carry these as a
+folder, made on a machine with a network for the Python version there, and put it on PYTHONPATH:
 
-    pip install --target wheels --no-deps --only-binary=:all: --python-version 3.12 sqlalchemy msgspec blake3
+    pip install --target wheels --no-deps --only-binary=:all: --python-version 3.12 \
+        sqlalchemy alembic mako msgspec blake3
 
 `--device cpu --small` runs the same checks with tiny models, in two minutes on two cores.
 """
@@ -18,12 +19,12 @@ network for the Python version there, and put it on PYTHONPATH:
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu import agreement, models, speed
 from benchmarks.gpu.isolation import (
     Check,
     CheckResult,
@@ -38,24 +39,28 @@ from benchmarks.gpu.isolation import (
 _COMPARED, _ONE_B = ("make-compared",), ("make-1b",)
 #: In the order of what is worth most if the time runs out.
 CHECKS = (
-    Check("machine", speed.describe_machine, 60),
-    Check("attention", agreement.check_attention, 60),
-    Check("make-compared", models.make_compared, 60),
-    Check("float32", agreement.check_float32, 60, _COMPARED),
-    Check("bfloat16", agreement.check_bfloat16, 60, _COMPARED),
-    Check("recorded-float32", agreement.check_recorded_float32, 60, _COMPARED),
-    Check("recorded-bfloat16", agreement.check_recorded_bfloat16, 60, _COMPARED),
-    Check("lora-float32", agreement.check_lora_float32, 90, _COMPARED),
-    Check("lora-bfloat16", agreement.check_lora_bfloat16, 90, _COMPARED),
-    Check("make-1b", models.make_1b, 90),
-    Check("decode-1b", speed.measure_1b, 90, _ONE_B),
-    Check("variants", speed.measure_variants, 120, _ONE_B),
-    Check("make-7b", models.make_7b, 90),
-    Check("decode-7b", speed.measure_7b, 120, ("make-7b",)),
-    Check("prompts", speed.measure_prompts, 60, _ONE_B),
-    Check("sampling", speed.measure_sampling, 45),
-    Check("memory-share", speed.check_memory_share, 45),
+    Check("machine", "benchmarks.gpu.speed:describe_machine", 60),
+    Check("attention", "benchmarks.gpu.agreement:check_attention", 60),
+    Check("make-compared", "benchmarks.gpu.models:make_compared", 60),
+    Check("float32", "benchmarks.gpu.agreement:check_float32", 60, _COMPARED),
+    Check("bfloat16", "benchmarks.gpu.agreement:check_bfloat16", 60, _COMPARED),
+    Check("recorded-float32", "benchmarks.gpu.agreement:check_recorded_float32", 60, _COMPARED),
+    Check("recorded-bfloat16", "benchmarks.gpu.agreement:check_recorded_bfloat16", 60, _COMPARED),
+    Check("lora-float32", "benchmarks.gpu.agreement:check_lora_float32", 90, _COMPARED),
+    Check("lora-bfloat16", "benchmarks.gpu.agreement:check_lora_bfloat16", 90, _COMPARED),
+    Check("make-1b", "benchmarks.gpu.models:make_1b", 90),
+    Check("decode-1b", "benchmarks.gpu.speed:measure_1b", 90, _ONE_B),
+    Check("variants", "benchmarks.gpu.speed:measure_variants", 120, _ONE_B),
+    Check("make-7b", "benchmarks.gpu.models:make_7b", 90),
+    Check("decode-7b", "benchmarks.gpu.speed:measure_7b", 120, ("make-7b",)),
+    Check("prompts", "benchmarks.gpu.speed:measure_prompts", 60, _ONE_B),
+    Check("sampling", "benchmarks.gpu.speed:measure_sampling", 45),
+    Check("memory-share", "benchmarks.gpu.speed:check_memory_share", 45),
 )
+
+
+#: Packages without which no check can run.
+NEEDED = ("torch", "transformers", "peft", "safetensors", "numpy", "sqlalchemy", "alembic", "mako", "msgspec", "blake3")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,6 +82,9 @@ def main(arguments: list[str] | None = None) -> int:
             RunSettings(args.folder, args.device, args.small),
         )
         return 0
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        parser.error(f"packages are missing: {', '.join(missing)}; this module's docstring says how to carry them")
     chosen = CHECKS if not args.only else _with_needs(args.only)
     args.output.mkdir(parents=True, exist_ok=True)
     about = {"device": args.device, "small": args.small}

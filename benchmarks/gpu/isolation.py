@@ -6,6 +6,7 @@ fails, hangs or dies costs its own result only. A check writes its values to a f
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -27,13 +28,14 @@ class Check:
     """One check.
 
     Fields:
-        run: Takes the run's settings; returns values for the report. Raises if something is wrong.
+        run: `module:function`, imported in the check's process only. Takes the run's settings; returns values for the
+            report; raises if something is wrong.
         limit_s: Seconds that it may take, the start of its process included.
         needs: Checks without which it is skipped.
     """
 
     name: str
-    run: Callable[[RunSettings], Mapping[str, Any]]
+    run: str
     limit_s: float
     needs: tuple[str, ...] = ()
 
@@ -110,7 +112,9 @@ def _run_alone(check: Check, command: Sequence[str], folder: Path, limit_s: floa
 
 def run_one(check: Check, settings: RunSettings) -> None:
     """Run one check in this process and write its values. Raises what the check raises."""
-    _path(settings.folder, check.name).write_text(json.dumps(dict(check.run(settings)), indent=1) + "\n")
+    module, _, function = check.run.partition(":")
+    values: Mapping[str, Any] = getattr(importlib.import_module(module), function)(settings)
+    _path(settings.folder, check.name).write_text(json.dumps(dict(values), indent=1) + "\n")
 
 
 def report_of(results: Sequence[CheckResult], about: Mapping[str, Any]) -> dict[str, Any]:

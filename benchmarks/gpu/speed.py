@@ -144,6 +144,8 @@ def _measure_decode(settings: RunSettings, name: str) -> Mapping[str, Any]:
         for graphs in ("off", "auto"):
             stepper = Stepper(store, _config(settings, graphs), [name])
             for rows in (1, 4) if settings.small else (1, 16, 64):
+                if not stepper.has_room(name, rows, _context(settings) + 3 * _STEPS):
+                    continue
                 values[f"{'recorded' if graphs == 'auto' else 'by module'}, {rows} rows"] = _timed(
                     stepper, [name], rows, _context(settings)
                 )
@@ -206,7 +208,10 @@ def _median(work: Callable[[], object], repeats: int = 9) -> float:
 
 
 def _config(settings: RunSettings, graphs: GraphChoice) -> EngineConfig:
-    pool = 64 << 20 if settings.small else 24 << 30
+    pool = 64 << 20
+    if not settings.small:
+        free = torch.cuda.mem_get_info(settings.device)[0] if settings.device != "cpu" else 4 << 30
+        pool = min(32 << 30, 2 * free // 5)
     on = "on" if settings.small and graphs == "auto" else graphs
     return EngineConfig(device=settings.device, kv_cache_memory_bytes=pool, graphs=on, kernels="stock")
 

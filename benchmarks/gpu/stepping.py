@@ -1,6 +1,6 @@
 """Drive an engine without scheduler and server: prompts in one step, then decode steps over all sequences.
 
-Needs nothing but the engine: torch, transformers, SQLAlchemy, msgspec and blake3.
+Needs nothing but the engine and the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.models.registry import half_page
-from runtime.kv.pages import PageBook
+from runtime.kv.pages import PageBook, pages_for
 from runtime.types import ModelSpec, Opened, Row, Sampled, SamplingParams, SequenceRequest, StepPlan
 from zoo.store import Store
 
@@ -108,6 +108,10 @@ class Stepper:
     @property
     def device(self) -> str:
         return self.engine.device
+
+    def has_room(self, name: str, rows: int, tokens: int) -> bool:
+        """Return whether the free pages hold so many sequences of so many tokens."""
+        return rows * pages_for(self.specs[name], tokens) <= self._book.free
 
     def floor_bytes(self, names: Sequence[str]) -> int:
         """Return the bytes that a decode step over all sequences of these models reads, each use of a block once.

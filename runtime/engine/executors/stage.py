@@ -12,6 +12,8 @@ decisions: the plan states which rows run on which pages.
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +41,8 @@ from zoo.store import Store
 if TYPE_CHECKING:
     from runtime.engine.tensors.links import DirectLinks
 
+
+_log = logging.getLogger(__name__)
 
 #: Seconds without loading after which the models to serve are taken to be complete.
 _SETTLED_S = 1.0
@@ -125,13 +129,21 @@ class StagedEngine:
         return self._graphs
 
     def prepare_next(self) -> bool:
-        """Record one decode step on a GPU before it occurs, once loading is over; return whether there are more."""
+        """Record one decode step on a GPU before it occurs, once loading is over; return whether there are more.
+
+        If that fails, nothing is recorded ahead any more; the engine serves on.
+        """
         units = self._registry.units
         if self._graphs is None or units.device.type != "cuda" or time.monotonic() - self._loaded_at < _SETTLED_S:
             return False
         enter_device(units.device)
-        with torch.inference_mode():
-            return self._graphs.record_next(self._registry.models)
+        try:
+            with torch.inference_mode():
+                return self._graphs.record_next(self._registry.models)
+        except Exception:
+            _log.exception("decode steps are not recorded ahead")
+            self._loaded_at = math.inf
+            return False
 
     @property
     def ahead(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,19 @@ from runtime.engine.recording import graphs
 from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen, Refusing, Watched
 
 #: Packages of Block Zoo that a GPU machine may lack; the checks must not import them.
-ABSENT = ("fastapi", "ray", "vllm", "datasets", "zmq", "uvicorn", "highspy", "ortools", "aio_pika", "starlette")
+ABSENT = (
+    "fastapi",
+    "ray",
+    "vllm",
+    "datasets",
+    "zmq",
+    "uvicorn",
+    "highspy",
+    "ortools",
+    "aio_pika",
+    "starlette",
+    "zstandard",
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +85,9 @@ def test_measurements_have_numbers(settings: RunSettings) -> None:
 def test_the_names_of_checks_and_their_needs_fit() -> None:
     names = [check.name for check in gpu_bringup.CHECKS]
     assert len(set(names)) == len(names)
+    for check in gpu_bringup.CHECKS:
+        module, _, function = check.run.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
     assert all(set(check.needs) <= set(names[:at]) for at, check in enumerate(gpu_bringup.CHECKS))
     assert [check.name for check in gpu_bringup._with_needs(["variants", "machine"])] == [
         "machine",

@@ -26,13 +26,20 @@ def no_values(settings: RunSettings) -> Mapping[str, Any]:
     raise AssertionError("it runs in a process of its own")
 
 
+def some_values(settings: RunSettings) -> Mapping[str, Any]:
+    return {"device": settings.device}
+
+
 def command(folder: Path, name: str) -> Sequence[str]:
     program = "import json, os, sys, time\n" + PROGRAMS[name]
     return [sys.executable, "-S", "-c", program, str(folder / f"{name}.json")]
 
 
 def results_of(folder: Path, names: Sequence[str], budget: float = 60.0, **limits: float) -> dict[str, CheckResult]:
-    checks = [Check(name, no_values, limits.get(name, 30.0), ("raises",) if name == "last" else ()) for name in names]
+    checks = [
+        Check(name, f"{__name__}:no_values", limits.get(name, 30.0), ("raises",) if name == "last" else ())
+        for name in names
+    ]
     told: list[CheckResult] = []
     settings = RunSettings(folder, "cpu", True)
     results = run_checks(checks, lambda name: command(folder, name), settings, budget, told.append)
@@ -65,7 +72,7 @@ def test_checks_whose_needs_failed_are_skipped_and_the_budget_holds(tmp_path: Pa
 
 
 def test_one_check_in_this_process(tmp_path: Path) -> None:
-    run_one(Check("one", lambda settings: {"device": settings.device}, 1.0), RunSettings(tmp_path, "cpu"))
+    run_one(Check("one", f"{__name__}:some_values", 1.0), RunSettings(tmp_path, "cpu"))
     assert json.loads((tmp_path / "one.json").read_text()) == {"device": "cpu"}
     with pytest.raises(AssertionError, match="process of its own"):
-        run_one(Check("two", no_values, 1.0), RunSettings(tmp_path))
+        run_one(Check("two", f"{__name__}:no_values", 1.0), RunSettings(tmp_path))
