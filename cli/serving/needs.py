@@ -59,7 +59,8 @@ def _memory_limit(options: ServeOptions, executor: str) -> str | None:
 def _share_of_gpu(options: ServeOptions, executor: str) -> str | None:
     if not options.device.startswith("cuda"):
         return "on a CPU: give --device cuda"
-    return None if options.kv_cache_memory_bytes is None else "beside --kv-cache-memory-bytes: leave one of them out"
+    sized = options.kv_cache_memory_bytes is not None or options.device_memory
+    return "beside --kv-cache-memory-bytes or --device-memory: leave one of them out" if sized else None
 
 
 NEEDS: Mapping[str, Need] = {
