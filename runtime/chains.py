@@ -408,7 +408,7 @@ class FinishedStep:
 
 
 @runtime_checkable
-class Preparing(Protocol):
+class IdleWork(Protocol):
     """An engine that can do work for later steps while it has none to run."""
 
     def prepare_next(self) -> bool:

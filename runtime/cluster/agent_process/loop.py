@@ -28,7 +28,7 @@ from itertools import repeat
 from msgspec.structs import replace
 
 from runtime.agent.agent import Agent
-from runtime.chains import Array, Preparing, StageEngine
+from runtime.chains import Array, IdleWork, StageEngine
 from runtime.cluster.agent_process.commands import CommandExecutor
 from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
@@ -187,7 +187,7 @@ class AgentLoop:
         if not self._ran:
             self._agent.prepare()
             self._messenger.prepare()
-            more = isinstance(self._engine, Preparing) and not self._agent.busy and self._engine.prepare_next()
+            more = isinstance(self._engine, IdleWork) and not self._agent.busy and self._engine.prepare_next()
         self._receive(0.0 if self._ran or more else min(limit, self._patience()))
         self._require_answer()
         if self._executor.loader is not None:
