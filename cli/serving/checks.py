@@ -18,7 +18,7 @@ def check_values(options: ServeOptions) -> None:
     check_choices(options)
     _check_memory(options)
     _check_agents(options)
-    _check_memory(options)
+    _check_pool(options)
     _check_adaptive(options)
     _check_server(options)
 
@@ -50,7 +50,7 @@ def _check_agents(options: ServeOptions) -> None:
         )
 
 
-def _check_memory(options: ServeOptions) -> None:
+def _check_pool(options: ServeOptions) -> None:
     if not 0.0 < options.gpu_memory_utilization <= 1.0:
         raise InputError("--gpu-memory-utilization is a share of the GPU's memory above 0 and up to 1")
     if not 0 <= options.block_size <= 1 << 16:

@@ -168,12 +168,7 @@ def pick_by_kind(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """
     ways: dict[Callable[[Tensor, Sequence[Draw]], Tensor], list[int]] = {}
     for row, draw in enumerate(draws):
-        params = draw.params
-        if not params.top_k and params.top_p >= 1.0 and not params.min_p:
-            way = _pick_plain
-        else:
-            way = _pick_ranked if 0 < params.top_k <= _RANKED else _pick_sorted
-        ways.setdefault(way, []).append(row)
+        ways.setdefault(_way_for(draw), []).append(row)
     if len(ways) == 1:
         return next(iter(ways))(logits, draws)
     tokens = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
@@ -181,6 +176,13 @@ def pick_by_kind(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         index = put(rows, logits.device)
         tokens[index] = way(logits[index], [draws[row] for row in rows])
     return tokens
+
+
+def _way_for(draw: Draw) -> Callable[[Tensor, Sequence[Draw]], Tensor]:
+    params = draw.params
+    if not params.top_k and params.top_p >= 1.0 and not params.min_p:
+        return _pick_plain
+    return _pick_ranked if 0 < params.top_k <= _RANKED else _pick_sorted
 
 
 def _pick_plain(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
