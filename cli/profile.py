@@ -17,11 +17,11 @@ from cli.shared.output import (
     say,
 )
 from cli.shared.values import DeviceOption, numbers_of
-from zoo.errors import NotFound
+from zoo.errors import InputError, NotFound
 
 
 def profile(
-    model: Annotated[str, typer.Argument(help="A model in the zoo.")],
+    model: Annotated[str | None, typer.Argument(help="A model in the zoo; not with --kernels.")] = None,
     device: DeviceOption = "cpu",
     batches: Annotated[str, typer.Option(help="Rows per decode step, with commas.")] = "1,4,16,64",
     contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
@@ -34,12 +34,24 @@ def profile(
             help="Time both executors instead; `zoo serve` then takes the faster one for this model here.",
         ),
     ] = False,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels",
+            help="Measure the CPU kernels instead: products against the limits of this processor and its memory.",
+        ),
+    ] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show what was measured before; measure nothing.")] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's blocks: seconds by batch and context, loading, links between devices."""
+    if kernels:
+        _kernels(as_json)
+        return
+    if model is None:
+        raise InputError("which model? Give its name, or --kernels")
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:
@@ -56,6 +68,45 @@ def profile(
         return
     for document in documents:
         _print(document)
+
+
+def _kernels(as_json: bool) -> None:
+    from runtime.engine.kernels.bindings import Kernels
+    from runtime.engine.kernels.build import NoKernels
+    from runtime.engine.profiling.kernel_report import measure_kernels
+
+    try:
+        report = measure_kernels(Kernels())
+    except NoKernels as why:
+        raise InputError(f"there are no kernels to measure: {why}") from None
+    if as_json:
+        print_json(report.to_document())
+        return
+    print(f"processor: {' '.join(report.features) or 'features are not listed'}; {report.threads} threads")
+    rows = [
+        (
+            one.dtype,
+            one.path,
+            f"{one.skinny_bytes_s / 1e9:.1f}",
+            f"{report.memory_bytes_s / 1e9:.1f}",
+            f"{one.skinny_bytes_s / report.memory_bytes_s:.2f}",
+            f"{one.prompt_flop_s / 1e9:.0f}",
+            f"{one.peak_flop_s / 1e9:.0f}",
+            f"{one.prompt_flop_s / one.peak_flop_s:.2f}",
+        )
+        for one in report.products
+    ]
+    head = (
+        "weights",
+        "products",
+        "1 row, GB/s",
+        "memory, GB/s",
+        "share",
+        "512 rows, GFLOP/s",
+        "peak, GFLOP/s",
+        "share",
+    )
+    print_table(head, rows)
 
 
 def _measured(

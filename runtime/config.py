@@ -363,6 +363,11 @@ Weights = Literal["auto", "plain", "packed"]
 KernelChoice = Literal["auto", "stock", "native"]
 
 
+#: How native kernels multiply by bfloat16 weights: tiles (`amx`), AVX512-BF16 (`avx512`), float32 products of widened
+#: values (`widen`), or the fastest of these that the processor has (`auto`).
+Bf16Products = Literal["auto", "amx", "avx512", "widen"]
+
+
 #: Whether decode steps are recorded once per shape and replayed without running their modules. `auto`: only as CUDA
 #: graphs. `on`: everywhere; a CPU runs the modules again, which tests the rest of the mechanism.
 GraphChoice = Literal["auto", "off", "on"]
@@ -387,7 +392,7 @@ class EngineConfig:
         dtype: Dtype of the weights; None keeps each model's own.
         max_model_len: Cap on every model's context, in tokens.
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
-        weights, kernels, graphs, async_scheduling: See the types above.
+        weights, kernels, bf16_products, graphs, async_scheduling: See the types above.
         host_memory_bytes: Host memory for weights of unloaded stages, ready to be loaded again.
         trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
         dense: Settings of the dense executor; the paged executor ignores them.
@@ -403,6 +408,7 @@ class EngineConfig:
     layers: Literal["fused", "stock"] = "fused"
     weights: Weights = "auto"
     kernels: KernelChoice = "auto"
+    bf16_products: Bf16Products = "auto"
     graphs: GraphChoice = "auto"
     async_scheduling: AheadChoice = "auto"
     host_memory_bytes: int = 0
@@ -422,6 +428,10 @@ class EngineConfig:
             raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
         if self.kernels not in get_args(KernelChoice):
             raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
+        if self.bf16_products not in get_args(Bf16Products):
+            raise ValueError(f"bf16_products must be one of {', '.join(get_args(Bf16Products))}")
+        if self.bf16_products != "auto" and (self.kernels == "stock" or self.weights == "plain"):
+            raise ValueError("bf16_products needs native kernels and packed weights")
         if self.graphs not in get_args(GraphChoice):
             raise ValueError(f"graphs must be one of {', '.join(get_args(GraphChoice))}")
         if self.async_scheduling not in get_args(AheadChoice):

@@ -63,9 +63,16 @@ def _share_of_gpu(options: ServeOptions, executor: str) -> str | None:
     return "beside --kv-cache-memory-bytes or --device-memory: leave one of them out" if sized else None
 
 
+def _native(options: ServeOptions, executor: str) -> str | None:
+    if options.device != "cpu" or options.kernels == "stock" or options.weights == "plain":
+        return "without native kernels over packed weights, which are for CPUs"
+    return None
+
+
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
     "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
+    "native kernels": Need("native kernels on a CPU", _native),
     "dense": Need("the dense executor", _dense),
     "paged": Need("the paged executor", _paged),
     "deltas": Need("--serve-deltas", _deltas),

@@ -17,6 +17,7 @@ from cli.shared.sizes import size_of
 from runtime.config import (
     AgentConfig,
     AheadChoice,
+    Bf16Products,
     ClusterConfig,
     ControlConfig,
     DenseConfig,
@@ -81,6 +82,9 @@ class ServeOptions:
     kernels: str = option("auto", group="Model", choices=get_args(KernelChoice),
         help="Kernels on a CPU: compiled on first use (native), or torch's (stock); auto: native where there is a C "
              "compiler.")
+    bf16_products: str = option("auto", group="Model", choices=get_args(Bf16Products), needs=["native kernels"],
+        help="How native kernels multiply by bfloat16 weights: tiles (amx), AVX512-BF16 (avx512), or as float32 "
+             "(widen); auto: the first of these that the processor has.")
     graphs: str = option("auto", group="Model", choices=get_args(GraphChoice),
         help="Replay decode steps as CUDA graphs; auto: on CUDA.")
 
@@ -229,6 +233,7 @@ class ServeOptions:
             layers=self.layers,
             weights=self.weights,
             kernels=self.kernels,
+            bf16_products=self.bf16_products,
             graphs=self.graphs,
             async_scheduling=self.async_scheduling,
             kv_cache_memory_bytes=self._pool_bytes,

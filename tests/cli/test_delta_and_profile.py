@@ -12,8 +12,11 @@ from cli.app import main
 from cli.serving.models import Chosen
 from cli.serving.options import ServeOptions
 from runtime.config import EngineConfig
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.profiling import kernel_report
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
+from tests.runtime.engine.compiled import needs_kernels
 from tests.surgery.deltas.tunes import tune
 
 SIZES = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-cache-memory-bytes", "16MiB")
@@ -79,6 +82,21 @@ def test_adaptive_requests_get_the_delta_where_that_is_allowed(store, executor, 
     ):
         *_, last = made.run([request])
         assert (last.finish, last.served) == ("length", served)
+
+
+@needs_kernels
+def test_profile_of_the_kernels(capsys, monkeypatch):
+    """The path in use and all limits, without a model; a model is needed otherwise."""
+    monkeypatch.setattr(kernel_report, "_SKINNY_BYTES", 8 << 20)
+    monkeypatch.setattr(kernel_report, "_READ_BYTES", 8 << 20)
+    said = json.loads(run(capsys, "profile", "--kernels", "--json")[1])
+    assert [one["dtype"] for one in said["products"]] == ["float32", "bfloat16"] and said["memory_bytes_s"] > 0
+    assert said["products"][1]["path"] == Kernels().path
+    for one in said["products"]:
+        assert min(one["skinny_bytes_s"], one["prompt_flop_s"], one["peak_flop_s"]) > 0
+    assert Kernels().path in run(capsys, "profile", "--kernels")[1]
+    code, _, error = run(capsys, "profile")
+    assert code != 0 and "--kernels" in error
 
 
 def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys, store):

@@ -3,10 +3,14 @@
  *     packed weight [out, in]  ->  panels [ceil(out / NR)][ceil(in / 2)][NR], each a pair of bfloat16: inputs 2 p and
  *                                  2 p + 1 of one output; zeros after the last output and the last input
  *
- * x is rounded to bfloat16 pairs once per call. Sums are float32. With AVX512-BF16 one instruction multiplies 16 pairs;
- * elsewhere both halves of a pair are widened to float32. The order of each sum is fixed by k, as in the float32
- * kernels, so a row's result does not depend on the other rows. It does depend on the processor's instructions.
+ * x is rounded to bfloat16 pairs once per call. Sums are float32. There are three ways, or paths (amx.c chooses): tiles;
+ * AVX512-BF16, of which one instruction multiplies 16 pairs; or both halves of a pair are widened to float32. The order
+ * of each sum is fixed by k, as in the float32 kernels, so a row's result does not depend on the other rows. It does
+ * depend on the path.
  */
+#ifndef PRODUCTS
+#define PRODUCTS 0 /* the fastest path of the processor; else a number of the list in amx.c */
+#endif
 typedef uint32_t uvec __attribute__((vector_size(VL * 4), aligned(4)));
 
 /* The bits of a float, rounded to the nearest bfloat16, ties to even; NaN stays NaN. */
@@ -50,7 +54,7 @@ static void pair_up(const float *x, int64_t k, uint32_t *out)
 /* acc + both products of each pair. */
 INLINE vec dot_pairs(vec acc, uvec a, uvec b)
 {
-#if defined(__AVX512BF16__) && VL == 16
+#if defined(__AVX512BF16__) && VL == 16 && PRODUCTS != 1
     return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
     acc = fused((vec)(a << 16), (vec)(b << 16), acc);
@@ -58,23 +62,27 @@ INLINE vec dot_pairs(vec acc, uvec a, uvec b)
 #endif
 }
 
+/* Lay out panel number p of a weight. */
+static void pack_panel(const uint16_t *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, int64_t p, uint32_t *out)
+{
+    int64_t pairs = (k + 1) / 2;
+    for (int64_t j = 0; j < NR; j++) {
+        int64_t o = p * NR + j;
+        if (o >= n) {
+            for (int64_t i = 0; i < pairs; i++) out[i * NR + j] = 0;
+            continue;
+        }
+        const uint16_t *row = w + o * stride_n;
+        for (int64_t i = 0; i < pairs; i++)
+            out[i * NR + j] = row[2 * i * stride_k] | (2 * i + 1 < k ? (uint32_t)row[(2 * i + 1) * stride_k] << 16 : 0);
+    }
+}
+
 void zoo_pack_narrow(const uint16_t *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, uint32_t *out, int threads)
 {
     int64_t panels = (n + NR - 1) / NR, pairs = (k + 1) / 2;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t p = 0; p < panels; p++) {
-        for (int64_t j = 0; j < NR; j++) {
-            int64_t o = p * NR + j;
-            uint32_t *at = out + p * pairs * NR + j;
-            if (o >= n) {
-                for (int64_t i = 0; i < pairs; i++) at[i * NR] = 0;
-                continue;
-            }
-            const uint16_t *row = w + o * stride_n;
-            for (int64_t i = 0; i < pairs; i++)
-                at[i * NR] = row[2 * i * stride_k] | (2 * i + 1 < k ? (uint32_t)row[(2 * i + 1) * stride_k] << 16 : 0);
-        }
-    }
+    for (int64_t p = 0; p < panels; p++) pack_panel(w, n, k, stride_n, stride_k, p, out + p * pairs * NR);
 }
 
 void zoo_unpack_narrow(const uint32_t *packed, int64_t n, int64_t k, uint16_t *out, int threads)
@@ -176,9 +184,14 @@ static void rows_dots_narrow(int64_t m, int64_t c, int64_t k, const uint16_t *x,
     }
 }
 
+static int on_tiles(void);
+static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16_t *w, int64_t apart, const float *bias, int64_t n, float *out,
+                           int threads);
+
 /* As zoo_stored, with a bfloat16 weight [n, k]; x is rounded. Returns 0, or 1 if out of memory. */
 int zoo_stored_narrow(const float *x, int64_t rows, int64_t k, const uint16_t *w, const float *bias, int64_t n, float *out, int threads)
 {
+    if (on_tiles()) return stored_on_tiles(x, rows, k, w, k, bias, n, out, threads);
     int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
     uint16_t *xs = malloc((size_t)(rows * k + 1) * 2);
     if (xs == NULL) return 1;

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtime.engine.kernels.build import NoKernels, library
+from runtime.engine.kernels.build import PATHS, Build, NoKernels, library
 
 
 class _Part(ctypes.Structure):
@@ -46,6 +46,9 @@ class _Low(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_panel": (),
+    "zoo_products": (),
+    "zoo_multiply_add": (c_int64, c_int, c_int),
+    "zoo_read": (c_void_p, c_int64, c_int),
     "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_pack_narrow": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
@@ -92,6 +95,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 _RETURNS: dict[str, Any] = {
     "zoo_panel": c_int64,
+    "zoo_products": c_int64,
+    "zoo_multiply_add": c_double,
+    "zoo_read": c_int64,
     "zoo_linear": c_int,
     "zoo_stored_narrow": c_int,
     "zoo_decode": c_int,
@@ -102,6 +108,13 @@ _RETURNS: dict[str, Any] = {
 }
 
 _PLAIN, _GATED_SILU = 0, 1
+
+#: Why a path cannot be used.
+_MISSING = {
+    "avx512": "this processor, or the compiler, has no AVX512-BF16",
+    "amx": "this processor or its system has no AMX-BF16",
+}
+_WRONG = "the tile unit (AMX-BF16) gives other bits than its description"
 
 
 class Half(ctypes.Structure):
@@ -362,14 +375,15 @@ class Pool:
 
 
 class Kernels:
-    """The compiled kernels. Raises NoKernels where they cannot be compiled or loaded.
+    """The compiled kernels. Raises NoKernels where they cannot be compiled or loaded, or the processor lacks the path.
 
     Args:
         threads: threads per call; None uses torch's current number at every call.
+        build: what they are compiled for.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        found = library()
+    def __init__(self, threads: int | None = None, build: Build = Build()) -> None:
+        found = library(build)
         if isinstance(found, NoKernels):
             raise found
         for name, arguments in _SIGNATURES.items():
@@ -387,10 +401,28 @@ class Kernels:
         )
         self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel = int(found.zoo_panel())
+        number = int(found.zoo_products())
+        if number <= 0:
+            raise NoKernels(_MISSING[build.path] if number == 0 else _WRONG)
+        #: How products with bfloat16 weights are computed: one of `PATHS`.
+        self.path = PATHS[number]
 
     @property
     def threads(self) -> int:
         return self._threads or torch.get_num_threads()
+
+    # -- limits of the processor ---------------------------------------------------------------------------------------
+
+    def multiply_add(self, count: int, narrow: bool) -> float:
+        """Multiply and add in registers, `count` rounds per thread's share, and return the number of operations.
+
+        `narrow`: pairs of bfloat16, as products do on this path; else float32.
+        """
+        return float(self._lib.zoo_multiply_add(count, narrow, self.threads))
+
+    def read_(self, memory: Tensor) -> None:
+        """Read a contiguous tensor once, in whole MiB."""
+        self._lib.zoo_read(memory.data_ptr(), memory.numel() * memory.element_size(), self.threads)
 
     # -- products ------------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 The result is kept in the user's cache.
 
-    library() -> the loaded library, or the reason why there is none
+    library(build) -> the loaded library, or the reason why there is none
 
 A C compiler with OpenMP suffices; compiling takes about a second. The library is compiled for this very processor, so
-its file name is a hash of the source, the flags, the compiler and the processor. A cache folder that other users could
-write to is refused, because its contents would run in this process.
+its file name is a hash of the source, the flags, the compiler and the processor. A path of products that is forced
+(`Build`) is a library of its own, so engines of one process may use different ones. A cache folder that other users
+could write to is refused, because its contents would run in this process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -27,9 +29,28 @@ _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 #: Files that it includes.
-_INCLUDED = (SOURCE.with_name("bfloat16.c"),)
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-std=gnu11")
+_INCLUDED = tuple(SOURCE.with_name(name) for name in ("bfloat16.c", "amx.c", "bfloat16_product.c", "peaks.c"))
+#: How products with bfloat16 weights are computed, by the number in `amx.c`; 0 is the fastest one of the processor.
+PATHS = ("auto", "widen", "avx512", "amx", "emulated")
+_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-std=gnu11")
 _SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What the kernels are compiled for.
+
+    Fields:
+        path: One of `PATHS`; `emulated` runs the code for AMX on an emulated tile unit.
+        march: The compiler's name of a kind of processor.
+    """
+
+    path: str = "auto"
+    march: str = "native"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return *_FLAGS, f"-march={self.march}", f"-DPRODUCTS={PATHS.index(self.path)}"
 
 
 class NoKernels(Exception):
@@ -37,7 +58,7 @@ class NoKernels(Exception):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | NoKernels:
+def library(build: Build = Build()) -> ctypes.CDLL | NoKernels:
     """Return the kernels, compiled on first use; at most once per process.
 
     Errors are returned, not raised, because everything runs without the kernels as well.
@@ -45,7 +66,7 @@ def library() -> ctypes.CDLL | NoKernels:
     try:
         import torch  # noqa: F401
 
-        return ctypes.CDLL(str(compiled(_cache())))
+        return ctypes.CDLL(str(compiled(_cache(), build)))
     except NoKernels as why:
         _log.info("no kernels of our own: %s", why)
         return why
@@ -54,15 +75,15 @@ def library() -> ctypes.CDLL | NoKernels:
         return NoKernels(f"the compiled kernels do not load: {error}")
 
 
-def compiled(folder: Path) -> Path:
+def compiled(folder: Path, build: Build = Build()) -> Path:
     """Return the library's path in a folder, compiling it if it is not there. Raises NoKernels."""
     compiler = _compiler()
-    file = folder / f"kernels-{_fingerprint(compiler)}.so"
+    file = folder / f"kernels-{_fingerprint(compiler, build)}.so"
     if file.exists():
         return file
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         made = Path(scratch) / file.name
-        _run([compiler, *_FLAGS, "-o", str(made), str(SOURCE), "-lm"])
+        _run([compiler, *build.flags, "-o", str(made), str(SOURCE), "-lm"])
         made.replace(file)  # atomic, in case another process compiles it at the same time
     return file
 
@@ -75,10 +96,10 @@ def _compiler() -> str:
     return found
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, build: Build) -> str:
     version = _run([compiler, "--version"])
     sources = [file.read_text() for file in (SOURCE, *_INCLUDED)]
-    return blake3("\0".join([*_FLAGS, compiler, version, _processor(), *sources]).encode()).hexdigest()[:24]
+    return blake3("\0".join([*build.flags, compiler, version, _processor(), *sources]).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:

@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__FMA__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON) && defined(__aarch64__)
 #include <arm_neon.h>
@@ -100,6 +100,7 @@ INLINE float sum_of(vec v)
 #define LEFT (VL == 16 ? 6 : 2)
 
 #include "bfloat16.c"
+#include "amx.c"
 
 struct part {
     const void *weight; /* packed */
@@ -240,12 +241,16 @@ INLINE vec silu(vec g)
 
 enum { PLAIN = 0, GATED_SILU = 1, ROUNDED = 2 };
 
+#include "bfloat16_product.c"
+#include "peaks.c"
+
 /* x [rows, k] times `count` weights side by side -> out [rows, sum of n], plus `add` [rows, sum of n] if not NULL.
  * `how` GATED_SILU: two weights of one size, out [rows, n] = silu(x W0) * (x W1). ROUNDED: out is rounded to bfloat16.
  * Returns 0, or 1 if out of memory. */
 int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
                 int threads)
 {
+    if (parts[0].narrow) return linear_narrow(x, rows, k, parts, count, how, add, out, threads);
     int64_t total = 0, panels = 0, blocks = (rows + MR - 1) / MR;
     int used = how == GATED_SILU ? 1 : count;
     for (int c = 0; c < used; c++) {
@@ -253,13 +258,8 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
         panels += (parts[c].n + NR - 1) / NR;
     }
     float *laid = NULL; /* two chunks of blocks: one is laid out while other threads may still read the preceding one */
-    int64_t chunk = PACK_BYTES / (MR * k * 4) + 1, narrow = parts[0].narrow, pairs = (k + 1) / 2;
-    uint32_t *paired = NULL; /* x rounded to bfloat16 */
-    if (narrow) {
-        paired = aligned_alloc(64, (size_t)((rows * pairs * 4 + 63) / 64 * 64));
-        if (paired == NULL) return 1;
-    }
-    if (rows >= PACK_ROWS && !narrow) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
+    int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
+    if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
     if (laid == NULL) chunk = blocks;
     /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
      * not delay the end much. */
@@ -267,10 +267,6 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][MR * NR] ALIGNED;
-        if (narrow) {
-#pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; r++) pair_up(x + r * k, k, paired + r * pairs);
-        }
         for (int64_t from = 0; from < blocks; from += chunk) {
             int64_t end = from + chunk < blocks ? from + chunk : blocks;
             float *here = laid == NULL ? NULL : laid + from / chunk % 2 * chunk * MR * k;
@@ -296,10 +292,7 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
                         }
                     for (int g = 0; g < (how == GATED_SILU ? 2 : 1); g++) {
                         const float *w = (const float *)parts[which + g].weight + p * k * NR;
-                        if (narrow) {
-                            const uint32_t *pair = (const uint32_t *)parts[which + g].weight + p * pairs * NR;
-                            rows_tile_narrow(hi - lo, pairs, paired + lo * pairs, pair, b == from ? NULL : pair + pairs * NR, buffer[g]);
-                        } else if (laid != NULL)
+                        if (laid != NULL)
                             laid_tile(k, here + (b - from) * k * MR, w, buffer[g]);
                         else
                             rows_tile(hi - lo, k, k, x + lo * k, w, b == from ? NULL : w + k * NR, buffer[g], NR);
@@ -313,9 +306,7 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
                         if (how == GATED_SILU)
                             for (int64_t j = 0; j < NR; j += VL) *(vec *)(s + j) = silu(*(vec *)(s + j)) * *(vec *)(buffer[1] + i * NR + j);
                         int64_t at = (lo + i) * total + left + p * NR;
-                        if (add != NULL && how == ROUNDED)
-                            for (int64_t j = 0; j < width; j++) out[at + j] = rounded(add[at + j] + s[j]);
-                        else if (add != NULL)
+                        if (add != NULL)
                             for (int64_t j = 0; j < width; j++) out[at + j] = add[at + j] + s[j];
                         else
                             memcpy(out + at, s, (size_t)width * 4);
@@ -325,7 +316,6 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
         }
     }
     free(laid);
-    free(paired);
     return 0;
 }
 

@@ -13,7 +13,7 @@ from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.attention.varlen import device_page_tokens
 from runtime.engine.kernels.bindings import Kernels
-from runtime.engine.kernels.build import NoKernels
+from runtime.engine.kernels.build import Build, NoKernels
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, prepare_stage, release_units
 from runtime.engine.models.loaded import LoadedModel
@@ -138,14 +138,15 @@ def tokens_per_page(config: EngineConfig, dtype: torch.dtype, executor: Executor
 def kernels_for(config: EngineConfig) -> Kernels | None:
     """Return the native kernels if the device is a CPU and the config allows them, else None.
 
-    If they cannot be built, raises InputError where the config requires them and returns None elsewhere.
+    If they cannot be built, or the processor lacks the path of products, raises InputError where the config requires
+    them and returns None elsewhere.
     """
     if config.kernels == "stock" or torch.device(config.device).type != "cpu":
         return None
     try:
-        return Kernels()
+        return Kernels(build=Build(config.bf16_products))
     except NoKernels as why:
-        if config.kernels == "native":
+        if config.kernels == "native" or config.bf16_products != "auto":
             raise InputError(f"the kernels cannot be had: {why}") from None
         return None
 

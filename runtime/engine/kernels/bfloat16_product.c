@@ -1,0 +1,160 @@
+/* `zoo_linear` with bfloat16 weights, included by kernels.c. x is rounded and laid out once per call; then threads take
+ * panels, and multiply each with blocks of rows. */
+
+/* Bytes of x that a thread multiplies with one panel after the other, so that they stay in the L2 cache. */
+#define ROUND_BYTES (384 << 10)
+
+/* One weight's panel: where its outputs are in out, and how many. */
+struct place {
+    int64_t which, panel, left, width;
+};
+
+/* Find panel number `panel` of the weights side by side. */
+static struct place place_of(const struct part *parts, int64_t panel)
+{
+    struct place at = {0, panel, 0, NR};
+    while (at.panel >= (parts[at.which].n + NR - 1) / NR) {
+        at.panel -= (parts[at.which].n + NR - 1) / NR;
+        at.left += parts[at.which].n;
+        at.which++;
+    }
+    if (parts[at.which].n - at.panel * NR < NR) at.width = parts[at.which].n - at.panel * NR;
+    return at;
+}
+
+/* Write m rows of made [m, NR], whose first `width` columns count, to out, plus add if not NULL; both `total` apart. */
+INLINE void write_rows(int64_t m, int64_t width, const float *made, const float *bias, const float *add, int rounding, float *out, int64_t total)
+{
+    if (width < NR) {
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < width; j++) {
+                float sum = made[i * NR + j] + (bias == NULL ? 0.0f : bias[j]);
+                if (add != NULL) sum = add[i * total + j] + sum;
+                out[i * total + j] = rounding ? rounded(sum) : sum;
+            }
+        return;
+    }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < NR; j += VL) {
+            vec sum = *(const vec *)(made + i * NR + j);
+            if (bias != NULL) sum += *(const vec *)(bias + j);
+            if (add != NULL) sum = *(const vec *)(add + i * total + j) + sum;
+            *(vec *)(out + i * total + j) = rounding ? rounded_vec(sum) : sum;
+        }
+}
+
+/* Round rows of x [rows, k] to pairs, `step` apart, with zeros after k, and up to row `padded`. Called in a parallel
+ * region; all its threads wait at the end. */
+static void lay_out_pairs(const float *x, int64_t rows, int64_t k, int64_t step, int64_t padded, uint32_t *out)
+{
+#pragma omp for schedule(dynamic, 16)
+    for (int64_t r = 0; r < padded; r++) {
+        if (r < rows) pair_up(x + r * k, k, out + r * step);
+        int64_t filled = r < rows ? (k + 1) / 2 : 0;
+        memset(out + r * step + filled, 0, (size_t)(step - filled) * 4);
+    }
+}
+
+/* As zoo_linear. */
+static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
+                         int threads)
+{
+    const int tiles = on_tiles(), gated = how == GATED_SILU;
+    const int64_t height = tiles ? TILES_HEIGHT : MR, pairs = (k + 1) / 2, full = pairs / TILE_ROWS * TILE_ROWS;
+    const int64_t step = tiles ? (pairs + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : pairs;
+    const int64_t padded = tiles ? (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : rows, blocks = (rows + height - 1) / height;
+    int64_t total = 0, panels = 0;
+    for (int c = 0; c < (gated ? 1 : count); c++) {
+        total += parts[c].n;
+        panels += (parts[c].n + NR - 1) / NR;
+    }
+    uint32_t *paired = aligned_alloc(64, (size_t)((padded * step * 4 + 63) / 64 * 64));
+    if (paired == NULL) return 1;
+    const int64_t most = ROUND_BYTES / (height * step * 4) + 1, rounds = (blocks + most - 1) / most;
+    /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
+     * not delay the end much. */
+    const int64_t share = rounds * panels / (8 * threads) > 0 ? rounds * panels / (8 * threads) : 1;
+#pragma omp parallel num_threads(threads)
+    {
+        float buffer[2][TILES_HEIGHT * NR] ALIGNED;
+        uint32_t last[TILE_ROWS * NR] ALIGNED;
+        lay_out_pairs(x, rows, k, step, padded, paired);
+        if (tiles) begin_tiles();
+#pragma omp for schedule(dynamic, share) nowait
+        for (int64_t item = 0; item < rounds * panels; item++) {
+            const struct place at = place_of(parts, item % panels);
+            const int64_t from = blocks * (item / panels) / rounds, end = blocks * (item / panels + 1) / rounds;
+            for (int64_t b = from; b < end; b++) {
+                const int64_t lo = tiles ? b * height : rows * b / blocks;
+                const int64_t m = tiles ? (rows - lo < height ? rows - lo : height) : rows * (b + 1) / blocks - lo;
+                float *to = out + lo * total + at.left + at.panel * NR;
+                const float *plus = add == NULL ? NULL : add + (to - out);
+                for (int64_t i = 0; i < m; i++) /* prefetch the output: it is not in the cache */
+                    for (int64_t j = 0; j < at.width; j += 16) {
+                        __builtin_prefetch(to + i * total + j, 1);
+                        if (plus != NULL) __builtin_prefetch(plus + i * total + j);
+                    }
+                for (int g = 0; g <= gated; g++) {
+                    const uint32_t *w = (const uint32_t *)parts[at.which + g].weight + at.panel * pairs * NR;
+                    if (!tiles) {
+                        rows_tile_narrow(m, pairs, paired + lo * step, w, b == from ? NULL : w + pairs * NR, buffer[g]);
+                        continue;
+                    }
+                    if (full < pairs) {
+                        memset(last, 0, sizeof last);
+                        memcpy(last, w + full * NR, (size_t)((pairs - full) * NR) * 4);
+                    }
+                    tiles_block(m, pairs, paired + lo * step, step, w, last, b == from ? w + AHEAD : NULL, buffer[g]);
+                }
+                const float *bias = parts[at.which].bias == NULL ? NULL : parts[at.which].bias + at.panel * NR;
+                if (gated) {
+                    const float *other = parts[at.which + 1].bias == NULL ? NULL : parts[at.which + 1].bias + at.panel * NR;
+                    if (bias != NULL) write_rows(m, at.width, buffer[0], bias, NULL, 0, buffer[0], NR);
+                    if (other != NULL) write_rows(m, at.width, buffer[1], other, NULL, 0, buffer[1], NR);
+                    for (int64_t i = 0; i < m * NR; i += VL) *(vec *)(buffer[0] + i) = silu(*(vec *)(buffer[0] + i)) * *(vec *)(buffer[1] + i);
+                    bias = NULL;
+                }
+                write_rows(m, at.width, buffer[0], bias, plus, how == ROUNDED, to, total);
+            }
+        }
+        if (tiles) end_tiles();
+    }
+    free(paired);
+    return 0;
+}
+
+/* As zoo_stored, on tiles, with a bfloat16 weight [n, k] whose rows are `apart` values apart: each panel is laid out before
+ * its use, so that the bits are those of a packed weight. */
+static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16_t *w, int64_t apart, const float *bias, int64_t n, float *out,
+                           int threads)
+{
+    const int64_t pairs = (k + 1) / 2, step = (pairs + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, panels = (n + NR - 1) / NR;
+    const int64_t padded = (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, share = panels / (8 * threads) > 0 ? panels / (8 * threads) : 1;
+    uint32_t *paired = aligned_alloc(64, (size_t)(padded * step * 4 + 64) / 64 * 64);
+    if (paired == NULL) return 1;
+    int failed = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        float buffer[TILES_HEIGHT * NR] ALIGNED;
+        uint32_t *panel = aligned_alloc(64, (size_t)(step * NR * 4)); /* whole tiles */
+        if (panel == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        lay_out_pairs(x, rows, k, step, padded, paired);
+        begin_tiles();
+#pragma omp for schedule(dynamic, share) nowait
+        for (int64_t p = 0; p < panels; p++) {
+            if (panel == NULL) continue;
+            const int64_t width = n - p * NR < NR ? n - p * NR : NR;
+            pack_panel(w, n, k, apart, 1, p, panel);
+            memset(panel + pairs * NR, 0, (size_t)((step - pairs) * NR) * 4);
+            for (int64_t lo = 0; lo < rows; lo += TILES_HEIGHT) {
+                const int64_t m = rows - lo < TILES_HEIGHT ? rows - lo : TILES_HEIGHT;
+                tiles_block(m, step, paired + lo * step, step, panel, NULL, NULL, buffer);
+                write_rows(m, width, buffer, bias == NULL ? NULL : bias + p * NR, NULL, 0, out + lo * n + p * NR, n);
+            }
+        }
+        end_tiles();
+        free(panel);
+    }
+    free(paired);
+    return failed;
+}
