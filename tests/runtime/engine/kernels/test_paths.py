@@ -137,6 +137,15 @@ def test_tiles_give_the_bits_of_intel_s_description() -> None:
     assert not made[0, 3].any(), "denormals count"
 
 
+def test_the_zeros_after_a_row_do_not_meet_the_next_panel() -> None:
+    """The last tile of a panel is incomplete: infinite weights behind it would make NaN of x's zeros."""
+    kernels = compiled_for(Build("emulated"))
+    weight = torch.ones(2 * kernels.panel, 34).bfloat16()
+    weight[kernels.panel :] = torch.inf
+    made = kernels.linear(torch.ones(1, 3, 34), Parts([kernels.pack(weight)], [2 * kernels.panel], [None]))
+    assert torch.equal(made[..., : kernels.panel], torch.full((1, 3, kernels.panel), 34.0))
+
+
 def test_the_fastest_path_of_the_processor_is_chosen() -> None:
     path = Kernels(1).path
     if "amx_bf16" in flags():
