@@ -14,6 +14,7 @@ import typer
 
 from cli.shared.command import ZooCommand
 from cli.shared.output import say_error
+from runtime.processors import prepare_openmp
 from zoo.errors import TrainingFailed, ZooError
 
 #: Verb -> module. The module's function of the same name is the command; its docstring is the help text.
@@ -78,6 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     Expected errors (ZooError) are printed as one line; other exceptions keep their traceback.
     """
     gc.set_threshold(*_COLLECT)
+    prepare_openmp()
     try:
         code = build(next(iter(sys.argv[1:] if argv is None else argv), None))(args=argv, standalone_mode=True)
     except ZooError as error:

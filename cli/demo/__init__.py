@@ -5,7 +5,6 @@ This module is the command; the steps are in `steps`, the output in `report`, ea
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -35,9 +34,6 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train a small family, share its blocks, serve it and ask it: all steps on this machine, without network."""
-    # Set before torch is loaded: waiting threads must not spin on cores that working ones need. On a busy machine this
-    # is the difference between minutes and half an hour; on an idle one it costs little.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from cli.demo.progress import Progress
     from cli.demo.recipe import RECIPES
     from cli.demo.steps import Demo, run_demo

@@ -17,6 +17,7 @@ import msgspec
 from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.config import EngineConfig
 from runtime.engine.fakes.integer_model import IntegerModel
+from runtime.processors import prepare_openmp
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +73,7 @@ def _staged(settings: Mapping[str, Any]) -> MakeEngine:
     """Return the factory of an engine that runs stages of stored models (`engine.executors.stage`)."""
     chosen = msgspec.convert(dict(settings), Staged)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
+    prepare_openmp()
     import torch
 
     from runtime.engine.executors.stage import StagedEngine

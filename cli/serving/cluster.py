@@ -19,6 +19,7 @@ from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.scheduler_io import ServeModel
 from runtime.policy.profiles import DeviceProfile
+from runtime.processors import count_usable
 from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.tracing.sink import TraceSink
 from zoo.errors import NotServable
@@ -64,7 +65,7 @@ def start_cluster(
         adapters = sum(use.adapter_bytes for each in found_whole for use in each.chain.uses)
         config = replace(config, weights_bytes=weights_on_device(options, whole, adapters))
         piece = _WHOLE if inline else max(whole // (_PIECES * options.agents), 1)
-    threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
+    threads = _threads() if inline else max(count_usable() // options.agents, 1)
     settings = {
         "store": str(zoo.store.root),
         "database": database,

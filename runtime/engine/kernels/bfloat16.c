@@ -81,14 +81,14 @@ static void pack_panel(const uint16_t *w, int64_t n, int64_t k, int64_t stride_n
 void zoo_pack_narrow(const uint16_t *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, uint32_t *out, int threads)
 {
     int64_t panels = (n + NR - 1) / NR, pairs = (k + 1) / 2;
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, SHARE(panels)) num_threads(threads)
     for (int64_t p = 0; p < panels; p++) pack_panel(w, n, k, stride_n, stride_k, p, out + p * pairs * NR);
 }
 
 void zoo_unpack_narrow(const uint32_t *packed, int64_t n, int64_t k, uint16_t *out, int threads)
 {
     int64_t pairs = (k + 1) / 2;
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, SHARE(n)) num_threads(threads)
     for (int64_t o = 0; o < n; o++)
         for (int64_t i = 0; i < k; i++) out[o * k + i] = (uint16_t)(packed[((o / NR) * pairs + i / 2) * NR + o % NR] >> 16 * (i % 2));
 }
@@ -197,10 +197,10 @@ int zoo_stored_narrow(const float *x, int64_t rows, int64_t k, const uint16_t *w
     if (xs == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, SHARE(rows))
         for (int64_t r = 0; r < rows; r++)
             for (int64_t i = 0; i < k; i++) xs[r * k + i] = (uint16_t)narrow_of(x[r * k + i]);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, SHARE(groups))
         for (int64_t g = 0; g < groups; g++) {
             int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
             if (g + 2 < groups) /* prefetch the group after the next one */
@@ -219,7 +219,7 @@ int zoo_stored_narrow(const float *x, int64_t rows, int64_t k, const uint16_t *w
 /* Round n floats to bfloat16, in place. */
 void zoo_round(float *x, int64_t n, int threads)
 {
-#pragma omp parallel for schedule(static) num_threads(threads) if (n > 16384)
+#pragma omp parallel for schedule(dynamic, SHARE(n / 1024)) num_threads(threads) if (n > 16384)
     for (int64_t b = 0; b < (n + 1023) / 1024; b++) {
         int64_t i = b * 1024, end = i + 1024 < n ? i + 1024 : n;
         for (; i + VL <= end; i += VL) *(vec *)(x + i) = rounded_vec(*(vec *)(x + i));

@@ -8,6 +8,10 @@ A C compiler with OpenMP suffices; compiling takes about a second. The library i
 its file name is a hash of the source, the flags, the compiler and the processor. A path of products that is forced
 (`Build`) is a library of its own, so engines of one process may use different ones. A cache folder that other users
 could write to is refused, because its contents would run in this process.
+
+With gcc on Linux the kernels run on threads of their own (`threads.c`), and the library is linked without libgomp, so
+that an OpenMP construct that `threads.c` does not define is an error of the linker. Then, with other compilers, and
+with BLOCKZOO_KERNEL_THREADS=openmp, they run on the compiler's OpenMP library.
 """
 
 from __future__ import annotations
@@ -29,11 +33,18 @@ _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.c")
 #: Files that it includes.
-_INCLUDED = tuple(SOURCE.with_name(name) for name in ("bfloat16.c", "amx.c", "bfloat16_product.c", "peaks.c"))
+_INCLUDED = tuple(SOURCE.with_name(name) for name in ("bfloat16.c", "amx.c", "bfloat16_product.c", "peaks.c", "threads.c"))
 #: How products with bfloat16 weights are computed, by the number in `amx.c`; 0 is the fastest one of the processor.
 PATHS = ("auto", "widen", "avx512", "amx", "emulated")
-_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-std=gnu11")
+_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-std=gnu11")
+_OWN_THREADS = "-DOWN_THREADS"
+_LINK_OWN_THREADS = ("-shared", "-pthread", "-Wl,-z,defs")
 _SECONDS = 120
+
+#: Environment variable that selects the threads of the kernels, for comparisons: "own" (default) or "openmp".
+THREADS_VARIABLE = "BLOCKZOO_KERNEL_THREADS"
+#: Shortest and longest time in ns that a waiting thread of the kernels spins before it sleeps, by OMP_WAIT_POLICY.
+_SPIN_NS = {"": (5_000, 100_000), "active": (5_000_000, 5_000_000), "passive": (0, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ def library(build: Build = Build()) -> ctypes.CDLL | NoKernels:
     try:
         import torch  # noqa: F401
 
-        return ctypes.CDLL(str(compiled(_cache(), build)))
+        return _with_waits(ctypes.CDLL(str(compiled(_cache(), build))))
     except NoKernels as why:
         _log.info("no kernels of our own: %s", why)
         return why
@@ -83,9 +94,34 @@ def compiled(folder: Path, build: Build = Build()) -> Path:
         return file
     with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
         made = Path(scratch) / file.name
-        _run([compiler, *build.flags, "-o", str(made), str(SOURCE), "-lm"])
+        if not (_own_threads() and _link_own_threads(compiler, build, made)):
+            _run([compiler, *build.flags, "-shared", "-o", str(made), str(SOURCE), "-lm"])
         made.replace(file)  # atomic, in case another process compiles it at the same time
     return file
+
+
+def _link_own_threads(compiler: str, build: Build, made: Path) -> bool:
+    """Compile and link the kernels with threads of their own; return whether this compiler can."""
+    parts = made.with_suffix(".o")
+    try:
+        _run([compiler, *build.flags, _OWN_THREADS, "-c", "-o", str(parts), str(SOURCE)])
+        _run([compiler, *_LINK_OWN_THREADS, "-o", str(made), str(parts), "-lm"])
+    except NoKernels as why:
+        _log.info("the kernels run on the compiler's OpenMP threads: %s", why)
+        return False
+    return True
+
+
+def _own_threads() -> bool:
+    return os.environ.get(THREADS_VARIABLE, "own") != "openmp"
+
+
+def _with_waits(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Set how long the kernels' own threads spin while they wait."""
+    if hasattr(found, "zoo_wait"):
+        policy = os.environ.get("OMP_WAIT_POLICY", "").strip().lower()
+        found.zoo_wait(*map(ctypes.c_int64, _SPIN_NS.get(policy, _SPIN_NS[""])))
+    return found
 
 
 def _compiler() -> str:
@@ -99,7 +135,8 @@ def _compiler() -> str:
 def _fingerprint(compiler: str, build: Build) -> str:
     version = _run([compiler, "--version"])
     sources = [file.read_text() for file in (SOURCE, *_INCLUDED)]
-    return blake3("\0".join([*build.flags, compiler, version, _processor(), *sources]).encode()).hexdigest()[:24]
+    flags = [*build.flags, *((_OWN_THREADS, *_LINK_OWN_THREADS) if _own_threads() else ())]
+    return blake3("\0".join([*flags, compiler, version, _processor(), *sources]).encode()).hexdigest()[:24]
 
 
 def _processor() -> str:

@@ -2,7 +2,7 @@
  * float32 or bfloat16, paged attention. Activations are float32.
  *
  * Plain C with vector extensions and OpenMP, compiled once on the machine that runs it (build.py) and called through
- * ctypes (bindings.py). Every function runs on `threads` threads of the OpenMP pool that torch uses too. A row's result
+ * ctypes (bindings.py). Every function runs on up to `threads` threads (threads.c); all loops are dynamic. A row's result
  * does not depend on the other rows: products sum over k in one order, and attention is split at fixed positions, so
  * the sampled tokens are the same in any batch.
  *
@@ -99,6 +99,13 @@ INLINE float sum_of(vec v)
 #define RIGHT 4
 #define LEFT (VL == 16 ? 6 : 2)
 
+/* Threads take `n` iterations dynamically, an eighth of an equal share at a time, so that a thread that is descheduled
+ * does not delay the end much. */
+#define SHARE(n) ((n) / (8 * threads) > 0 ? (n) / (8 * threads) : 1)
+
+#if defined(OWN_THREADS)
+#include "threads.c"
+#endif
 #include "bfloat16.c"
 #include "amx.c"
 
@@ -116,7 +123,7 @@ int64_t zoo_panel(void) { return NR; }
 void zoo_pack(const float *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, float *out, int threads)
 {
     int64_t panels = (n + NR - 1) / NR;
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, SHARE(panels)) num_threads(threads)
     for (int64_t p = 0; p < panels; p++)
         for (int64_t i = 0; i < k; i++)
             for (int64_t j = 0; j < NR; j++) {
@@ -127,7 +134,7 @@ void zoo_pack(const float *w, int64_t n, int64_t k, int64_t stride_n, int64_t st
 
 void zoo_unpack(const float *packed, int64_t n, int64_t k, float *out, int threads)
 {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, SHARE(n)) num_threads(threads)
     for (int64_t o = 0; o < n; o++)
         for (int64_t i = 0; i < k; i++) out[o * k + i] = packed[((o / NR) * k + i) * NR + o % NR];
 }
@@ -194,7 +201,7 @@ INLINE void turn(const float *a, const float *b, const float *c, const float *d,
  * all its threads wait at the end. */
 static void lay_out(const float *x, int64_t rows, int64_t k, int64_t from, int64_t end, float *out)
 {
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 1)
     for (int64_t b = from; b < end; b++)
         for (int64_t i = 0; i < MR;) { /* few rows at a time: more would evict each other from the cache */
             const float *row = x + (b * MR + i) * k;
@@ -261,9 +268,6 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
     int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
     if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
     if (laid == NULL) chunk = blocks;
-    /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
-     * not delay the end much. */
-    int64_t share = panels / (8 * threads) > 0 ? panels / (8 * threads) : 1;
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][MR * NR] ALIGNED;
@@ -271,7 +275,7 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
             int64_t end = from + chunk < blocks ? from + chunk : blocks;
             float *here = laid == NULL ? NULL : laid + from / chunk % 2 * chunk * MR * k;
             if (here != NULL) lay_out(x, rows, k, from, end, here);
-#pragma omp for schedule(dynamic, share) nowait
+#pragma omp for schedule(dynamic, SHARE(panels)) nowait
             for (int64_t panel = 0; panel < panels; panel++) {
                 int which = 0;
                 int64_t p = panel, left = 0;
@@ -374,7 +378,7 @@ static void rows_dots(int64_t m, int64_t c, int64_t k, const float *x, const flo
 void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const float *bias, int64_t n, float *out, int threads)
 {
     int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, SHARE(groups)) num_threads(threads)
     for (int64_t g = 0; g < groups; g++) {
         int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
         if (g + 2 < groups) /* prefetch the group after the next one */
@@ -390,7 +394,7 @@ void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const f
 /* both [rows, 2 n], gate and up side by side -> out [rows, n] = silu(gate) * up: for products with adapters. */
 void zoo_gate(const float *both, int64_t rows, int64_t n, float *out, int threads)
 {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 8192)
+#pragma omp parallel for schedule(dynamic, SHARE(rows)) num_threads(threads) if (rows * n > 8192)
     for (int64_t r = 0; r < rows; r++) {
         const float *gate = both + 2 * r * n, *through = gate + n;
         float *o = out + r * n;
@@ -436,7 +440,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
 #pragma omp parallel num_threads(threads) if (items > 1)
     {
         float buffer[MR * NR] ALIGNED;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 1)
         for (int64_t item = 0; item < items; item++) {
             int64_t s = 0, block = item;
             for (;; s++) {
@@ -480,7 +484,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
 void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_t stride, const float *weight, float eps, float *out,
               int64_t out_stride, int threads)
 {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * inner * width > 4096)
+#pragma omp parallel for schedule(dynamic, SHARE(rows * inner)) num_threads(threads) if (rows * inner * width > 4096)
     for (int64_t each = 0; each < rows * inner; each++) {
         int64_t row = each / inner, at = each % inner * width;
         const float *in = x + row * stride + at;
@@ -502,7 +506,7 @@ void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_
 void zoo_rotate(float *x, int64_t tokens, int64_t stride, int64_t heads, int64_t dim, const float *cosine, const float *sine, int threads)
 {
     int64_t half = dim / 2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * heads * dim > 8192)
+#pragma omp parallel for schedule(dynamic, SHARE(tokens)) num_threads(threads) if (tokens * heads * dim > 8192)
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < heads; h++) {
             float *restrict a = x + t * stride + h * dim, *restrict b = a + half;
@@ -532,7 +536,7 @@ void zoo_keep(const void *k, const void *v, int64_t k_stride, int64_t v_stride, 
               void *v_pool, int64_t page_stride, const int64_t *pages, const int64_t *offsets, int64_t size, int narrowed, int threads)
 {
     int64_t from = narrowed ? 4 : size;
-#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * width > 16384)
+#pragma omp parallel for schedule(dynamic, SHARE(tokens)) num_threads(threads) if (tokens * width > 16384)
     for (int64_t t = 0; t < tokens; t++) {
         int64_t at = (pages[t] * page_stride + offsets[t] * width) * size;
         put((const char *)k + t * k_stride * from, (char *)k_pool + at, width, size, narrowed);
@@ -758,7 +762,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
             attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, o + head * group * dim, maxima, sums);
         }
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, SHARE(rows * heads))
         for (int64_t each = 0; each < rows * heads; each++) {
             int64_t r = each / heads, head = each % heads;
             float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head) * dim;
@@ -1073,7 +1077,7 @@ int zoo_onward(const struct onward *on)
 /* The index of the first maximum of each row [rows, width]; in a row with NaN, of the first NaN, as torch's argmax. */
 void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
 {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > 16384)
+#pragma omp parallel for schedule(dynamic, SHARE(rows)) num_threads(threads) if (rows * width > 16384)
     for (int64_t r = 0; r < rows; r++) {
         const float *row = x + r * width;
         vec best = {0}, odd = {0};
