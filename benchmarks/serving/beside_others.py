@@ -85,7 +85,7 @@ def start(given: str, args: argparse.Namespace) -> Asked:
         server = Server(args.store, env)
         return Asked(name, Side(name, [*_ASKING, "http", server.address, args.model], {}), server)
     prepare_openmp(env)
-    inside = [*_ASKING, "inside", str(args.store), args.model, "--threads", str(args.threads)]
+    inside = [*_ASKING, "inside", str(args.store), args.model, "--threads", env["OMP_NUM_THREADS"]]
     return Asked(name, Side(name, inside, env), None)
 
 

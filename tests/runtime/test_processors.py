@@ -64,7 +64,10 @@ def test_settings_of_the_user_are_kept() -> None:
     fewer: dict[str, str] = {}
     prepare_openmp(fewer, 0)
     assert fewer["OMP_NUM_THREADS"] == "0"
-    for given in ({"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "7"}, {"GOMP_SPINCOUNT": "5", "OMP_NUM_THREADS": "7"}):
+    for given in (
+        {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "7"},
+        {"GOMP_SPINCOUNT": "5", "OMP_NUM_THREADS": "7"},
+    ):
         kept = dict(given)
         prepare_openmp(kept, 0)
         assert kept == given

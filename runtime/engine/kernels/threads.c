@@ -13,6 +13,10 @@
  *                 for the thread that it waits for. The limit is a moving estimate: it grows while waits end within
  *                 it, and shrinks when waits outlive it (`adapt`).
  *
+ *     alone      time that the caller loses to waiting for a descheduled thread is followed by ALONE times that time without
+ *                other threads, so that such waits take a small part of the time at most. On shared cores one thread
+ *                that always runs does more than several that wait for each other.
+ *
  * So only loops with schedule(dynamic) exist: a static one needs all threads. The library does not link with one, as
  * with any other construct that is not defined here, and then the build takes libgomp.
  *
@@ -42,9 +46,13 @@ enum { MOST_WORKERS = 1023 };
 /* `done` and `epoch` count in steps of two, beside SLEEPER. */
 #define ONE 2u
 
-/* How long waits of one kind spin, in ns. */
+/* After a loss the caller runs alone for ALONE times the time lost, at most MOST_ALONE_NS. WAKING_NS: longest
+ * time that waking a thread takes; no loss. */
+enum { ALONE = 16, MOST_ALONE_NS = 200000000, WAKING_NS = 200000 };
+
+/* How long waits of one kind spin, and the length of the last one that slept, in ns. */
 struct patience {
-    int64_t limit;
+    int64_t limit, slept;
 };
 
 /* Limits in ns, set before the first region (zoo_wait). */
@@ -74,6 +82,8 @@ struct team {
     struct loop first; /* of a combined `parallel for` */
     _Atomic bool ending;
     struct patience finish;
+    int64_t chunk_ns;    /* the caller's time for a chunk of its last loop */
+    int64_t alone_until; /* 0: the workers take part */
     uint32_t workers, forks;
     struct worker *members[MOST_WORKERS];
 };
@@ -85,6 +95,8 @@ struct walk {
     uint32_t number;   /* of the loop it is in */
     uint32_t before;   /* chunks of all loops up to this one */
     uint32_t taken;    /* chunks that it has done and not reported */
+    bool leads;        /* it is the caller's */
+    int64_t begun;     /* when it began the loop; the caller's only */
     struct loop loop;
     struct patience *patience;
 };
@@ -149,7 +161,10 @@ INLINE uint32_t wait_for(_Atomic uint32_t *word, bool (*over)(uint32_t, uint32_t
     adapt(patience, true);
     for (;;) {
         value = atomic_fetch_or(word, SLEEPER) | SLEEPER;
-        if (over(value, what)) return value;
+        if (over(value, what)) {
+            patience->slept = now_ns() - begin;
+            return value;
+        }
         sleep_on(word, value);
     }
 }
@@ -164,10 +179,11 @@ INLINE bool left_empty(uint32_t gate, uint32_t unused)
 
 /* ------------------------------------------------------------------------------------------------------------------- teams */
 
-static void walk_through(struct team *team, struct patience *patience)
+static void walk_through(struct team *team, struct patience *patience, bool leads)
 {
     struct walk outer = walk;
-    walk = (struct walk){.team = team, .inside = true, .loop = team->first, .before = team->first.chunks, .patience = patience};
+    walk = (struct walk){.team = team, .inside = true, .loop = team->first, .before = team->first.chunks, .patience = patience, .leads = leads};
+    if (leads) walk.begun = now_ns();
     team->body(team->data);
     walk = outer;
 }
@@ -176,7 +192,7 @@ static void *work(void *argument)
 {
     struct worker *self = argument;
     struct team *team = self->team;
-    struct patience idle = {most_spin_ns}, inside = {most_spin_ns};
+    struct patience idle = {.limit = most_spin_ns}, inside = {.limit = most_spin_ns};
     uint32_t seen = 0;
     for (;;) {
         seen = wait_for(&team->epoch, another, seen, &idle) & ~SLEEPER;
@@ -185,7 +201,7 @@ static void *work(void *argument)
         while (gate & OPEN && !atomic_compare_exchange_weak(&team->gate, &gate, gate + ONE_INSIDE)) {}
         if (!(gate & OPEN)) continue; /* the region ended before this thread was there */
         seen = atomic_load(&team->epoch) & ~SLEEPER;
-        if (self->number < team->wanted) walk_through(team, &inside);
+        if (self->number < team->wanted) walk_through(team, &inside, false);
         gate = atomic_fetch_sub(&team->gate, ONE_INSIDE);
         if (gate & SLEEPER && left_empty(gate - ONE_INSIDE, 0)) wake_all(&team->gate);
     }
@@ -243,11 +259,31 @@ static struct team *team_of(uint32_t workers)
     return own;
 }
 
+/* Whether the caller still runs alone after a loss. */
+static bool keeps_alone(struct team *team)
+{
+    if (team->alone_until == 0) return false;
+    if (now_ns() < team->alone_until) return true;
+    team->alone_until = 0;
+    return false;
+}
+
+/* After a wait: if it slept for longer than another thread needs to finish its chunk, that one was descheduled. */
+static void count_loss(struct team *team)
+{
+    int64_t lost = team->finish.slept - 2 * team->chunk_ns - WAKING_NS;
+    team->finish.slept = 0;
+    if (lost <= 0) return;
+    int64_t now = now_ns(), from = team->alone_until > now ? team->alone_until : now;
+    int64_t until = from + ALONE * lost;
+    team->alone_until = until > now + MOST_ALONE_NS ? now + MOST_ALONE_NS : until;
+}
+
 /* Run a region: on the caller, and on up to `threads` - 1 workers that join it. */
 static void run_region(void (*body)(void *), void *data, unsigned threads, struct loop first)
 {
     struct team *team = threads > 1 && !walk.inside ? team_of(threads - 1) : NULL;
-    if (team == NULL || team->workers == 0) {
+    if (team == NULL || team->workers == 0 || keeps_alone(team)) {
         struct walk outer = walk;
         walk = (struct walk){.inside = true, .loop = first};
         body(data);
@@ -264,9 +300,12 @@ static void run_region(void (*body)(void *), void *data, unsigned threads, struc
     uint32_t before = atomic_load_explicit(&team->epoch, memory_order_relaxed);
     while (!atomic_compare_exchange_weak(&team->epoch, &before, (before & ~SLEEPER) + ONE)) {}
     if (before & SLEEPER) wake_all(&team->epoch);
-    walk_through(team, &team->finish);
+    walk_through(team, &team->finish, true);
     uint32_t gate = atomic_fetch_and(&team->gate, ~OPEN);
-    if (!left_empty(gate & ~OPEN, 0)) wait_for(&team->gate, left_empty, 0, &team->finish);
+    if (!left_empty(gate & ~OPEN, 0)) {
+        wait_for(&team->gate, left_empty, 0, &team->finish);
+        if (team->finish.slept > 0) count_loss(team);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------------- loops */
@@ -284,6 +323,7 @@ static struct loop loop_of(long start, long end, long step, long share)
 static void report(void)
 {
     if (walk.taken == 0) return;
+    if (walk.leads) walk.team->chunk_ns = (now_ns() - walk.begun) / walk.taken;
     uint32_t done = atomic_fetch_add(&walk.team->done, walk.taken * ONE);
     walk.taken = 0;
     if (done & SLEEPER) {
@@ -338,6 +378,7 @@ FOR_GCC bool GOMP_loop_nonmonotonic_dynamic_start(long start, long end, long ste
     walk.loop = loop_of(start, end, step, share);
     walk.number++;
     walk.before += walk.loop.chunks;
+    if (walk.leads) walk.begun = now_ns();
     return take(from, until);
 }
 
@@ -346,7 +387,9 @@ FOR_GCC void GOMP_loop_end_nowait(void) {}
 /* Wait until all chunks of this loop and the ones before it are done. */
 FOR_GCC void GOMP_loop_end(void)
 {
-    if (walk.team != NULL) wait_for(&walk.team->done, reached, walk.before, walk.patience);
+    if (walk.team == NULL) return;
+    wait_for(&walk.team->done, reached, walk.before, walk.patience);
+    if (walk.leads && walk.patience->slept > 0) count_loss(walk.team);
 }
 
 /* Set the shortest and longest time that a waiting thread spins; both 0: it sleeps at once. */

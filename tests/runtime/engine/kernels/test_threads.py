@@ -72,17 +72,21 @@ def spinning() -> Iterator[ctypes.CDLL]:
 
 def outputs(kernels: Kernels) -> list[bytes]:
     """Return the bits of products, prompts' attention and decoding, with many and few rows, in float32 and bfloat16."""
-    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(0)
     heads, kv_heads, dim, page = 6, 2, 64, 8
-    weight, x, many = torch.randn(200, 70), torch.randn(3, 70), torch.randn(150, 70)
+    weight, x, many = (
+        torch.randn(200, 70, generator=draw),
+        torch.randn(3, 70, generator=draw),
+        torch.randn(150, 70, generator=draw),
+    )
     made = [kernels.stored(x, weight, None), kernels.stored(x, weight.bfloat16(), None)]
     for each in (weight, weight.bfloat16()):
         parts = Parts([kernels.pack(each)], [200], [None])
         made += [kernels.linear(x, parts), kernels.linear(many, parts)]
-    made.append(kernels.norm(many, torch.randn(70), 1e-6))
-    k, v = torch.randn(40, page, kv_heads, dim), torch.randn(40, page, kv_heads, dim)
-    pool = Pool(k, v, torch.randperm(40)[:30].view(1, 30))
-    query = torch.randn(20, heads, dim)
+    made.append(kernels.norm(many, torch.randn(70, generator=draw), 1e-6))
+    k, v = torch.randn(40, page, kv_heads, dim, generator=draw), torch.randn(40, page, kv_heads, dim, generator=draw)
+    pool = Pool(k, v, torch.randperm(40, generator=draw)[:30].view(1, 30))
+    query = torch.randn(20, heads, dim, generator=draw)
     out, one = torch.empty_like(query), torch.empty(1, heads, dim)
     kernels.chunks(query, pool, PromptChunks([PromptChunk(0, 20, 100, 0)]), out, 0.125)
     kernels.decode(query[:1], pool, torch.tensor([240]), one, 0.125)
