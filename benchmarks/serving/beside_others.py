@@ -4,13 +4,14 @@
         [--seconds 3] [--threads N] [--side NAME[,VARIABLE=VALUE…]]… [--output FILE]
 
 Each `--side` is an engine in its own process with these environment variables; default: the kernels' own threads and,
-for comparison, OpenMP's threads, which spin as long as they do by default. A busy process is a Python loop that never waits, in a
-session of its own. Sides take turns, and wait while another one is measured. With `--http` the clients stream answers from `zoo serve`.
+for comparison, OpenMP's threads, which spin as long as they do by default. A busy process is a Python loop that never
+waits, in a session of its own. Sides take turns, and wait while another one is measured. With `--http` the clients
+stream answers from `zoo serve`.
 
 - `rate`: tokens per second, from the start of the requests to the last token; median and spread of the rounds.
 - `alone`: that rate as a share of the same side's rate without busy processes.
-- `of_fair`: the same as a share of a fair one, `fair`: 1 / (1 + busy processes), for as many busy processes as there are cores at
-  most. Schedulers divide cores by sessions or containers: each of these programs has the same share.
+- `of_fair`: the same as a share of a fair one, `fair`: 1 / (1 + busy processes), for as many busy processes as there
+  are cores at most. Schedulers divide cores by sessions or containers: each of these programs has the same share.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 @dataclass
-class Asked:
+class MeasuredSide:
     """An engine under measurement: `side` takes the orders, `server` answers them if they go through HTTP."""
 
     name: str
@@ -77,19 +78,19 @@ class Asked:
             self.server.close()
 
 
-def start(given: str, args: argparse.Namespace) -> Asked:
+def start(given: str, args: argparse.Namespace) -> MeasuredSide:
     """Start a side. `given`: its name and environment variables, separated by commas."""
     name, *variables = given.split(",")
     env = {"OMP_NUM_THREADS": str(args.threads), **dict(one.split("=", 1) for one in variables)}
     if args.http:
         server = Server(args.store, env)
-        return Asked(name, Side(name, [*_ASKING, "http", server.address, args.model], {}), server)
+        return MeasuredSide(name, Side(name, [*_ASKING, "http", server.address, args.model], {}), server)
     prepare_openmp(env)
     inside = [*_ASKING, "inside", str(args.store), args.model, "--threads", env["OMP_NUM_THREADS"]]
-    return Asked(name, Side(name, inside, env), None)
+    return MeasuredSide(name, Side(name, inside, env), None)
 
 
-def rows_of(sides: Sequence[Asked]) -> list[dict[str, Any]]:
+def rows_of(sides: Sequence[MeasuredSide]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for side in sides:
         for (clients, busy), rates in side.rates.items():
