@@ -25,6 +25,7 @@ needs_own_threads = pytest.mark.skipif(
 #: Calls of the compiled library without torch, in a process of its own: a defect hangs or kills only that one.
 SCRIPT = """
 import ctypes, os, sys, threading
+from pathlib import Path
 import numpy as np
 
 lib = ctypes.CDLL(sys.argv[1])
@@ -178,6 +179,20 @@ for _ in range(3):
         os._exit(0 if product(3) == expected and (once, len(tasks())) == (1, 3) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert product(3) == expected
+print("done")
+""")
+
+
+@needs_own_threads
+def test_threads_that_cannot_be_created_are_not_needed() -> None:
+    assert "done" in run_script("""
+import resource
+before = len(tasks())
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))  # no room for a stack
+assert product(4) == expected and len(tasks()) == before
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert product(4) == expected and len(tasks()) == before + 3
 print("done")
 """)
 
