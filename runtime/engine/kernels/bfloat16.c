@@ -11,8 +11,6 @@
 #ifndef PRODUCTS
 #define PRODUCTS 0 /* the fastest path of the processor; else a number of the list in amx.c */
 #endif
-typedef uint32_t uvec __attribute__((vector_size(VL * 4), aligned(4)));
-
 /* The bits of a float, rounded to the nearest bfloat16, ties to even; NaN stays NaN. */
 INLINE uint32_t narrow_of(float value)
 {
@@ -134,87 +132,9 @@ static void rows_tile_narrow(int64_t m, int64_t pairs, const uint32_t *x, const 
     }
 }
 
-/* m rows of x times c rows of a weight as it is stored, both of `k` bfloat16 -> out [m, c], `across` apart. */
-INLINE void dots_narrow(int m, int c, int64_t k, const uint16_t *restrict x, const uint16_t *restrict w, const float *restrict bias,
-                        float *restrict out, int64_t across)
-{
-    vec acc[LEFT][RIGHT];
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) acc[i][j] = (vec){0};
-    int64_t p = 0;
-    for (; p + 2 * VL <= k; p += 2 * VL) {
-        uvec b[RIGHT];
-        for (int j = 0; j < c; j++) b[j] = *(const uvec *)(w + j * k + p);
-        for (int i = 0; i < m; i++) {
-            uvec a = *(const uvec *)(x + i * k + p);
-            for (int j = 0; j < c; j++) acc[i][j] = dot_pairs(acc[i][j], a, b[j]);
-        }
-    }
-    if (p < k) {
-        size_t rest = (size_t)(k - p) * 2;
-        uvec b[RIGHT];
-        for (int j = 0; j < c; j++) {
-            b[j] = (uvec){0};
-            memcpy(&b[j], w + j * k + p, rest);
-        }
-        for (int i = 0; i < m; i++) {
-            uvec a = {0};
-            memcpy(&a, x + i * k + p, rest);
-            for (int j = 0; j < c; j++) acc[i][j] = dot_pairs(acc[i][j], a, b[j]);
-        }
-    }
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) out[i * across + j] = (bias == NULL ? 0.0f : bias[j]) + sum_of(acc[i][j]);
-}
-
-#define NARROW_DOTS(m) \
-    case m: \
-        if (c == RIGHT) \
-            dots_narrow(m, RIGHT, k, x, w, bias, out, across); \
-        else \
-            dots_narrow(m, 1, k, x, w, bias, out, across); \
-        break;
-static void rows_dots_narrow(int64_t m, int64_t c, int64_t k, const uint16_t *x, const uint16_t *w, const float *bias, float *out, int64_t across)
-{
-    switch (m) {
-        NARROW_DOTS(1) NARROW_DOTS(2)
-#if VL == 16
-        NARROW_DOTS(3) NARROW_DOTS(4) NARROW_DOTS(5) NARROW_DOTS(6)
-#endif
-    }
-}
-
 static int on_tiles(void);
 static int stored_on_tiles(const float *x, int64_t rows, int64_t k, const uint16_t *w, int64_t apart, const float *bias, int64_t n, float *out,
                            int threads);
-
-/* As zoo_stored, with a bfloat16 weight [n, k]; x is rounded. Returns 0, or 1 if out of memory. */
-int zoo_stored_narrow(const float *x, int64_t rows, int64_t k, const uint16_t *w, const float *bias, int64_t n, float *out, int threads)
-{
-    if (on_tiles()) return stored_on_tiles(x, rows, k, w, k, bias, n, out, threads);
-    int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
-    uint16_t *xs = malloc((size_t)(rows * k + 1) * 2);
-    if (xs == NULL) return 1;
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, SHARE(rows))
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t i = 0; i < k; i++) xs[r * k + i] = (uint16_t)narrow_of(x[r * k + i]);
-#pragma omp for schedule(dynamic, SHARE(groups))
-        for (int64_t g = 0; g < groups; g++) {
-            int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
-            if (g + 2 < groups) /* prefetch the group after the next one */
-                for (int64_t j = 0; j < RIGHT * k && (from + 2 * RIGHT) * k + j < n * k; j += 32) __builtin_prefetch(w + (from + 2 * RIGHT) * k + j);
-            for (int64_t o = from; o < end; o += c)
-                for (int64_t b = 0; b < blocks; b++) {
-                    int64_t lo = rows * b / blocks, hi = rows * (b + 1) / blocks;
-                    rows_dots_narrow(hi - lo, c, k, xs + lo * k, w + o * k, bias == NULL ? NULL : bias + o, out + lo * n + o, n);
-                }
-        }
-    }
-    free(xs);
-    return 0;
-}
 
 /* Round n floats to bfloat16, in place. */
 void zoo_round(float *x, int64_t n, int threads)

@@ -53,10 +53,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_pack_narrow": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_int),
-    "zoo_stored_narrow": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_round": (c_void_p, c_int64, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
-    "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int),
+    "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int),
     "zoo_gate": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
@@ -99,7 +98,7 @@ _RETURNS: dict[str, Any] = {
     "zoo_multiply_add": c_double,
     "zoo_read": c_int64,
     "zoo_linear": c_int,
-    "zoo_stored_narrow": c_int,
+    "zoo_stored": c_int,
     "zoo_decode": c_int,
     "zoo_chunks": c_int,
     "zoo_adapt": c_int,
@@ -471,36 +470,24 @@ class Kernels:
             raise MemoryError("no memory for a product")
         return out
 
-    def stored(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x [.., in] times a contiguous weight [out, in] as it is stored: [.., out]. Fast for few rows.
+    def stored(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return x [.., in] times a weight [out, in] as it is stored: [.., out], the same bits as with a packed weight.
 
-        The weight is float32 or bfloat16.
+        The weight is float32 or bfloat16; its rows are contiguous, and may be further apart than they are long.
         """
         outputs, inputs = weight.shape
         x, narrow = _rows_of(x, inputs), weight.dtype == torch.bfloat16
-        if not (weight.is_contiguous() and (narrow or weight.dtype == torch.float32)) or (
+        if not (can_be_read(weight) and (narrow or weight.dtype == torch.float32)) or (
             bias is not None and _rows_of(bias, outputs).numel() != outputs
         ):
             raise ValueError("a weight is read where it lies, and a bias has a value per output")
         out = torch.empty((*x.shape[:-1], outputs))
-        if narrow:
-            failed = self._lib.zoo_stored_narrow(
-                x.data_ptr(), x.numel() // inputs, inputs, weight.data_ptr(), None if bias is None else bias.data_ptr(),
-                outputs, out.data_ptr(), self.threads,
-            )  # fmt: skip
-            if failed:
-                raise MemoryError("no memory for a product")
-            return out
-        self._stored(
-            x.data_ptr(),
-            x.numel() // inputs,
-            inputs,
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            outputs,
-            out.data_ptr(),
-            self.threads,
-        )
+        failed = self._stored(
+            x.data_ptr(), x.numel() // inputs, inputs, weight.data_ptr(), weight.stride(0), narrow,
+            None if bias is None else bias.data_ptr(), outputs, out.data_ptr(), self.threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for a product")
         return out
 
     def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
@@ -727,6 +714,11 @@ class Kernels:
         out = torch.empty(x.shape[0], dtype=torch.int64)
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
         return out
+
+
+def can_be_read(weight: Tensor) -> bool:
+    """Return whether `Kernels.stored` can read a weight [out, in]: rows that are contiguous and do not overlap."""
+    return weight.dim() == 2 and weight.stride(1) == 1 and weight.stride(0) >= weight.shape[1]
 
 
 def back_to_back(heads: Tensor) -> bool:

@@ -83,21 +83,51 @@ INLINE float sum_of(vec v)
     return v[0];
 }
 
+typedef uint32_t uvec __attribute__((vector_size(VL * 4), aligned(4)));
+
+/* Lane i of the first of two rows 2^k apart where bit w of i is clear, else lane i - w of the second; and the others. */
+#define NEAR(i, w) ((i) & (w) ? VL + (i) - (w) : (i))
+#define FAR(i, w) ((i) & (w) ? VL + (i) : (i) + (w))
+#if VL == 16
+#define LANES(f, w) f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w), f(8, w), f(9, w), f(10, w), f(11, w), \
+                    f(12, w), f(13, w), f(14, w), f(15, w)
+#elif VL == 8
+#define LANES(f, w) f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w)
+#else
+#define LANES(f, w) f(0, w), f(1, w), f(2, w), f(3, w)
+#endif
+#define EXCHANGE(w) \
+    _Pragma("GCC unroll 16") for (int i = 0; i < VL; i++) \
+        if (!(i & (w))) { \
+            uvec a = r[i], b = r[i + (w)]; \
+            r[i] = __builtin_shufflevector(a, b, LANES(NEAR, w)); \
+            r[i + (w)] = __builtin_shufflevector(a, b, LANES(FAR, w)); \
+        }
+
+/* Transpose VL vectors of VL lanes, in place. */
+INLINE void transpose(uvec *r)
+{
+#if VL >= 16
+    EXCHANGE(8)
+#endif
+#if VL >= 8
+    EXCHANGE(4)
+#endif
+    EXCHANGE(2)
+    EXCHANGE(1)
+}
+
 /* From PACK_ROWS rows on, x is first laid out for the tiles, in chunks of PACK_BYTES that fit the L2 cache. */
 #define PACK_ROWS 96
 #define PACK_BYTES (256 << 10)
 /* Prefetch distance of weights, in floats. */
 #define AHEAD 2048
-/* Attention over more than SPLIT tokens is split into parts of SPLIT tokens; BLOCK tokens are scored at a time. */
+/* Attention over more than SPLIT keys is split into parts of SPLIT keys, and softmax is updated after every KEYS keys:
+ * at multiples of both, in decode steps and in chunks of a prompt. */
 #define SPLIT 512
-#define BLOCK 16
+#define KEYS 64
 /* Bytes of a virtual memory page. */
 #define PAGE 4096
-
-/* Rows of x and of a weight as it is stored that are processed at once: LEFT * RIGHT accumulators, RIGHT vectors of the
- * weight and one of x fill the registers. */
-#define RIGHT 4
-#define LEFT (VL == 16 ? 6 : 2)
 
 /* Threads take `n` iterations dynamically, an eighth of an equal share at a time, so that a thread that is descheduled
  * does not delay the end much. */
@@ -152,8 +182,8 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         for (int j = 0; j < NV; j++) b[j] = *(const vec *)(w + p * NR + j * VL);
         for (int j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p * pace + j);
         for (int i = 0; i < m; i++) {
-            float s = x[i * step + p * next];
-            for (int j = 0; j < NV; j++) acc[i][j] += b[j] * s;
+            vec s = (vec){0} + x[i * step + p * next];
+            for (int j = 0; j < NV; j++) acc[i][j] = fused(b[j], s, acc[i][j]);
         }
     }
     for (int i = 0; i < m; i++)
@@ -226,14 +256,16 @@ INLINE vec exp_of(vec x)
     const float magic = 12582912.0f; /* adding and subtracting it rounds to an integer */
     ivec kept = (ivec)(x > -87.0f);
     x = pick(kept, x, (vec){0});
-    vec n = x * 1.44269504088896341f + magic - magic;
-    x = x - n * 0.693359375f - n * -2.12194440e-4f;
-    vec y = x * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * x + 8.3334519073e-3f;
-    y = y * x + 4.1665795894e-2f;
-    y = y * x + 1.6666665459e-1f;
-    y = y * x + 5.0000001201e-1f;
-    y = y * x * x + x + 1.0f;
+    const vec zero = {0};
+    vec n = fused(x, zero + 1.44269504088896341f, zero + magic) - magic;
+    x = fused(n, zero - 0.693359375f, x);
+    x = fused(n, zero + 2.12194440e-4f, x);
+    vec y = fused(x, zero + 1.9875691500e-4f, zero + 1.3981999507e-3f);
+    y = fused(y, x, zero + 8.3334519073e-3f);
+    y = fused(y, x, zero + 4.1665795894e-2f);
+    y = fused(y, x, zero + 1.6666665459e-1f);
+    y = fused(y, x, zero + 5.0000001201e-1f);
+    y = fused(y * x, x, x) + 1.0f;
     ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
     return pick(kept, y * (vec)power, (vec){0});
 }
@@ -323,72 +355,74 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
     return 0;
 }
 
-/* m rows of x times c rows of a weight, both k floats apart -> out [m, c], `across` apart. Each sum over k has one
- * order. */
-INLINE void dots(int m, int c, int64_t k, const float *restrict x, const float *restrict w, const float *restrict bias, float *restrict out,
-                 int64_t across)
+/* Lay out NR rows of a weight as it is stored, `apart` bytes apart, as one panel of a packed weight: [units][NR], a unit
+ * being a float or a pair of bfloat16. Only `count` rows exist, and `bytes` of each. Meanwhile prefetch from `fetch` on. */
+static void lay_out_panel(const char *w, int64_t apart, int64_t count, int64_t bytes, const char *fetch, uint32_t *out)
 {
-    vec acc[LEFT][RIGHT];
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) acc[i][j] = (vec){0};
-    int64_t p = 0;
-    for (; p + VL <= k; p += VL) {
-        vec b[RIGHT];
-        for (int j = 0; j < c; j++) b[j] = *(const vec *)(w + j * k + p);
-        for (int i = 0; i < m; i++) {
-            vec a = *(const vec *)(x + i * k + p);
-            for (int j = 0; j < c; j++) acc[i][j] = fused(a, b[j], acc[i][j]);
+    int64_t units = (bytes + 3) / 4, whole = bytes / (4 * VL) * VL;
+    for (int64_t at = 0; at < NR; at += VL)
+        for (int64_t p = 0; p < units; p += VL) {
+            uvec r[VL];
+            for (int i = 0; i < VL; i++, fetch += 64) {
+                const char *from = w + (at + i) * apart + p * 4;
+                __builtin_prefetch(fetch);
+                if (at + i < count && p < whole) {
+                    r[i] = *(const uvec *)from;
+                } else {
+                    r[i] = (uvec){0};
+                    if (at + i < count) memcpy(&r[i], from, (size_t)(bytes - p * 4));
+                }
+            }
+            transpose(r);
+            for (int i = 0; i < VL; i++)
+                if (p + i < units) *(uvec *)(out + (p + i) * NR + at) = r[i];
         }
-    }
-    if (p < k) {
-        size_t rest = (size_t)(k - p) * 4;
-        vec b[RIGHT];
-        for (int j = 0; j < c; j++) {
-            b[j] = (vec){0};
-            memcpy(&b[j], w + j * k + p, rest);
-        }
-        for (int i = 0; i < m; i++) {
-            vec a = {0};
-            memcpy(&a, x + i * k + p, rest);
-            for (int j = 0; j < c; j++) acc[i][j] = fused(a, b[j], acc[i][j]);
-        }
-    }
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) out[i * across + j] = (bias == NULL ? 0.0f : bias[j]) + sum_of(acc[i][j]);
 }
 
-#define DOTS(m) \
-    case m: \
-        if (c == RIGHT) \
-            dots(m, RIGHT, k, x, w, bias, out, across); \
-        else \
-            dots(m, 1, k, x, w, bias, out, across); \
-        break;
-static void rows_dots(int64_t m, int64_t c, int64_t k, const float *x, const float *w, const float *bias, float *out, int64_t across)
+/* x [rows, k] times a weight [n, k] as it is stored, rows `apart` values apart -> out [rows, n]; bias [n] or NULL.
+ * narrow: the weight is bfloat16. Each panel is laid out on the fly, so a row's sums have the order, and the bits, of
+ * zoo_linear. Returns 0, or 1 if out of memory. */
+int zoo_stored(const float *x, int64_t rows, int64_t k, const char *w, int64_t apart, int64_t narrow, const float *bias, int64_t n,
+               float *out, int threads)
 {
-    switch (m) {
-        DOTS(1) DOTS(2)
-#if VL == 16
-        DOTS(3) DOTS(4) DOTS(5) DOTS(6)
-#endif
+    int64_t panels = (n + NR - 1) / NR, blocks = (rows + MR - 1) / MR, size = narrow ? 2 : 4, units = narrow ? (k + 1) / 2 : k;
+    if (narrow && on_tiles()) return stored_on_tiles(x, rows, k, (const uint16_t *)w, apart, bias, n, out, threads);
+    uint32_t *paired = NULL; /* x rounded to bfloat16 */
+    if (narrow) {
+        paired = aligned_alloc(64, (size_t)((rows * units * 4 + 63) / 64 * 64));
+        if (paired == NULL) return 1;
     }
-}
-
-/* x [rows, k] times an unpacked weight [n, k] -> out [rows, n]; bias [n] or NULL. Fast for few rows. */
-void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const float *bias, int64_t n, float *out, int threads)
-{
-    int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
-#pragma omp parallel for schedule(dynamic, SHARE(groups)) num_threads(threads)
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
-        if (g + 2 < groups) /* prefetch the group after the next one */
-            for (int64_t j = 0; j < RIGHT * k && (from + 2 * RIGHT) * k + j < n * k; j += 16) __builtin_prefetch(w + (from + 2 * RIGHT) * k + j);
-        for (int64_t o = from; o < end; o += c)
+    int failed = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        float buffer[MR * NR] ALIGNED;
+        uint32_t *panel = aligned_alloc(64, (size_t)((units * NR * 4 + 63) / 64 * 64));
+        if (panel == NULL) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+        if (narrow) {
+#pragma omp for schedule(dynamic, SHARE(rows))
+            for (int64_t r = 0; r < rows; r++) pair_up(x + r * k, k, paired + r * units);
+        }
+#pragma omp for schedule(dynamic, SHARE(panels))
+        for (int64_t p = 0; p < panels; p++) {
+            if (panel == NULL) continue;
+            const char *from = w + p * NR * apart * size, *coming = from + (p + 1 < panels ? NR * apart * size : 0);
+            int64_t width = n - p * NR < NR ? n - p * NR : NR;
+            lay_out_panel(from, apart * size, width, k * size, coming, panel);
             for (int64_t b = 0; b < blocks; b++) {
                 int64_t lo = rows * b / blocks, hi = rows * (b + 1) / blocks;
-                rows_dots(hi - lo, c, k, x + lo * k, w + o * k, bias == NULL ? NULL : bias + o, out + lo * n + o, n);
+                if (narrow)
+                    rows_tile_narrow(hi - lo, units, paired + lo * units, panel, panel, buffer);
+                else
+                    rows_tile(hi - lo, k, k, x + lo * k, (const float *)panel, (const float *)panel, buffer, NR);
+                for (int64_t i = 0; i < hi - lo; i++)
+                    for (int64_t j = 0; j < width; j++)
+                        out[(lo + i) * n + p * NR + j] = buffer[i * NR + j] + (bias == NULL ? 0.0f : bias[p * NR + j]);
             }
+        }
+        free(panel);
     }
+    free(paired);
+    return failed;
 }
 
 /* both [rows, 2 n], gate and up side by side -> out [rows, n] = silu(gate) * up: for products with adapters. */
@@ -569,61 +603,25 @@ INLINE float value_of(const char *p, int64_t i, int narrow)
     return narrow ? wide_of(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
-INLINE float dot_of(const float *q, const char *k, int64_t dim, int narrow)
-{
-    vec sums = {0};
-    float sum = 0.0f;
-    int64_t i = 0;
-    for (; i + VL <= dim; i += VL) sums += *(const vec *)(q + i) * load_of(k, i, narrow);
-    for (; i < dim; i++) sum += q[i] * value_of(k, i, narrow);
-    return sum + sum_of(sums);
-}
-
-INLINE void add_values(float *out, const char *v, float s, int64_t dim, int narrow)
-{
-    int64_t i = 0;
-    for (; i + VL <= dim; i += VL) *(vec *)(out + i) += load_of(v, i, narrow) * s;
-    for (; i < dim; i++) out[i] += value_of(v, i, narrow) * s;
-}
-
-INLINE void add_scaled(float *out, const float *v, float s, int64_t dim)
-{
-    int64_t i = 0;
-    for (; i + VL <= dim; i += VL) *(vec *)(out + i) += *(const vec *)(v + i) * s;
-    for (; i < dim; i++) out[i] += v[i] * s;
-}
-
-INLINE void scale_by(float *out, float s, int64_t dim)
-{
-    for (int64_t i = 0; i < dim; i++) out[i] *= s;
-}
-
-/* Scores of `group` query heads against one token's K of each of `heads` KV heads: scores[(head * group + g) * BLOCK]. */
-INLINE void score(int64_t heads, int64_t group, int64_t dim, const float *q, const char *k, int narrow, float scale, float *scores)
-{
-    for (int64_t h = 0; h < heads; h++)
-        for (int64_t g = 0; g < group; g++) scores[(h * group + g) * BLOCK] = dot_of(q + (h * group + g) * dim, k + h * dim * (narrow ? 2 : 4), dim, narrow) * scale;
-}
-
 /* Tokens [lo, hi) of a row. */
 struct reach {
     const int64_t *table;
     int64_t lo, hi;
 };
 
-/* Find K and V of a row's tokens [from, from + BLOCK), up to its end, for KV heads from `first` on. Returns the number
- * of tokens. */
-INLINE int64_t find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim,
-                    int64_t size, const char **ks, const char **vs)
+/* Find K and V of a row's tokens from `from` on, up to its end and KEYS of them, for KV heads from `first` on; NULL for
+ * tokens that it does not reach. */
+INLINE void find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim, int64_t size,
+                 const char **ks, const char **vs)
 {
-    int64_t count = row->hi - from < BLOCK ? row->hi - from : BLOCK;
-    for (int64_t t = 0; t < count; t++) {
+    for (int64_t t = 0; t < KEYS; t++) {
         int64_t at = from + t;
+        ks[t] = vs[t] = NULL;
+        if (at < row->lo || at >= row->hi) continue;
         int64_t place = row->table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
         ks[t] = pages->k + place * size;
         vs[t] = pages->v + place * size;
     }
-    return count;
 }
 
 /* Prefetch `n` bytes into the L2 cache; L1 is too small for this distance. */
@@ -632,25 +630,167 @@ INLINE void ask(const char *p, int64_t n)
     for (int64_t j = 0; j < n; j += 64) __builtin_prefetch(p + j, 0, 2);
 }
 
-/* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row.
- *
- * q, out [heads * group, dim]; out is unnormalised, with each query head's maximum and sum: softmax(q K^T) V = out /
- * sum. A token's heads are contiguous and read together. V is prefetched while K is read, and the next K while V is
- * read, at the end that of row `next`, which probably follows: runs as short as a KV page defeat the hardware
- * prefetcher. `scores` [heads * group, BLOCK] is scratch. */
-INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
-                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores, float *out,
-                        float *maxima, float *sums)
+/* Lay out VL keys of one head, at `offset` bytes of ks, as [dim][VL] floats; zeros for NULL. */
+INLINE void lay_out_keys(const char **ks, int64_t offset, int64_t dim, int narrow, vec *out)
 {
-    const char *places[2][2][BLOCK];
-    const int64_t size = narrow ? 2 : 4;
-    int64_t all = heads * group, lo = row->lo, hi = row->hi, coming = 0;
+    int64_t units = narrow ? (dim + 1) / 2 : dim;
+    for (int64_t p = 0; p < units; p += VL) {
+        uvec r[VL];
+        int64_t rest = dim * (narrow ? 2 : 4) - p * 4;
+        for (int i = 0; i < VL; i++) {
+            r[i] = (uvec){0};
+            if (ks[i] == NULL) continue;
+            if (rest >= VL * 4)
+                r[i] = *(const uvec *)(ks[i] + offset + p * 4);
+            else
+                memcpy(&r[i], ks[i] + offset + p * 4, (size_t)rest);
+        }
+        transpose(r);
+        for (int i = 0; i < VL && p + i < units; i++) {
+            if (!narrow) {
+                out[p + i] = (vec)r[i];
+                continue;
+            }
+            out[2 * (p + i)] = (vec)(r[i] << 16);
+            if (2 * (p + i) + 1 < dim) out[2 * (p + i) + 1] = (vec)(r[i] & 0xffff0000u);
+        }
+    }
+}
+
+/* Scores of m query heads, dim floats apart, against VL keys: scores[i * KEYS]. Sums over dim in the order of `tile`. */
+INLINE void score_tile(int m, int64_t dim, const float *q, const vec *k, float *scores)
+{
+    vec acc[4];
+    for (int i = 0; i < m; i++) acc[i] = (vec){0};
+    for (int64_t d = 0; d < dim; d++)
+        for (int i = 0; i < m; i++) acc[i] = fused(k[d], (vec){0} + q[i * dim + d], acc[i]);
+    for (int i = 0; i < m; i++) *(vec *)(scores + i * KEYS) = acc[i];
+}
+
+/* acc[i * width] += weights[i * KEYS + t] * V of keys t in [begin, end), for m query heads and c vectors of V at `offset`
+ * values of vs. Sums over keys in the order of `tile`, from zero. */
+INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *weights, const char **vs, int64_t offset, int narrow, float *acc,
+                       int64_t width)
+{
+    vec made[4][4];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) made[i][j] = (vec){0};
+    for (int64_t t = begin; t < end; t++) {
+        vec b[4];
+        for (int j = 0; j < c; j++) b[j] = load_of(vs[t], offset + j * VL, narrow);
+        for (int i = 0; i < m; i++) {
+            vec s = (vec){0} + weights[i * KEYS + t];
+            for (int j = 0; j < c; j++) made[i][j] = fused(b[j], s, made[i][j]);
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) *(vec *)(acc + i * width + j * VL) += made[i][j];
+}
+
+/* As value_tile, for one query head and the values from `offset` up to dim, fewer than a vector. */
+INLINE void value_rest(int64_t begin, int64_t end, const float *weights, const char **vs, int64_t offset, int64_t rest, int narrow, float *acc)
+{
+    vec made = {0};
+    for (int64_t t = begin; t < end; t++) {
+        vec b = {0};
+        for (int64_t j = 0; j < rest; j++) b[j] = value_of(vs[t], offset + j, narrow);
+        made = fused(b, (vec){0} + weights[t], made);
+    }
+    *(vec *)acc += made;
+}
+
+/* The largest element. */
+INLINE float max_of(vec v)
+{
+#if VL >= 16
+    v = pick((ivec)(SWAP(v, 8) > v), SWAP(v, 8), v);
+#endif
+#if VL >= 8
+    v = pick((ivec)(SWAP(v, 4) > v), SWAP(v, 4), v);
+#endif
+    v = pick((ivec)(SWAP(v, 2) > v), SWAP(v, 2), v);
+    v = pick((ivec)(SWAP(v, 1) > v), SWAP(v, 1), v);
+    return v[0];
+}
+
+/* Update one query head's softmax with `scale` times the scores of KEYS keys, of which [begin, end) count: scores become
+ * weights; maximum, sum and acc [width] of the preceding keys are scaled to the new maximum. scale is positive. Decode
+ * steps and chunks of a prompt call this one function, so that a token has the same bits in both. */
+static __attribute__((noinline)) void soften(int64_t begin, int64_t end, float scale, float cap, float *scores, float *maximum, float *sum,
+                                             float *acc, int64_t width)
+{
+    if (cap > 0.0f) {
+        for (int64_t t = begin; t < end; t++) scores[t] = tanhf(scores[t] * scale / cap) * cap;
+        scale = 1.0f;
+    }
+    vec high = (vec){0} - INFINITY;
+    if (begin > 0 || end < KEYS) {
+        int32_t lanes[VL] ALIGNED;
+        for (int t = 0; t < VL; t++) lanes[t] = t;
+        for (int t = 0; t < KEYS; t += VL) {
+            ivec at = *(ivec *)lanes + t;
+            *(vec *)(scores + t) = pick((at < (int32_t)end) & (at >= (int32_t)begin), *(vec *)(scores + t), (vec){0} - INFINITY);
+        }
+    }
+    for (int t = 0; t < KEYS; t += VL) {
+        vec s = *(vec *)(scores + t);
+        high = pick((ivec)(s > high), s, high);
+    }
+    float most = max_of(high) * scale;
+    if (most > *maximum) {
+        float shrink = expf(*maximum - most);
+        *sum *= shrink;
+        for (int64_t i = 0; i < width; i += VL) *(vec *)(acc + i) *= shrink;
+        *maximum = most;
+    }
+    vec total = {0}, base = (vec){0} - (*maximum == -INFINITY ? 0.0f : *maximum); /* avoids NaN when all are -inf */
+    for (int t = 0; t < KEYS; t += VL) {
+        vec p = exp_of(fused(*(vec *)(scores + t), (vec){0} + scale, base));
+        *(vec *)(scores + t) = p;
+        total += p;
+    }
+    *sum += sum_of(total);
+}
+
+/* Add the attention over SPLIT keys to that over the preceding ones: acc [width], maximum and sum of both. One function
+ * for decode steps and chunks, as soften. */
+static __attribute__((noinline)) void add_split(const float *acc, float maximum, float sum, float *total, float *total_maximum, float *total_sum,
+                                                int64_t width)
+{
+    if (maximum == -INFINITY) return;
+    float most = maximum > *total_maximum ? maximum : *total_maximum;
+    float kept = expf(*total_maximum - most), added = expf(maximum - most);
+    *total_sum = *total_sum * kept + sum * added;
+    *total_maximum = most;
+    for (int64_t i = 0; i < width; i += VL) *(vec *)(total + i) = fused(*(const vec *)(acc + i), (vec){0} + added, *(vec *)(total + i) * kept);
+}
+
+#define VALUES(c) \
+    switch (m) { \
+        case 4: value_tile(4, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
+        case 3: value_tile(3, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
+        case 2: value_tile(2, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
+        default: value_tile(1, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); \
+    }
+/* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
+ *
+ * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is unnormalised, with each query head's
+ * maximum and sum: softmax(q K^T) V = out / sum. A token's heads are contiguous and read together. V is prefetched while
+ * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
+ * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS], laid [dim]. */
+INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
+                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores, vec *laid,
+                        float *out, float *maxima, float *sums)
+{
+    const char *places[2][2][KEYS];
+    const int64_t size = narrow ? 2 : 4, width = (dim + VL - 1) / VL * VL;
+    int64_t all = heads * group, lo = row->lo, hi = row->hi;
     const int64_t *table = row->table;
     for (int64_t g = 0; g < all; g++) {
         maxima[g] = -INFINITY;
         sums[g] = 0.0f;
     }
-    memset(out, 0, (size_t)(all * dim) * 4);
+    memset(out, 0, (size_t)(all * width) * 4);
     /* address translation takes as long as reading, so touch all pages first */
     int64_t step = PAGE / (kv_heads * dim * size) + 1;
     for (int64_t at = lo; at < hi; at += step) {
@@ -658,43 +798,45 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         __builtin_prefetch(pages->k + place * size);
         __builtin_prefetch(pages->v + place * size);
     }
-    coming = find(pages, row, lo, first, kv_heads, dim, size, places[0][0], places[0][1]);
-    for (int64_t from = lo, side = 0; from < hi; from += BLOCK, side ^= 1) {
+    int64_t from = lo / KEYS * KEYS;
+    find(pages, row, from, first, kv_heads, dim, size, places[0][0], places[0][1]);
+    for (int64_t side = 0; from < hi; from += KEYS, side ^= 1) {
         const char **ks = places[side][0], **vs = places[side][1], **then = places[side ^ 1][0];
-        int64_t count = coming;
-        coming = 0;
-        if (from + BLOCK < hi)
-            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, size, then, places[side ^ 1][1]);
-        else if (next->lo < next->hi)
-            coming = find(pages, next, next->lo, first, kv_heads, dim, size, then, places[side ^ 1][1]);
-        for (int64_t t = 0; t < count; t++) {
-            ask(vs[t], heads * dim * size);
-            score(heads, group, dim, q, ks[t], narrow, scale, scores + t);
+        int64_t begin = lo > from ? lo - from : 0, end = hi - from < KEYS ? hi - from : KEYS;
+        if (from + KEYS < hi)
+            find(pages, row, from + KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
+        else
+            find(pages, next, next->lo / KEYS * KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
+        for (int64_t t = begin / VL * VL; t < end; t += VL) {
+            for (int i = 0; i < VL; i++)
+                if (vs[t + i] != NULL) ask(vs[t + i], heads * dim * size);
+            for (int64_t h = 0; h < heads; h++) {
+                const float *mine = q + h * group * dim;
+                float *to = scores + h * group * KEYS + t;
+                lay_out_keys(ks + t, h * dim * size, dim, narrow, laid);
+                int64_t g = 0;
+                for (; g + 4 <= group; g += 4) score_tile(4, dim, mine + g * dim, laid, to + g * KEYS);
+                switch (group - g) {
+                    case 3: score_tile(3, dim, mine + g * dim, laid, to + g * KEYS); break;
+                    case 2: score_tile(2, dim, mine + g * dim, laid, to + g * KEYS); break;
+                    case 1: score_tile(1, dim, mine + g * dim, laid, to + g * KEYS); break;
+                }
+            }
         }
-        for (int64_t g = 0; g < all; g++) {
-            float *mine = scores + g * BLOCK, most = -INFINITY;
-            for (int64_t t = 0; t < count; t++) {
-                if (cap > 0.0f) mine[t] = tanhf(mine[t] / cap) * cap;
-                most = mine[t] > most ? mine[t] : most;
+        for (int64_t g = 0; g < all; g++) soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width);
+        for (int64_t h = 0; h < heads; h++) {
+            for (int64_t t = KEYS * h / heads; t < KEYS * (h + 1) / heads; t++)
+                if (then[t] != NULL) ask(then[t], heads * dim * size);
+            for (int64_t g = h * group; g < (h + 1) * group;) {
+                int64_t m = (h + 1) * group - g < 4 ? (h + 1) * group - g : 4, d = 0;
+                const float *mine = scores + g * KEYS;
+                float *o = out + g * width;
+                for (; d + 4 * VL <= dim; d += 4 * VL) VALUES(4);
+                for (; d + VL <= dim; d += VL) VALUES(1);
+                for (int64_t i = 0; i < m && d < dim; i++)
+                    value_rest(begin, end, mine + i * KEYS, vs, h * dim + d, dim - d, narrow, o + i * width + d);
+                g += m;
             }
-            for (int64_t t = count; t < BLOCK; t++) mine[t] = -INFINITY;
-            if (most > maxima[g]) {
-                float shrink = expf(maxima[g] - most);
-                sums[g] *= shrink;
-                scale_by(out + g * dim, shrink, dim);
-                maxima[g] = most;
-            }
-            vec total = {0}, base = (vec){0} + (maxima[g] == -INFINITY ? 0.0f : maxima[g]); /* avoids NaN when all are -inf */
-            for (int64_t t = 0; t < BLOCK; t += VL) {
-                vec p = exp_of(*(vec *)(mine + t) - base);
-                *(vec *)(mine + t) = p;
-                total += p;
-            }
-            sums[g] += sum_of(total);
-        }
-        for (int64_t t = 0; t < count; t++) {
-            if (t < coming) ask(then[t], heads * dim * size);
-            for (int64_t g = 0; g < all; g++) add_values(out + g * dim, vs[t] + g / group * dim * size, scores[g * BLOCK + t], dim, narrow);
         }
     }
 }
@@ -702,14 +844,14 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
 #define ATTEND(D) \
     do { \
         if (pages->narrow) \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, laid, out, maxima, sums); \
         else \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, laid, out, maxima, sums); \
     } while (0)
 /* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
-                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
-                       float *maxima, float *sums)
+                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, vec *laid,
+                       float *out, float *maxima, float *sums)
 {
     switch (dim) {
         case 64: ATTEND(64); break;
@@ -741,12 +883,13 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
     int64_t splits = (longest + SPLIT - 1) / SPLIT;
     int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* with few rows, threads share a row's heads */
-    int64_t shares = kv_heads / at_once, width = heads * (dim + 2);
-    float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, dim], maxima [heads], sums [heads] */
+    int64_t shares = kv_heads / at_once, padded = (dim + VL - 1) / VL * VL, width = heads * (padded + 2);
+    float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, padded], maxima, sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
-        float scores[at_once * group * BLOCK] ALIGNED;
+        float scores[at_once * group * KEYS] ALIGNED, total[padded] ALIGNED;
+        vec laid[dim] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
             int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
@@ -754,13 +897,14 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
             struct reach row = reach_of(pages, rows_of, lengths, r, split, window), next = row;
             next.hi = next.lo;
             if (at_once == kv_heads && splits == 1 && later < rows) next = reach_of(pages, rows_of, lengths, later, 0, window);
-            float *o = parts + each / shares * width, *maxima = o + heads * dim + head * group, *sums = maxima + heads;
+            float *o = parts + each / shares * width, *maxima = o + heads * padded + head * group, *sums = maxima + heads;
             if (row.lo >= row.hi) {
                 for (int64_t g = 0; g < at_once * group; g++) maxima[g] = -INFINITY;
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
-            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, o + head * group * dim, maxima, sums);
+            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, laid,
+                       o + head * group * padded, maxima, sums);
         }
 #pragma omp for schedule(dynamic, SHARE(rows * heads))
         for (int64_t each = 0; each < rows * heads; each++) {
@@ -768,15 +912,10 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
             float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head) * dim;
             const float *part = parts + r * splits * width;
             float most = -INFINITY, sum = 0.0f;
-            for (int64_t s = 0; s < splits; s++) most = part[s * width + heads * dim + head] > most ? part[s * width + heads * dim + head] : most;
-            memset(o, 0, (size_t)dim * 4);
-            for (int64_t s = 0; s < splits; s++, part += width) {
-                if (part[heads * dim + head] == -INFINITY) continue;
-                float weight = expf(part[heads * dim + head] - most);
-                sum += part[heads * (dim + 1) + head] * weight;
-                add_scaled(o, part + head * dim, weight, dim);
-            }
-            scale_by(o, sum > 0.0f ? 1.0f / sum : 0.0f, dim);
+            memset(total, 0, (size_t)padded * 4);
+            for (int64_t s = 0; s < splits; s++, part += width)
+                add_split(part + head * padded, part[heads * padded + head], part[heads * (padded + 1) + head], total, &most, &sum, padded);
+            for (int64_t j = 0; j < dim; j++) o[j] = total[j] * (sum > 0.0f ? 1.0f / sum : 0.0f);
         }
     }
     free(parts);
@@ -831,94 +970,47 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
     }
 }
 
-/* Keys per softmax update: panels at fixed positions, so that the split of a prompt into chunks does not matter. */
-#define PANELS 4
-#define KEYS (PANELS * NR)
-
-/* The largest element. */
-INLINE float max_of(vec v)
-{
-#if VL >= 16
-    v = pick((ivec)(SWAP(v, 8) > v), SWAP(v, 8), v);
-#endif
-#if VL >= 8
-    v = pick((ivec)(SWAP(v, 4) > v), SWAP(v, 4), v);
-#endif
-    v = pick((ivec)(SWAP(v, 2) > v), SWAP(v, 2), v);
-    v = pick((ivec)(SWAP(v, 1) > v), SWAP(v, 1), v);
-    return v[0];
-}
-
-/* One online softmax update with `scale` times scores [m, keys], rows KEYS apart, for keys [from, from + keys); query
- * row i has position first + i. scale is positive. */
-static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima,
-                   float *sums, float *acc, int64_t width)
-{
-    int32_t lanes[KEYS] ALIGNED;
-    for (int t = 0; t < KEYS; t++) lanes[t] = t;
-    if (cap > 0.0f) {
-        for (int64_t i = 0; i < m; i++)
-            for (int64_t t = 0; t < keys; t++) scores[i * KEYS + t] = tanhf(scores[i * KEYS + t] * scale / cap) * cap;
-        scale = 1.0f;
-    }
-    for (int64_t i = 0; i < m; i++) {
-        float *mine = scores + i * KEYS;
-        int64_t after = first + i + 1 - from, before = window > 0 ? after - window : 0;
-        vec high = (vec){0} - INFINITY;
-        if (after < keys || before > 0) {
-            int32_t end = after < keys ? (int32_t)after : (int32_t)keys, begin = before > 0 ? (int32_t)(before < keys ? before : keys) : 0;
-            for (int64_t t = 0; t < keys; t += VL) {
-                ivec at = *(ivec *)(lanes + t);
-                *(vec *)(mine + t) = pick((at < end) & (at >= begin), *(vec *)(mine + t), (vec){0} - INFINITY);
-            }
-        }
-        for (int64_t t = 0; t < keys; t += VL) {
-            vec s = *(vec *)(mine + t);
-            high = pick((ivec)(s > high), s, high);
-        }
-        float most = max_of(high) * scale;
-        if (most > maxima[i]) {
-            float shrink = expf(maxima[i] - most);
-            sums[i] *= shrink;
-            scale_by(acc + i * width, shrink, width);
-            maxima[i] = most;
-        }
-        vec total = {0}, base = (vec){0} + (maxima[i] == -INFINITY ? 0.0f : maxima[i]);
-        for (int64_t t = 0; t < keys; t += VL) {
-            vec p = exp_of(*(vec *)(mine + t) * scale - base);
-            *(vec *)(mine + t) = p;
-            total += p;
-        }
-        sums[i] += sum_of(total);
-    }
-}
+/* Panels of keys per softmax update. */
+#define PANELS (KEYS / NR)
 
 /* Attend with a block of m query rows of one head, the first at position `first`, over the laid out K and V of their
- * row. acc: scratch for MR rows of the padded width and of dim. */
+ * row. acc: scratch for MR rows of twice the padded width and of dim. */
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
                          int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
 {
-    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
+    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR], total_maxima[MR], total_sums[MR];
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
-    float *mine = acc + MR * width; /* copied, because rows a page apart would evict each other */
+    float *total = acc + MR * width, *mine = total + MR * width; /* copied, because rows a page apart would evict each other */
     for (int64_t i = 0; i < m; i++) {
-        maxima[i] = -INFINITY, sums[i] = 0.0f;
+        maxima[i] = total_maxima[i] = -INFINITY, sums[i] = total_sums[i] = 0.0f;
         memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
     }
     memset(acc, 0, (size_t)(m * width) * 4);
+    memset(total, 0, (size_t)(m * width) * 4);
     int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / KEYS * PANELS : 0;
     for (int64_t panel = lo; panel < end; panel += PANELS) {
         int64_t count = end - panel < PANELS ? end - panel : PANELS;
         for (int64_t p = 0; p < count; p++) rows_tile(m, dim, dim, mine, k + (panel + p) * dim * NR, NULL, scores + p * NR, KEYS);
-        soften(m, count * NR, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
+        for (int64_t i = 0; i < m; i++) {
+            int64_t after = first + i + 1 - panel * NR, before = window > 0 ? after - window : 0;
+            after = after < 0 ? 0 : after < KEYS ? after : KEYS;
+            before = before < 0 ? 0 : before < KEYS ? before : KEYS;
+            soften(before, after, scale, cap, scores + i * KEYS, maxima + i, sums + i, acc + i * width, width);
+        }
         for (int64_t s = 0; s < slabs; s++) {
             rows_tile(m, count * NR, KEYS, scores, v + (s * padded + panel * NR) * NR, NULL, made, NR);
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
         }
+        if ((panel + PANELS) * NR % SPLIT != 0 && panel + PANELS < end) continue;
+        for (int64_t i = 0; i < m; i++) {
+            add_split(acc + i * width, maxima[i], sums[i], total + i * width, total_maxima + i, total_sums + i, width);
+            maxima[i] = -INFINITY, sums[i] = 0.0f;
+        }
+        memset(acc, 0, (size_t)(m * width) * 4);
     }
     for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = acc[i * width + j] * (sums[i] > 0.0f ? 1.0f / sums[i] : 0.0f);
+        for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = total[i * width + j] * (total_sums[i] > 0.0f ? 1.0f / total_sums[i] : 0.0f);
 }
 
 /* Attend with every chunk's tokens over their rows' pages, which end with these tokens. q: token t at q + t * q_stride,
@@ -942,7 +1034,7 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     }
 #pragma omp parallel num_threads(threads)
     {
-        float acc[MR * (slabs * NR + dim)] ALIGNED, wide[4 * dim] ALIGNED;
+        float acc[MR * (2 * slabs * NR + dim)] ALIGNED, wide[4 * dim] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];

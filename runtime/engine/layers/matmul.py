@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.kernels.bindings import Kernels, Parts
+from runtime.engine.kernels.bindings import Kernels, Parts, can_be_read
 
 
 class Product(Protocol):
@@ -166,8 +166,13 @@ class OneDnn:
 # -- the kernels' layout ---------------------------------------------------------------------------------------------
 
 
+def in_float32(multiply: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Call a product of the kernels, which take and give float32; the result has the dtype of x."""
+    return multiply(x) if x.dtype == torch.float32 else multiply(x.float()).to(x.dtype)
+
+
 class NativeProduct:
-    """A product with panels, of float32 or bfloat16 weights; x and the result are float32."""
+    """A product with panels, of float32 or bfloat16 weights."""
 
     def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -179,22 +184,17 @@ class NativeProduct:
         return self._kernels.unpack(self.packed, self.outputs)
 
     def multiply(self, x: Tensor) -> Tensor:
-        return self._kernels.linear(x, self._parts)
+        return in_float32(lambda x: self._kernels.linear(x, self._parts), x)
 
     def with_bias(self, bias: Tensor) -> NativeProduct:
         return NativeProduct(self._kernels, self.packed, self.outputs, bias)
-
-
-#: Up to this many rows the kernels are faster than torch on a weight as stored; measured by
-#: `benchmarks/serving/skinny.py`.
-STORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StoredProduct:
     """A product with a weight [out, in] that must stay as stored because another unit reads it (a tied head's table).
 
-    Kernels multiply bfloat16 weights, and float32 ones for few rows; else it is the plain product.
+    The kernels lay it out on the fly: the same bits as with a packed weight, for any number of rows.
     """
 
     kernels: Kernels
@@ -213,9 +213,7 @@ class StoredProduct:
         return self.plain.outputs
 
     def multiply(self, x: Tensor) -> Tensor:
-        narrow = self.plain.weight.dtype == torch.bfloat16  # torch's product would round logits by the number of rows
-        ours = x.dtype == torch.float32 and (narrow or x.numel() <= STORED_ROWS * x.shape[-1])
-        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if ours else self.plain.multiply(x)
+        return in_float32(lambda x: self.kernels.stored(x, self.plain.weight, self.plain.bias), x)
 
     def with_bias(self, bias: Tensor) -> StoredProduct:
         return StoredProduct(self.kernels, self.plain.with_bias(bias))
@@ -226,7 +224,7 @@ def takes_stored(product: Product) -> bool:
     if not isinstance(product, PlainProduct):
         return False
     held = [x for x in (product.weight, product.bias) if x is not None]
-    known = all(x.is_contiguous() and x.device.type == "cpu" for x in held)
+    known = can_be_read(product.weight) and all(x.device.type == "cpu" for x in held)
     bias = product.bias is None or product.bias.dtype == torch.float32
     return known and bias and product.weight.dtype in (torch.float32, torch.bfloat16)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.kernels.bindings import Kernels, Parts, Pool, PromptChunk, PromptChunks
-from runtime.engine.layers.matmul import STORED_ROWS, StoredProduct, plain_product
+from runtime.engine.layers.matmul import StoredProduct, plain_product
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
@@ -109,7 +109,8 @@ def test_k_and_v_of_another_dtype_are_not_written() -> None:
 
 def test_a_head_as_stored_gives_each_row_the_same_bits_beside_any_number() -> None:
     torch.manual_seed(2)
-    weight, x = torch.randn(50, 64).bfloat16(), torch.randn(1, STORED_ROWS + 9, 64)
+    weight, x = torch.randn(50, 64).bfloat16(), torch.randn(1, 73, 64)
     product = StoredProduct(KERNELS[1], plain_product(weight, None))
     together = product.multiply(x)
+    assert torch.equal(KERNELS[1].linear(x, Parts([KERNELS[1].pack(weight)], [50], [None])), together), "packed it differs"
     assert torch.equal(torch.cat([product.multiply(x[:, row : row + 1]) for row in range(x.shape[1])], dim=1), together)

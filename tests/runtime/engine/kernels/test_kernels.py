@@ -64,7 +64,9 @@ def test_products_with_weights_as_they_are_stored(kernels: Kernels, out: int, in
         assert torch.equal(kernels.stored(x[:, :rows], weight, bias), whole[:, :rows]), (
             "a row does not depend on who is beside it"
         )
-    for wrong in (weight.repeat(1, 2)[:, :inputs], weight.double()) if out > 1 else ():
+    assert torch.equal(kernels.linear(x, Parts([kernels.pack(weight)], [out], [bias])), whole), "packed it differs"
+    assert torch.equal(kernels.stored(x, weight.repeat(1, 2)[:, :inputs], bias), whole), "rows further apart"
+    for wrong in (weight.t().contiguous().t(), weight.double()) if inputs > 1 and out > 1 else ():
         with pytest.raises(ValueError, match=r"where it lies|float32"):
             kernels.stored(x, wrong, None)
 
@@ -252,6 +254,37 @@ def test_attention_of_a_row_does_not_depend_on_who_is_beside_it() -> None:
         alone = torch.empty(1, 8, 64)
         KERNELS[1].decode(query[row : row + 1], Pool(k, v, tables[row : row + 1]), lengths[row : row + 1], alone, 0.1)
         assert torch.equal(alone[0], together[row])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 1300),
+    st.sampled_from([(1, 1), (4, 4), (8, 2), (6, 3), (5, 1)]),
+    st.sampled_from([4, 15, 16, 20, 64, 96, 128]),
+    st.sampled_from([0, 1, 5, 600]),
+    st.sampled_from([0.0, 2.0]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.integers(0, 999),
+)
+def test_a_token_has_the_same_bits_in_a_decode_step_and_in_any_chunk(
+    length, heads, dim, window, cap, dtype, seed
+) -> None:
+    """The last tokens of a row, each alone as in a decode step, and in prompts cut at random places."""
+    torch.manual_seed(seed)
+    (count, kv), pages, tail = heads, -(-length // 16), min(length, 70)
+    k, v = (torch.randn(pages, 16, kv, dim).to(dtype) for _ in "kv")
+    table = torch.randperm(pages)[None]
+    query, start = torch.randn(tail, count, dim) * 3, length - tail
+    alone, chunked = torch.empty_like(query), torch.empty_like(query)
+    pool, lengths = Pool(k, v, table.expand(tail, -1).contiguous()), torch.arange(start + 1, length + 1)
+    KERNELS[2].decode(query, pool, lengths, alone, 0.3, window, cap)
+    cuts = sorted({0, tail, *torch.randint(0, tail + 1, (3,)).tolist()})
+    chunks = [PromptChunk(lo, hi - lo, start + lo, 0) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    for chunk in chunks:  # one by one: the pages of a real chunk end with it
+        KERNELS[1].chunks(query, Pool(k, v, table), PromptChunks([chunk]), chunked, 0.3, window, cap)
+    assert torch.equal(alone, chunked)
+    KERNELS[2].chunks(query, Pool(k, v, table), PromptChunks(chunks), chunked, 0.3, window, cap)
+    assert torch.equal(alone, chunked)
 
 
 @THREADS
