@@ -43,6 +43,8 @@ class BottleneckModule(nn.Module):
             {name.replace(".", "_"): nn.Parameter(tensor, False) for name, tensor in tensors.items()}
         )
         self.norms = (how["norm_before"], how["norm_after"])
+        #: Torch's `linear`, or another function of the same signature.
+        self.multiply: Callable[..., Tensor] = F.linear
 
     @property
     def nbytes(self) -> int:
@@ -84,8 +86,8 @@ class BottleneckModule(nn.Module):
     def _up(self, x: Tensor) -> Tensor:
         if self.norms[0]:
             x = self._normed(x, "norm_before")
-        low = self.activation(F.linear(x, self.tensors["down_weight"], self.tensors["down_bias"]))
-        return F.linear(low, self.tensors["up_weight"], self.tensors["up_bias"]) * self._scaling
+        low = self.activation(self.multiply(x, self.tensors["down_weight"], self.tensors["down_bias"]))
+        return self.multiply(low, self.tensors["up_weight"], self.tensors["up_bias"]) * self._scaling
 
     @property
     def _scaling(self) -> Tensor | float:

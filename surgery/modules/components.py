@@ -136,6 +136,8 @@ class LmHead(nn.Module):
         self.project = project
         self.head = head
         self.softcap = softcap
+        #: Torch's `tanh`, or another function of the same signature.
+        self.tanh: Callable[[Tensor], Tensor] = torch.tanh
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.norm is not None:
@@ -144,7 +146,7 @@ class LmHead(nn.Module):
             hidden = self.project(hidden)
         logits: Tensor = self.head(hidden)
         if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+            logits = self.tanh(logits / self.softcap) * self.softcap
         return logits
 
 
@@ -163,10 +165,12 @@ class Stitch(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = nn.Parameter(bias, requires_grad=False)
         self.position = position
+        #: Torch's `linear`, or another function of the same signature.
+        self.multiply: Callable[..., Tensor] = nn.functional.linear
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         shift = self.bias + self.weight[:, -1] * self.position
-        return nn.functional.linear(hidden, self.weight[:, :-1], shift)
+        return self.multiply(hidden, self.weight[:, :-1], shift)
 
 
 class OptFfn(nn.Module):

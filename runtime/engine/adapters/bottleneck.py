@@ -1,7 +1,10 @@
 """Bottleneck adapters on one half layer, each applied to its own rows; the half's own products cover all rows.
 
-Adapters of the same form are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of
-them. Those with norms of their own, or with a skip over more than the sub-layer's output, run one by one.
+With native kernels each adapter runs over its own rows, so that a row's sums do not depend on the other adapters of
+the batch. With torch's products, adapters of the same form are joined as LoRAs are (`runtime.engine.layers.linear`):
+two products and a mask for all of them; those with norms of their own, or with a skip over more than the sub-layer's
+output, run one by one.
+
 `surgery.adapters.bottleneck_module` defines what an adapter computes.
 """
 
@@ -14,6 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.engine.adapters.stack_cache import StackCache
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.layers.activations import Uniform
+from runtime.engine.layers.matmul import native_linear
 from runtime.engine.step.context import ForwardContext, current
 from surgery.adapters.bottleneck_module import BottleneckModule
 
@@ -53,13 +59,23 @@ class _Active:
     alone: frozenset[str]
 
 
+def _run_part(part: BottleneckModule, output: Tensor, residual: Tensor) -> Tensor:
+    """Run one adapter in its own dtype, and keep what float32 outputs have beyond it."""
+    dtype = part.tensors["up_weight"].dtype
+    if output.dtype == dtype:
+        return part(output, residual)  # type: ignore[no-any-return]
+    narrow = output.to(dtype)
+    return output + (part(narrow, residual.to(dtype)).float() - narrow.float())
+
+
 class BottleneckRows:
     """The bottleneck adapters between a half's sub-layer and its residual connection.
 
     This is not an `nn.Module`: calling one for every half of every step costs as much as a small product.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        self._multiply = None if kernels is None else native_linear(kernels)
         self._parts: dict[str, BottleneckModule] = {}
         self._active: StackCache[_Active] = StackCache()
 
@@ -78,6 +94,8 @@ class BottleneckRows:
         return sum(part.nbytes for part in self._parts.values())
 
     def attach(self, adapter: str, part: BottleneckModule) -> None:
+        if self._multiply is not None:
+            part.multiply, part.activation = self._multiply, Uniform(part.activation)
         self._parts[adapter] = part
         self._active.clear()
 
@@ -94,6 +112,8 @@ class BottleneckRows:
         if not self._parts:
             return output
         frame = current()
+        if self._multiply is not None:
+            return self._run_rows(output, residual, frame)
         names = tuple(dict.fromkeys(span.adapter for span in frame.adapters if span.adapter in self._parts))
         if not names:
             return output
@@ -107,6 +127,27 @@ class BottleneckRows:
             if span.adapter in active.alone:
                 mine = slice(span.lo, span.hi)
                 out[:, mine] = self._parts[span.adapter](output[:, mine], residual[:, mine])
+        return out
+
+    def applies(self, frame: ForwardContext) -> bool:
+        """Return whether a row of the context has a bottleneck adapter here."""
+        return bool(self._parts) and any(span.adapter in self._parts for span in frame.adapters)
+
+    def replace_(self, out: Tensor, output: Tensor, hidden: Tensor, frame: ForwardContext) -> None:
+        """Set `out` to `hidden` plus the adapter's result on the rows that have one. All: [1, tokens, width]."""
+        for span in frame.adapters:
+            if span.adapter in self._parts:
+                mine = slice(span.lo, span.hi)
+                out[:, mine] = hidden[:, mine] + _run_part(self._parts[span.adapter], output[:, mine], hidden[:, mine])
+
+    def _run_rows(self, output: Tensor, residual: Tensor, frame: ForwardContext) -> Tensor:
+        if not self.applies(frame):
+            return output
+        out = output.clone()
+        for span in frame.adapters:
+            if span.adapter in self._parts:
+                mine = slice(span.lo, span.hi)
+                out[:, mine] = _run_part(self._parts[span.adapter], output[:, mine], residual[:, mine])
         return out
 
     def _sorted(self, names: tuple[str, ...]) -> _Active:

@@ -271,7 +271,16 @@ class PromptChunks:
         self.count = len(chunks)
 
 
-class Parts:
+class Widths:
+    """The number of inputs and outputs of weights that read the same x."""
+
+    def __init__(self, inputs: int, sizes: Sequence[int]) -> None:
+        self.inputs, self.sizes, self.count = inputs, tuple(sizes), len(sizes)
+        self.widths = (c_int64 * len(sizes))(*sizes)
+        self.outputs = sum(sizes)
+
+
+class Parts(Widths):
     """Packed weights that one call multiplies side by side. Keeps them alive.
 
     Args:
@@ -287,6 +296,9 @@ class Parts:
             raise ValueError(
                 "weights that are multiplied together read the same input, and a bias has a value per output"
             )
+        #: Whether the weights are bfloat16.
+        self.narrow = packed[0].dtype == torch.bfloat16
+        super().__init__(packed[0].shape[1] * (2 if self.narrow else 1), sizes)
         self._alive = (tuple(packed), tuple(biases))
         parts = [
             _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size, weight.dtype == torch.bfloat16)
@@ -294,13 +306,6 @@ class Parts:
         ]
         self.array = (_Part * len(parts))(*parts)
         self.address = ctypes.addressof(self.array)
-        self.count = len(parts)
-        #: Whether the weights are bfloat16.
-        self.narrow = packed[0].dtype == torch.bfloat16
-        self.inputs = packed[0].shape[1] * (2 if self.narrow else 1)
-        self.sizes = tuple(sizes)
-        self.widths = (c_int64 * len(sizes))(*sizes)
-        self.outputs = sum(sizes)
 
 
 class Low:
@@ -490,7 +495,7 @@ class Kernels:
             raise MemoryError("no memory for a product")
         return out
 
-    def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
+    def adapt_(self, out: Tensor, x: Tensor, parts: Widths, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
         """Add the adapters' outputs for x [1, tokens, in] to the contiguous `out` [1, tokens, sum of outputs].
 
         Args:

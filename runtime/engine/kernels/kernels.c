@@ -126,6 +126,8 @@ INLINE void transpose(uvec *r)
  * at multiples of both, in decode steps and in chunks of a prompt. */
 #define SPLIT 512
 #define KEYS 64
+/* Up to FEW rows are multiplied with a weight as it is stored while it is read. */
+#define FEW 4
 /* Bytes of a virtual memory page. */
 #define PAGE 4096
 
@@ -355,28 +357,75 @@ int zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts
     return 0;
 }
 
-/* Lay out NR rows of a weight as it is stored, `apart` bytes apart, as one panel of a packed weight: [units][NR], a unit
- * being a float or a pair of bfloat16. Only `count` rows exist, and `bytes` of each. Meanwhile prefetch from `fetch` on. */
+/* Read units [p, p + VL) of VL rows of a weight as it is stored, `apart` bytes apart, and transpose them: a unit is a float
+ * or a pair of bfloat16. Only `count` rows exist, and `bytes` of each. Prefetches as much from `fetch` on. */
+INLINE void turn_rows(const char *w, int64_t apart, int64_t count, int64_t bytes, int64_t p, const char *fetch, uvec *r)
+{
+    if (count >= VL && (p + VL) * 4 <= bytes) {
+        for (int i = 0; i < VL; i++) {
+            __builtin_prefetch(fetch + i * VL * 4, 0, 2); /* into L2: a panel is larger than L1 */
+            r[i] = *(const uvec *)(w + i * apart + p * 4);
+        }
+    } else {
+        int64_t rest = bytes - p * 4 < VL * 4 ? bytes - p * 4 : VL * 4;
+        for (int i = 0; i < VL; i++) {
+            r[i] = (uvec){0};
+            if (i < count) memcpy(&r[i], w + i * apart + p * 4, (size_t)rest);
+        }
+    }
+    transpose(r);
+}
+
+/* Lay out NR rows of a weight as one panel of a packed weight: [units][NR]. Arguments as for turn_rows. */
 static void lay_out_panel(const char *w, int64_t apart, int64_t count, int64_t bytes, const char *fetch, uint32_t *out)
 {
-    int64_t units = (bytes + 3) / 4, whole = bytes / (4 * VL) * VL;
+    int64_t units = (bytes + 3) / 4;
     for (int64_t at = 0; at < NR; at += VL)
-        for (int64_t p = 0; p < units; p += VL) {
+        for (int64_t p = 0; p < units; p += VL, fetch += VL * VL * 4) {
             uvec r[VL];
-            for (int i = 0; i < VL; i++, fetch += 64) {
-                const char *from = w + (at + i) * apart + p * 4;
-                __builtin_prefetch(fetch);
-                if (at + i < count && p < whole) {
-                    r[i] = *(const uvec *)from;
-                } else {
-                    r[i] = (uvec){0};
-                    if (at + i < count) memcpy(&r[i], from, (size_t)(bytes - p * 4));
-                }
-            }
-            transpose(r);
+            turn_rows(w + at * apart, apart, count - at, bytes, p, fetch, r);
             for (int i = 0; i < VL; i++)
                 if (p + i < units) *(uvec *)(out + (p + i) * NR + at) = r[i];
         }
+}
+
+/* m rows of x [m, units] times VL rows of a weight as it is stored -> out [m, NR]: as lay_out_panel and a tile of the
+ * packed weight, in registers. */
+INLINE void stored_tile(int m, const uint32_t *x, const char *w, int64_t apart, int64_t count, int64_t bytes, int narrow, const char *fetch,
+                        float *out)
+{
+    int64_t units = (bytes + 3) / 4;
+    vec acc[FEW];
+    for (int i = 0; i < m; i++) acc[i] = (vec){0};
+    for (int64_t p = 0; p < units; p += VL, fetch += VL * VL * 4) {
+        uvec r[VL];
+        turn_rows(w, apart, count, bytes, p, fetch, r);
+        int64_t left = units - p < VL ? units - p : VL;
+#pragma GCC unroll 16
+        for (int j = 0; j < VL; j++) {
+            if (j >= left) break;
+            for (int i = 0; i < m; i++) {
+                uvec s = (uvec){0} + x[i * units + p + j];
+                acc[i] = narrow ? dot_pairs(acc[i], r[j], s) : fused((vec)r[j], (vec)s, acc[i]);
+            }
+        }
+    }
+    for (int i = 0; i < m; i++) *(vec *)(out + i * NR) = acc[i];
+}
+
+#define STORED(m) \
+    case m: \
+        if (narrow) \
+            stored_tile(m, x, w, apart, count, bytes, 1, fetch, out); \
+        else \
+            stored_tile(m, x, w, apart, count, bytes, 0, fetch, out); \
+        break;
+static void few_stored(int64_t m, const uint32_t *x, const char *w, int64_t apart, int64_t count, int64_t bytes, int64_t narrow, const char *fetch,
+                       float *out)
+{
+    switch (m) {
+        STORED(1) STORED(2) STORED(3) STORED(4)
+    }
 }
 
 /* x [rows, k] times a weight [n, k] as it is stored, rows `apart` values apart -> out [rows, n]; bias [n] or NULL.
@@ -407,10 +456,14 @@ int zoo_stored(const float *x, int64_t rows, int64_t k, const char *w, int64_t a
             if (panel == NULL) continue;
             const char *from = w + p * NR * apart * size, *coming = from + (p + 1 < panels ? NR * apart * size : 0);
             int64_t width = n - p * NR < NR ? n - p * NR : NR;
-            lay_out_panel(from, apart * size, width, k * size, coming, panel);
+            if (rows > FEW) lay_out_panel(from, apart * size, width, k * size, coming, panel);
             for (int64_t b = 0; b < blocks; b++) {
                 int64_t lo = rows * b / blocks, hi = rows * (b + 1) / blocks;
-                if (narrow)
+                if (rows <= FEW)
+                    for (int64_t at = 0; at < NR; at += VL)
+                        few_stored(rows, narrow ? paired : (const uint32_t *)x, from + at * apart * size, apart * size, width - at, k * size,
+                                   narrow, coming + at * k * size, buffer + at);
+                else if (narrow)
                     rows_tile_narrow(hi - lo, units, paired + lo * units, panel, panel, buffer);
                 else
                     rows_tile(hi - lo, k, k, x + lo * k, (const float *)panel, (const float *)panel, buffer, NR);
@@ -614,63 +667,74 @@ struct reach {
 INLINE void find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim, int64_t size,
                  const char **ks, const char **vs)
 {
+    int64_t group = from / pages->page_tokens, slot = from % pages->page_tokens;
     for (int64_t t = 0; t < KEYS; t++) {
-        int64_t at = from + t;
         ks[t] = vs[t] = NULL;
-        if (at < row->lo || at >= row->hi) continue;
-        int64_t place = row->table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
-        ks[t] = pages->k + place * size;
-        vs[t] = pages->v + place * size;
+        if (from + t >= row->lo && from + t < row->hi) {
+            int64_t place = row->table[group] * pages->page_stride + (slot * kv_heads + first) * dim;
+            ks[t] = pages->k + place * size;
+            vs[t] = pages->v + place * size;
+        }
+        if (++slot == pages->page_tokens) group++, slot = 0;
     }
 }
 
-/* Prefetch `n` bytes into the L2 cache; L1 is too small for this distance. */
-INLINE void ask(const char *p, int64_t n)
+/* Scores of m query heads, dim floats apart, against VL keys of one head, at `offset` bytes of ks (NULL: any score):
+ * scores[i * KEYS]. Sums over dim in the order of `tile`. Prefetches what is at the same offset of `then`. */
+INLINE void score_tile(int m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
 {
-    for (int64_t j = 0; j < n; j += 64) __builtin_prefetch(p + j, 0, 2);
-}
-
-/* Lay out VL keys of one head, at `offset` bytes of ks, as [dim][VL] floats; zeros for NULL. */
-INLINE void lay_out_keys(const char **ks, int64_t offset, int64_t dim, int narrow, vec *out)
-{
+    vec acc[8];
     int64_t units = narrow ? (dim + 1) / 2 : dim;
+    for (int i = 0; i < m; i++) acc[i] = (vec){0};
     for (int64_t p = 0; p < units; p += VL) {
         uvec r[VL];
-        int64_t rest = dim * (narrow ? 2 : 4) - p * 4;
+        int64_t bytes = dim * (narrow ? 2 : 4) - p * 4;
         for (int i = 0; i < VL; i++) {
             r[i] = (uvec){0};
             if (ks[i] == NULL) continue;
-            if (rest >= VL * 4)
+            if (bytes >= VL * 4)
                 r[i] = *(const uvec *)(ks[i] + offset + p * 4);
             else
-                memcpy(&r[i], ks[i] + offset + p * 4, (size_t)rest);
+                memcpy(&r[i], ks[i] + offset + p * 4, (size_t)bytes);
+            if (then != NULL) __builtin_prefetch(then[i] + offset + p * 4, 0, 2);
         }
         transpose(r);
-        for (int i = 0; i < VL && p + i < units; i++) {
-            if (!narrow) {
-                out[p + i] = (vec)r[i];
-                continue;
-            }
-            out[2 * (p + i)] = (vec)(r[i] << 16);
-            if (2 * (p + i) + 1 < dim) out[2 * (p + i) + 1] = (vec)(r[i] & 0xffff0000u);
+        int64_t left = units - p < VL ? units - p : VL;
+#pragma GCC unroll 16
+        for (int j = 0; j < VL; j++) {
+            if (j >= left) break;
+            int64_t d = narrow ? 2 * (p + j) : p + j;
+            for (int i = 0; i < m; i++) acc[i] = fused(narrow ? (vec)(r[j] << 16) : (vec)r[j], (vec){0} + q[i * dim + d], acc[i]);
+            if (narrow && d + 1 < dim)
+                for (int i = 0; i < m; i++) acc[i] = fused((vec)(r[j] & 0xffff0000u), (vec){0} + q[i * dim + d + 1], acc[i]);
         }
     }
-}
-
-/* Scores of m query heads, dim floats apart, against VL keys: scores[i * KEYS]. Sums over dim in the order of `tile`. */
-INLINE void score_tile(int m, int64_t dim, const float *q, const vec *k, float *scores)
-{
-    vec acc[4];
-    for (int i = 0; i < m; i++) acc[i] = (vec){0};
-    for (int64_t d = 0; d < dim; d++)
-        for (int i = 0; i < m; i++) acc[i] = fused(k[d], (vec){0} + q[i * dim + d], acc[i]);
     for (int i = 0; i < m; i++) *(vec *)(scores + i * KEYS) = acc[i];
 }
 
+#define SCORE(m) \
+    case m: \
+        if (narrow) \
+            score_tile(m, dim, q, ks, then, offset, 1, scores); \
+        else \
+            score_tile(m, dim, q, ks, then, offset, 0, scores); \
+        break;
+static void score_keys(int64_t m, int64_t dim, const float *q, const char **ks, const char **then, int64_t offset, int narrow, float *scores)
+{
+    switch (m) {
+        SCORE(1) SCORE(2) SCORE(3) SCORE(4)
+#if VL == 16
+        SCORE(5) SCORE(6) SCORE(7) SCORE(8)
+#endif
+    }
+}
+/* Query heads that are scored at once. */
+#define SCORED (VL == 16 ? 8 : 4)
+
 /* acc[i * width] += weights[i * KEYS + t] * V of keys t in [begin, end), for m query heads and c vectors of V at `offset`
- * values of vs. Sums over keys in the order of `tile`, from zero. */
-INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *weights, const char **vs, int64_t offset, int narrow, float *acc,
-                       int64_t width)
+ * values of vs. Sums over keys in the order of `tile`, from zero. Prefetches what is at the same offset of `then`. */
+INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *weights, const char **vs, const char **then, int64_t offset,
+                       int narrow, float *acc, int64_t width)
 {
     vec made[4][4];
     for (int i = 0; i < m; i++)
@@ -678,6 +742,8 @@ INLINE void value_tile(int m, int c, int64_t begin, int64_t end, const float *we
     for (int64_t t = begin; t < end; t++) {
         vec b[4];
         for (int j = 0; j < c; j++) b[j] = load_of(vs[t], offset + j * VL, narrow);
+        if (then != NULL && then[t] != NULL)
+            for (int j = 0; j < c * VL * (narrow ? 2 : 4); j += 64) __builtin_prefetch(then[t] + offset * (narrow ? 2 : 4) + j, 0, 2);
         for (int i = 0; i < m; i++) {
             vec s = (vec){0} + weights[i * KEYS + t];
             for (int j = 0; j < c; j++) made[i][j] = fused(b[j], s, made[i][j]);
@@ -767,19 +833,19 @@ static __attribute__((noinline)) void add_split(const float *acc, float maximum,
 
 #define VALUES(c) \
     switch (m) { \
-        case 4: value_tile(4, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
-        case 3: value_tile(3, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
-        case 2: value_tile(2, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); break; \
-        default: value_tile(1, c, begin, end, mine, vs, h * dim + d, narrow, o + d, width); \
+        case 4: value_tile(4, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        case 3: value_tile(3, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        case 2: value_tile(2, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); break; \
+        default: value_tile(1, c, begin, end, mine, vs, g == h * group ? then : NULL, h * dim + d, narrow, o + d, width); \
     }
 /* Attend with the query heads of KV heads [first, first + heads) over the tokens of one row, at most SPLIT.
  *
  * q [heads * group, dim]; out [heads * group, width], dim rounded up to vectors, is unnormalised, with each query head's
  * maximum and sum: softmax(q K^T) V = out / sum. A token's heads are contiguous and read together. V is prefetched while
  * K is read, and the next K while V is read, at the end that of row `next`, which probably follows: runs as short as a KV
- * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS], laid [dim]. */
+ * page defeat the hardware prefetcher. Scratch: scores [heads * group, KEYS]. */
 INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
-                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores, vec *laid,
+                        const struct reach *next, int64_t first, int64_t kv_heads, int narrow, float scale, float cap, float *scores,
                         float *out, float *maxima, float *sums)
 {
     const char *places[2][2][KEYS];
@@ -807,26 +873,13 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
             find(pages, row, from + KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
         else
             find(pages, next, next->lo / KEYS * KEYS, first, kv_heads, dim, size, then, places[side ^ 1][1]);
-        for (int64_t t = begin / VL * VL; t < end; t += VL) {
-            for (int i = 0; i < VL; i++)
-                if (vs[t + i] != NULL) ask(vs[t + i], heads * dim * size);
-            for (int64_t h = 0; h < heads; h++) {
-                const float *mine = q + h * group * dim;
-                float *to = scores + h * group * KEYS + t;
-                lay_out_keys(ks + t, h * dim * size, dim, narrow, laid);
-                int64_t g = 0;
-                for (; g + 4 <= group; g += 4) score_tile(4, dim, mine + g * dim, laid, to + g * KEYS);
-                switch (group - g) {
-                    case 3: score_tile(3, dim, mine + g * dim, laid, to + g * KEYS); break;
-                    case 2: score_tile(2, dim, mine + g * dim, laid, to + g * KEYS); break;
-                    case 1: score_tile(1, dim, mine + g * dim, laid, to + g * KEYS); break;
-                }
-            }
-        }
+        for (int64_t t = begin / VL * VL; t < end; t += VL)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t g = 0; g < group; g += SCORED)
+                    score_keys(group - g < SCORED ? group - g : SCORED, dim, q + (h * group + g) * dim, ks + t, g == 0 ? vs + t : NULL, h * dim * size,
+                               narrow, scores + (h * group + g) * KEYS + t);
         for (int64_t g = 0; g < all; g++) soften(begin, end, scale, cap, scores + g * KEYS, maxima + g, sums + g, out + g * width, width);
         for (int64_t h = 0; h < heads; h++) {
-            for (int64_t t = KEYS * h / heads; t < KEYS * (h + 1) / heads; t++)
-                if (then[t] != NULL) ask(then[t], heads * dim * size);
             for (int64_t g = h * group; g < (h + 1) * group;) {
                 int64_t m = (h + 1) * group - g < 4 ? (h + 1) * group - g : 4, d = 0;
                 const float *mine = scores + g * KEYS;
@@ -844,13 +897,13 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
 #define ATTEND(D) \
     do { \
         if (pages->narrow) \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, laid, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 1, scale, cap, scores, out, maxima, sums); \
         else \
-            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, laid, out, maxima, sums); \
+            attend_part(heads, group, D, q, pages, row, next, first, kv_heads, 0, scale, cap, scores, out, maxima, sums); \
     } while (0)
 /* Constant sizes let the compiler unroll. */
 static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
-                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, vec *laid,
+                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores,
                        float *out, float *maxima, float *sums)
 {
     switch (dim) {
@@ -889,7 +942,6 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
 #pragma omp parallel num_threads(threads)
     {
         float scores[at_once * group * KEYS] ALIGNED, total[padded] ALIGNED;
-        vec laid[dim] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
             int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
@@ -903,7 +955,7 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
-            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, laid,
+            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores,
                        o + head * group * padded, maxima, sums);
         }
 #pragma omp for schedule(dynamic, SHARE(rows * heads))

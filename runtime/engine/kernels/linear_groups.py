@@ -5,27 +5,38 @@
     NativeOnto     x, h -> h + layer(x)
 
 `engine.layers.operations` gives them to fused layers, and the halves of a program (`kernels.program`) point to them. An
-adapter is packed once per group, whatever segments it runs in. With an adapter that does more than add to the output
-(IA3, DoRA), the layers run as stock.
+adapter is packed once per group, whatever segments it runs in. Each adapter is applied to its own rows, in an order of
+operations that depends neither on the other rows nor on what else is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts
+from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts, Widths
+from runtime.engine.layers.activations import Uniform
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.layers.matmul import NativeProduct
 from runtime.engine.step.context import ForwardContext
 
-Stock = TypeVar("Stock")
+
+class Side(Protocol):
+    """Adapters between a layer's output and the residual connection (`engine.adapters.bottleneck.BottleneckRows`)."""
+
+    def applies(self, frame: ForwardContext) -> bool:
+        """Return whether a row of the context uses one."""
+        ...
+
+    def replace_(self, out: Tensor, output: Tensor, hidden: Tensor, frame: ForwardContext) -> None:
+        """Set `out` [1, tokens, width] on the rows that use one, from the layer's output and the residual."""
+        ...
 
 
 class AdapterSpans:
@@ -78,9 +89,16 @@ class Added:
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear]) -> None:
         self._kernels, self._layers = kernels, tuple(layers)
+        self._widths = Widths(layers[0].width_in, [layer.product.outputs for layer in layers])
+        for layer in layers:
+            layer.low_ranks = self if len(layers) == 1 else None
         self._packed: dict[str, Low] = {}
         self._nothing = Low(kernels, [None] * len(layers))
         self._last: tuple[tuple[str, ...], Lows] | None = None
+
+    @property
+    def layers(self) -> tuple[SharedLinear, ...]:
+        return self._layers
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +123,12 @@ class Added:
         if self._packed.pop(adapter, None) is not None:
             self._last = None
 
+    def add_(self, out: Tensor, x: Tensor, frame: ForwardContext) -> None:
+        """Add the adapters' outputs for x [1, tokens, in] to the contiguous `out` [1, tokens, sum of outputs]."""
+        lows = self.lows(frame)
+        if lows is not None:
+            self._kernels.adapt_(out, x, self._widths, lows, spans_of(frame).bounds)
+
     def lows(self, frame: ForwardContext) -> Lows | None:
         """Return the packed adapters in the order of the context's spans; None if none applies to this group."""
         if not self._packed or not frame.adapters:
@@ -118,14 +142,11 @@ class Added:
         return last[1]
 
 
-class Grouped(Generic[Stock]):
-    """Layers over packed weights that run as one product.
+class Grouped:
+    """Layers over packed weights that run as one product. `added` has their adapters."""
 
-    `added` has their adapters; `stock` computes the same without kernels.
-    """
-
-    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts, stock: Stock) -> None:
-        self.kernels, self.parts, self.stock = kernels, parts, stock
+    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts) -> None:
+        self.kernels, self.parts = kernels, parts
         self.added = Added(kernels, layers)
         self._layers = tuple(layers)
 
@@ -135,41 +156,49 @@ class Grouped(Generic[Stock]):
         return all(layer.added_only for layer in self._layers)
 
     def product(self, x: Tensor, frame: ForwardContext, add: Tensor | None = None) -> Tensor:
-        """Return x [1, tokens, in] times each layer's weight, side by side: [1, tokens, sum of outputs]; plus `add`."""
-        made = self.kernels.linear(x, self.parts, add)
-        lows = self.added.lows(frame)
-        if lows is not None:
-            self.kernels.adapt_(made, x, self.parts, lows, spans_of(frame).bounds)
+        """Return x [1, tokens, in] times each layer's weight, side by side: [1, tokens, sum of outputs]; plus `add`.
+
+        With adapters, in this order: product and bias, scaled; plus `add`; plus the low-rank part.
+        """
+        if frame.adapters and not self.added_only:
+            made = self._scaled(x, frame) if add is None else self._scaled(x, frame) + add
+        else:
+            made = self.kernels.linear(x, self.parts, add)
+        self.added.add_(made, x, frame)
         return made
 
+    def _scaled(self, x: Tensor, frame: ForwardContext) -> Tensor:
+        made = [layer.scaled_product(x, frame) for layer in self._layers]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
-class NativeGroup(Grouped[Callable[[Tensor, ForwardContext], Sequence[Tensor]]]):
+
+class NativeGroup(Grouped):
     """`engine.layers.operations.Group` with kernels."""
 
     def __call__(self, x: Tensor, frame: ForwardContext) -> Sequence[Tensor]:
-        if frame.adapters and not self.added_only:
-            return self.stock(x, frame)
         return torch.split(self.product(x, frame), list(self.parts.sizes), dim=-1)
 
 
-class NativeGated(Grouped[Callable[[Tensor, ForwardContext], Tensor]]):
+class NativeGated(Grouped):
     """`engine.layers.operations.Gated` with kernels: a gate and an up projection."""
 
     def __call__(self, x: Tensor, frame: ForwardContext) -> Tensor:
-        if frame.adapters and not self.added_only:
-            return self.stock(x, frame)
-        if self.added.lows(frame) is None:
-            return self.kernels.gated(x, self.parts)
-        return self.kernels.gate(self.product(x, frame))
+        if frame.adapters and (self.added.lows(frame) is not None or not self.added_only):
+            return self.kernels.gate(self.product(x, frame))
+        return self.kernels.gated(x, self.parts)
 
 
-class NativeOnto(Grouped[Callable[[Tensor, Tensor, ForwardContext], Tensor]]):
+class NativeOnto(Grouped):
     """`engine.layers.operations.Onto` with kernels, for one layer."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext) -> Tensor:
-        if frame.adapters and not self.added_only:
-            return self.stock(x, hidden, frame)
-        return self.product(x, frame, hidden)
+    def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext, side: Side | None = None) -> Tensor:
+        if side is None or not side.applies(frame):
+            return self.product(x, frame, hidden)
+        output = self._scaled(x, frame)
+        out = output + hidden
+        self.added.add_(out, x, frame)
+        side.replace_(out, output, hidden, frame)
+        return out
 
 
 def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
@@ -183,5 +212,6 @@ def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
 
 def is_silu(act: nn.Module) -> bool:
     """Return whether this is the SiLU activation, torch's or transformers'; does not import transformers."""
+    act = act.function if isinstance(act, Uniform) and isinstance(act.function, nn.Module) else act
     known = sys.modules.get("transformers.activations")
     return isinstance(act, nn.SiLU) or (known is not None and isinstance(act, type(known.ACT2FN["silu"])))

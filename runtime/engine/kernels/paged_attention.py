@@ -1,6 +1,6 @@
 """Attention over pages with the kernels: K and V are read in place, each row only as far as it reaches.
 
-K and V are float32 or bfloat16 on a CPU, queries float32. Layers that the kernels do not support use
+Queries, K and V are float32 or bfloat16 on a CPU. Layers that the kernels do not support use
 `engine.attention.gathered`.
 """
 
@@ -68,7 +68,10 @@ class NativeAttention:
             self._gathered.decode(layer, _in_one_dtype(now), out)
             return
         pool = self._pool(layer, self.paging.view(now.key))
-        self._kernels.decode(now.query, pool, self._lengths, out, *_terms(now), self._tokens, self._rows)
+        query, into = _in_float32(now.query, out)
+        self._kernels.decode(query, pool, self._lengths, into, *_terms(now), self._tokens, self._rows)
+        if into is not out:
+            out.copy_(into)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
         if not self._prompts.count:
@@ -77,7 +80,10 @@ class NativeAttention:
             self._gathered.chunks(layer, _in_one_dtype(now), out)
             return
         pool = self._pool(layer, self.paging.view(now.key))
-        self._kernels.chunks(now.query, pool, self._prompts, out, *_terms(now))
+        query, into = _in_float32(now.query, out)
+        self._kernels.chunks(query, pool, self._prompts, into, *_terms(now))
+        if into is not out:
+            out.copy_(into)
 
     def _pool(self, layer: int, view: PageView) -> Pool:
         return Pool(view.k, view.v, self.paging.tables[:, layer])
@@ -93,15 +99,21 @@ def native_attention(kernels: Kernels) -> PagedMaker:
 
 
 def _takes(now: Tokens) -> bool:
-    """Return whether the kernels support these heads: memory layout, number, width and scaling."""
+    """Return whether the kernels support these heads: dtype, number, width and scaling."""
     _, heads, width = now.query.shape
     return (
-        back_to_back(now.query)
+        now.query.dtype in (torch.float32, torch.bfloat16)
         and now.key.dtype in (torch.float32, torch.bfloat16)
         and heads <= MOST_HEADS
         and width <= MOST_WIDTH
         and now.how.factor(width) > 0.0
     )
+
+
+def _in_float32(query: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return query and output as the kernels take them: float32, a token's heads contiguous; copied if necessary."""
+    wide = query if back_to_back(query) else query.float().contiguous()
+    return wide, out if out.dtype == torch.float32 else out.float()
 
 
 def _in_one_dtype(now: Tokens) -> Tokens:

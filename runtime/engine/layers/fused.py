@@ -8,7 +8,6 @@ expressed this way stays stock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -95,11 +94,7 @@ class FusedAttention(nn.Module):
             k, v = k.to(torch.bfloat16), v.to(torch.bfloat16)
         out = attend(frame, q, k, v, self.how)
         out = out.reshape(1, hidden.shape[1], -1)
-        out = (
-            hidden + _aside(self.side, self.o(out), hidden, self.widened)
-            if self.side
-            else self.onto(out, hidden, frame)
-        )
+        out = self.onto(out, hidden, frame, self.side)
         return self.ops.round_(out) if self.widened else out
 
 
@@ -124,23 +119,8 @@ class FusedFfn(nn.Module):
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         frame = current()
         made = self.gated(self.norm(hidden), frame)
-        out = (
-            hidden + _aside(self.side, self.down(made), hidden, self.widened)
-            if self.side
-            else self.onto(made, hidden, frame)
-        )
+        out = self.onto(made, hidden, frame, self.side)
         return self.ops.round_(out) if self.widened else out
-
-
-def _aside(side: Callable[[Tensor, Tensor], Tensor], output: Tensor, hidden: Tensor, widened: bool) -> Tensor:
-    """Return the output with bottleneck adapters, which compute in their base's dtype.
-
-    A row without one keeps its float32 output to the bit.
-    """
-    if not widened:
-        return side(output, hidden)
-    narrow = output.to(torch.bfloat16)
-    return output + (side(narrow, hidden.to(torch.bfloat16)).float() - narrow.float())
 
 
 def _window(family: str, attention: Any) -> int | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from runtime.engine.adapters.scales import Scales
 from runtime.engine.adapters.stack_cache import StackCache
 from runtime.engine.kernels.bindings import Kernels
-from runtime.engine.layers.matmul import Product, StoredProduct, plain_product, takes_stored
+from runtime.engine.layers.matmul import Multiply, Product, StoredProduct, plain_product, takes_stored
 from runtime.engine.layers.packed_weights import Packed
 from runtime.engine.step.context import ForwardContext, current
 
@@ -41,6 +41,14 @@ class LowRank(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that are not counted elsewhere."""
+        ...
+
+
+class LowRanks(Protocol):
+    """The low-rank adapters of a layer in the form of the kernels (`engine.kernels.linear_groups.Added`)."""
+
+    def add_(self, out: Tensor, x: Tensor, frame: ForwardContext) -> None:
+        """Add each adapter's part for its rows of x [1, tokens, in] to `out` [1, tokens, out], both float32."""
         ...
 
 
@@ -79,6 +87,9 @@ class SharedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.adapters: dict[str, LowRank] = {}
         self.inputs, self.outputs = Scales(), Scales()
+        self.width_in = weight.shape[0 if transposed else 1]
+        #: Its low-rank adapters as the kernels add them, row by row; None where torch adds the stacked ones.
+        self.low_ranks: LowRanks | None = None
         self._plain = True
         #: Key of its packed weight; None while it is plain.
         self.packed_as: str | None = None
@@ -116,7 +127,10 @@ class SharedLinear(nn.Module):
     def stay(self, kernels: Kernels) -> None:
         """Keep the weight as it is stored, and use the kernels for it where they can."""
         if takes_stored(self.product):
-            self.product = StoredProduct(kernels, self.product)
+            bias = self.product.bias
+            self.product = StoredProduct(
+                kernels, self.product if bias is None else self.product.with_bias(bias.float())
+            )
 
     def unpack(self, weight: Tensor) -> None:
         """Use the plain weight [out, in] from now on and drop the packed form."""
@@ -130,14 +144,17 @@ class SharedLinear(nn.Module):
         frame = current()
         if not frame.adapters:
             return self.product.multiply(x)
-        if self.inputs:
-            x = self.inputs.scale_tokens(x, frame).to(x.dtype)
-        out = self.product.multiply(x)
-        if self.outputs:
-            out = self.outputs.scale_tokens(out, frame)
+        out = self.scaled_product(x, frame)
         if self.adapters:
             out = self._add(out, x, frame)
         return out.to(x.dtype)
+
+    def scaled_product(self, x: Tensor, frame: ForwardContext) -> Tensor:
+        """Return the product with its bias, scaled on the rows of adapters that scale, without low-rank parts."""
+        if self.inputs:
+            x = self.inputs.scale_tokens(x, frame).to(x.dtype)
+        out = self.product.multiply(x)
+        return self.outputs.scale_tokens(out, frame) if self.outputs else out
 
     def attach(self, adapter: str, part: LowRank) -> None:
         """Attach a low-rank part."""
@@ -182,6 +199,10 @@ class SharedLinear(nn.Module):
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
         if not active:
             return out
+        if self.low_ranks is not None:
+            out = out.float().contiguous()  # `scaled_product` has made a new tensor
+            self.low_ranks.add_(out, x.float(), frame)
+            return out
         stack = self._stacks.get_or_make(active, frame, self._stacked)
         low = x.to(stack.a.dtype) @ stack.a
         if len(active) > 1 or not frame.covered_by_one:
@@ -225,6 +246,7 @@ class SharedEmbedding(nn.Module):
         self.table = table
         self.adapters: dict[str, LowRank] = {}
         self.prompts: dict[str, Tensor] = {}
+        self.multiply: Multiply = F.linear
 
     @property
     def adapter_bytes(self) -> int:
@@ -246,7 +268,7 @@ class SharedEmbedding(nn.Module):
         for span in frame.adapters:
             part = self.adapters.get(span.adapter)
             if part is not None:
-                low = F.embedding(ids[:, span.lo : span.hi], part.a.t()) @ part.b.t()
+                low = self.multiply(F.embedding(ids[:, span.lo : span.hi], part.a.t()), part.b)
                 low = low if scale is None else low * scale.to(low.dtype)
                 out[:, span.lo : span.hi] = (out[:, span.lo : span.hi] + low).to(out.dtype)
         return out

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from runtime.engine.kernels.bindings import Kernels, Parts, can_be_read
 
+#: (x [.., in], weight [out, in], bias [out] or None) -> [.., out], as torch's `linear`.
+Multiply = Callable[..., Tensor]
+
 
 class Product(Protocol):
     """A weight and bias that a linear layer multiplies by."""
@@ -225,8 +228,19 @@ def takes_stored(product: Product) -> bool:
         return False
     held = [x for x in (product.weight, product.bias) if x is not None]
     known = can_be_read(product.weight) and all(x.device.type == "cpu" for x in held)
-    bias = product.bias is None or product.bias.dtype == torch.float32
-    return known and bias and product.weight.dtype in (torch.float32, torch.bfloat16)
+    return known and product.weight.dtype in (torch.float32, torch.bfloat16)
+
+
+def native_linear(kernels: Kernels) -> Multiply:
+    """Return torch's `linear` with the kernels, whose sums do not depend on the number of rows; in x's dtype."""
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not can_be_read(weight) or weight.dtype not in (torch.float32, torch.bfloat16):
+            return F.linear(x, weight, bias)
+        wide = None if bias is None else bias.float().contiguous()
+        return in_float32(lambda x: kernels.stored(x, weight, wide), x)
+
+    return multiply
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.layers.linear import SharedLinear
@@ -26,8 +27,14 @@ from runtime.engine.step.context import ForwardContext
 Group = Callable[[Tensor, ForwardContext], Sequence[Tensor]]
 #: x -> act(gate(x)) * up(x).
 Gated = Callable[[Tensor, ForwardContext], Tensor]
-#: (x, hidden) -> hidden + layer(x).
-Onto = Callable[[Tensor, Tensor, ForwardContext], Tensor]
+
+
+class Onto(Protocol):
+    """(x, hidden) -> hidden + layer(x), or hidden + side(layer(x), hidden) on rows with a bottleneck adapter."""
+
+    def __call__(
+        self, x: Tensor, hidden: Tensor, frame: ForwardContext, side: BottleneckRows | None = None
+    ) -> Tensor: ...
 
 
 class Operations(Protocol):
@@ -93,7 +100,10 @@ class StockOperations:
         return lambda x, frame: act(gate(x)).mul_(up(x))
 
     def onto(self, layer: SharedLinear) -> Onto:
-        return lambda x, hidden, frame: hidden + layer(x)
+        def onto(x: Tensor, hidden: Tensor, frame: ForwardContext, side: BottleneckRows | None = None) -> Tensor:
+            return hidden + (side(layer(x), hidden) if side else layer(x))
+
+        return onto
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
         return norm(heads)  # type: ignore[no-any-return]
@@ -149,15 +159,15 @@ class NativeOperations(StockOperations):
 
     def together(self, layers: Sequence[SharedLinear]) -> Group:
         parts, stock = parts_of(layers), super().together(layers)
-        return stock if parts is None else NativeGroup(self.kernels, layers, parts, stock)
+        return stock if parts is None else NativeGroup(self.kernels, layers, parts)
 
     def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated:
         parts, stock = parts_of((gate, up)), super().gated(gate, up, act)
-        return stock if parts is None or not is_silu(act) else NativeGated(self.kernels, (gate, up), parts, stock)
+        return stock if parts is None or not is_silu(act) else NativeGated(self.kernels, (gate, up), parts)
 
     def onto(self, layer: SharedLinear) -> Onto:
         parts, stock = parts_of((layer,)), super().onto(layer)
-        return stock if parts is None else NativeOnto(self.kernels, (layer,), parts, stock)
+        return stock if parts is None else NativeOnto(self.kernels, (layer,), parts)
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
         if not (isinstance(norm, NativeNorm) and norm.serves(heads) and back_to_back(heads)):

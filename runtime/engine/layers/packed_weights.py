@@ -100,13 +100,10 @@ class PackedWeights:
         self._counted = Counted()
         self._layout_of: dict[str, WeightLayout] = {}
 
-    def acquire(self, digest: str, weight: Tensor, native: bool = True) -> Packed | None:
-        """Return the packed form of a weight [out, in] and count one more user; None if the plain one is to be used.
-
-        `native`: whether the kernels' layout may be used: their products take and give float32.
-        """
+    def acquire(self, digest: str, weight: Tensor) -> Packed | None:
+        """Return the packed form of a weight [out, in] and count one more user; None if the plain one is to be used."""
         if digest not in self._counted:
-            made = self._packed(weight, native)
+            made = self._packed(weight)
             if made is None:
                 return None
             self._counted.put(digest, made.data)
@@ -130,8 +127,8 @@ class PackedWeights:
         """Bytes of all weights held, each once (without the padding of oneDNN's layout)."""
         return self._counted.nbytes
 
-    def _packed(self, weight: Tensor, native: bool) -> Packed | None:
-        layout = self._layout_for(weight, native)
+    def _packed(self, weight: Tensor) -> Packed | None:
+        layout = self._layout_for(weight)
         if layout is None:
             return None
         try:
@@ -139,10 +136,10 @@ class PackedWeights:
         except (RuntimeError, AttributeError):
             return None
 
-    def _layout_for(self, weight: Tensor, native: bool) -> WeightLayout | None:
+    def _layout_for(self, weight: Tensor) -> WeightLayout | None:
         if self._wanted == "plain" or weight.dim() != 2:
             return None
-        if native and self._ours is not None and self._ours.takes(weight.dtype):
+        if self._ours is not None and self._ours.takes(weight.dtype):
             return self._ours
         if not self._theirs.takes(weight.dtype):
             return None

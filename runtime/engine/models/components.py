@@ -23,8 +23,11 @@ from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
 from runtime.engine.kernels.paged_attention import native_attention
 from runtime.engine.kernels.program_cache import Programs
+from runtime.engine.layers.activations import Uniform, make_uniform_
+from runtime.engine.layers.experts import share_experts_
 from runtime.engine.layers.fused import added_of, can_fuse, fuse
 from runtime.engine.layers.linear import SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.layers.matmul import native_linear
 from runtime.engine.layers.mixed_precision import Widened, widen_parameters_
 from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.layers.packed_weights import PackedWeights
@@ -34,7 +37,7 @@ from runtime.engine.step.context import PagedMaker
 from surgery.chains.plan import ChainLink
 from surgery.families.table import FAMILIES
 from surgery.modules.build import build, build_stitch
-from surgery.modules.components import ResidualHalf
+from surgery.modules.components import LmHead, ResidualHalf, Stitch
 from surgery.modules.skeleton import Skeleton
 from surgery.modules.skeleton_pool import Skeletons
 from surgery.tensors.pool import TensorPool
@@ -203,6 +206,8 @@ class ComponentPool:
             raise
         module = made.module
         pairs = share_linears_(module)
+        if self.kernels is not None:
+            _use_kernels_(module, self.kernels)
         targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
         private = _private_bytes(module, tensors)
         if private:  # release the pooled originals of converted tensors: nothing reads them again
@@ -213,7 +218,7 @@ class ComponentPool:
         widened = any(self.widens(tensor.dtype) for tensor in tensors.values())
         inside = widened and not can_fuse(component, module)  # computes in bfloat16
         linears = [pair.new for pair in pairs if isinstance(pair.new, SharedLinear)]
-        packs = self._pack_(linears, component, tensors, native=not inside)
+        packs = self._pack_(linears, component, tensors)
         if widened and not inside:
             private += widen_parameters_(module)
         plain, now_packed = [], {key.partition(_TURNED)[0] for key in packs}
@@ -224,7 +229,7 @@ class ComponentPool:
                 plain.append(digest)
         self._unpack_(plain)
         rotary = None if made.rotary is None else self._rotary(component, made.rotary)
-        side = BottleneckRows() if isinstance(module, ResidualHalf) else None
+        side = BottleneckRows(self.kernels) if isinstance(module, ResidualHalf) else None
         if isinstance(module, ResidualHalf):
             module.side = side
         if self.fused:
@@ -232,18 +237,14 @@ class ComponentPool:
         if inside:
             module = Widened(module)
         module = module.to(self.device)
+        added = () if self.kernels is None else (*added_of(module), *_added_apart(self.kernels, module, linears))
         return SharedComponent(
             component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
-            _is_masked(component), side=side, added=added_of(module),
+            _is_masked(component), side=side, added=added,
         )  # fmt: skip
 
-    def _pack_(
-        self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor], native: bool
-    ) -> list[str]:
-        """Pack the weights of linear layers where packing is configured. Returns the keys of the packed weights.
-
-        `native`: whether the kernels' layout may be used.
-        """
+    def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Pack the weights of linear layers where packing is configured. Returns the keys of the packed weights."""
         digests = {tensors[name].data_ptr(): digest for name, digest in component.tensors}
         own = Counter(digest for _, digest in component.tensors)
         taken = []
@@ -251,16 +252,24 @@ class ComponentPool:
             digest = digests.get(linear.weight.data_ptr())
             # One copy of each weight: one that another unit reads plain (the table of a tied head) stays plain.
             if digest is None or self.pool.users(digest) > own[digest]:
-                if self.kernels is not None and self.weights != "plain" and native:
-                    linear.stay(self.kernels)
+                self._stay(linear)
                 continue
             weight = linear.product.weight
             key = digest if weight.is_contiguous() else digest + _TURNED
-            packed = self.packs.acquire(key, weight, native)
-            if packed is not None:
-                linear.pack(packed, key)
-                taken.append(key)
+            packed = self.packs.acquire(key, weight)
+            if packed is None:
+                self._stay(linear)
+                continue
+            linear.pack(packed, key)
+            taken.append(key)
         return taken
+
+    def _stay(self, linear: SharedLinear) -> None:
+        """Keep a weight as it is stored, and multiply by it with the kernels in the dtypes that they run."""
+        if self.kernels is None or self.weights == "plain":
+            return
+        if linear.product.weight.dtype == torch.float32 or self.widens(linear.product.weight.dtype):
+            linear.stay(self.kernels)
 
     def _unpack_(self, digests: Sequence[str]) -> None:
         """Make heads read the plain tensor again where another unit now reads it plain.
@@ -274,8 +283,7 @@ class ComponentPool:
                 for module in unit.module.modules():
                     if isinstance(module, SharedLinear) and module.packed_as == digest:
                         module.unpack(weight)
-                        if self.kernels is not None:
-                            module.stay(self.kernels)
+                        self._stay(module)
                 self.packs.release([digest])
                 unit.packs = tuple(key for key in unit.packs if key != digest)
                 unit.tensors = (*unit.tensors, digest)
@@ -305,6 +313,24 @@ class _Made:
     module: nn.Module
     paths: Mapping[int, str]
     rotary: nn.Module | None
+
+
+def _use_kernels_(module: nn.Module, kernels: Kernels) -> None:
+    """Let the functions of a module that depend on the number of rows with torch run independently of it."""
+    multiply = native_linear(kernels)
+    share_experts_(module, multiply)
+    make_uniform_(module)
+    for each in module.modules():
+        if isinstance(each, Stitch | SharedEmbedding):
+            each.multiply = multiply
+        elif isinstance(each, LmHead):
+            each.tanh = Uniform(torch.tanh)
+
+
+def _added_apart(kernels: Kernels, module: nn.Module, linears: Iterable[SharedLinear]) -> tuple[Added, ...]:
+    """Return the low-rank adapters of layers that are in no group, each packed for its layer alone."""
+    grouped = {id(layer) for added in added_of(module) for layer in added.layers}
+    return tuple(Added(kernels, [layer]) for layer in linears if id(layer) not in grouped)
 
 
 def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> _Made:

@@ -235,8 +235,8 @@ def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     min_p = put([draw.params.min_p for draw in draws], device, torch.float32)[:, None]
     drop = rank >= top_k
     left = torch.where(drop, torch.zeros_like(probabilities), probabilities)
-    left = left / left.sum(-1, keepdim=True)
-    before = left.cumsum(-1) - left
+    cumulated = left.cumsum(-1)  # not a sum as well: torch sums a long row in another order if it is alone
+    before = (cumulated - left) / cumulated[:, -1:]
     drop = drop | ((before >= top_p) & (top_p < 1.0)) | (probabilities < min_p * probabilities[:, :1])
     drop[:, 0].fill_(False)
     return drop

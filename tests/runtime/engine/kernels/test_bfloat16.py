@@ -112,5 +112,7 @@ def test_a_head_as_stored_gives_each_row_the_same_bits_beside_any_number() -> No
     weight, x = torch.randn(50, 64).bfloat16(), torch.randn(1, 73, 64)
     product = StoredProduct(KERNELS[1], plain_product(weight, None))
     together = product.multiply(x)
-    assert torch.equal(KERNELS[1].linear(x, Parts([KERNELS[1].pack(weight)], [50], [None])), together), "packed it differs"
+    assert torch.equal(KERNELS[1].linear(x, Parts([KERNELS[1].pack(weight)], [50], [None])), together), (
+        "packed it differs"
+    )
     assert torch.equal(torch.cat([product.multiply(x[:, row : row + 1]) for row in range(x.shape[1])], dim=1), together)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -279,7 +281,7 @@ def test_a_token_has_the_same_bits_in_a_decode_step_and_in_any_chunk(
     pool, lengths = Pool(k, v, table.expand(tail, -1).contiguous()), torch.arange(start + 1, length + 1)
     KERNELS[2].decode(query, pool, lengths, alone, 0.3, window, cap)
     cuts = sorted({0, tail, *torch.randint(0, tail + 1, (3,)).tolist()})
-    chunks = [PromptChunk(lo, hi - lo, start + lo, 0) for lo, hi in zip(cuts, cuts[1:], strict=False)]
+    chunks = [PromptChunk(lo, hi - lo, start + lo, 0) for lo, hi in itertools.pairwise(cuts)]
     for chunk in chunks:  # one by one: the pages of a real chunk end with it
         KERNELS[1].chunks(query, Pool(k, v, table), PromptChunks([chunk]), chunked, 0.3, window, cap)
     assert torch.equal(alone, chunked)

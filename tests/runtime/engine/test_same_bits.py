@@ -1,0 +1,30 @@
+"""A row has the same bits in any company: beside other models and adapters, in any chunks, after preemption.
+
+Every log-probability of a sequence is compared with that of an engine that runs the sequence alone. `company.py` has the
+random companies, and a command for long runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.engine.company import DTYPES, MODELS, Side, add_models, company_of
+from tests.runtime.engine.compiled import needs_kernels
+
+pytestmark = needs_kernels
+#: Companies in each dtype.
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module")
+def side(bench, request) -> Side:
+    add_models(bench, request.param)
+    return Side(bench)
+
+
+@pytest.mark.parametrize("side", DTYPES, indirect=True)
+def test_every_log_probability_of_a_sequence_is_as_alone(side: Side) -> None:
+    companies = [company_of(seed) for seed in SEEDS]
+    assert {one.model for each in companies for asked in each.arrivals.values() for one in asked} == set(MODELS)
+    assert [seq for company in companies for seq in side.differing(company)] == []
+    assert side.preemptions and side.shared, "nothing was preempted, or no prefix was hit"
