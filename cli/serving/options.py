@@ -73,15 +73,18 @@ class ServeOptions:
         help="Maximum context length (prompt and output) in tokens, of every model.")
     executor: str = option("auto", group="Model", choices=("auto", "paged", "dense"),
         help="Attention over a paged KV cache (paged), or left-padded batches as in Baton (dense); auto: paged, "
-             "unless a model runs only dense or was measured to be faster so.")
+             "unless a model runs only dense or was measured to be faster so. Only with paged has a row the same bits "
+             "beside any other rows.")
     layers: str = option("fused", group="Model", choices=("fused", "stock"),
-        help="Transformer layers with fused operations, or transformers' own (stock).")
+        help="Transformer layers with fused operations, or transformers' own (stock; in bfloat16 the bits of a row may "
+             "then depend on the rows beside it).")
     weights: str = option("auto", group="Model", choices=get_args(Weights),
         help="Layout of linear layers' weights on a CPU: as stored (plain), repacked for the matrix kernels "
-             "(packed), or the one measured to be faster (auto).")
+             "(packed), or the one measured to be faster (auto). With plain the bits of a row may depend on the rows "
+             "beside it.")
     kernels: str = option("auto", group="Model", choices=get_args(KernelChoice),
         help="Kernels on a CPU: compiled on first use (native), or torch's (stock); auto: native where there is a C "
-             "compiler.")
+             "compiler. With stock the bits of a row may depend on the rows beside it.")
     bf16_products: str = option("auto", group="Model", choices=get_args(Bf16Products), needs=["native kernels"],
         help="How native kernels multiply by bfloat16 weights: tiles (amx), AVX512-BF16 (avx512), or as float32 "
              "(widen); auto: the first of these that the processor has.")

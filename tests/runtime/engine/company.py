@@ -141,7 +141,9 @@ class Side:
     def run_together(self, company: Company) -> Drive:
         if self._together is None:
             self._together = self._engine(640 << 10, list(MODELS))
-        out = drive(self._together, company.arrivals, company.limits, "on" if company.shares else "off", company.credit)
+        out = drive(
+            self._together, company.arrivals, company.limits, "cached" if company.shares else "off", company.credit
+        )
         self.preemptions, self.shared = self.preemptions + out.preemptions, self.shared + out.shared
         return out
 

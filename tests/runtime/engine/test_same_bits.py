@@ -1,7 +1,7 @@
 """A row has the same bits in any company: beside other models and adapters, in any chunks, after preemption.
 
-Every log-probability of a sequence is compared with that of an engine that runs the sequence alone. `company.py` has the
-random companies, and a command for long runs.
+Every log-probability of a sequence is compared with that of an engine that runs the sequence alone. `company.py` has
+the random companies, and a command for long runs.
 """
 
 from __future__ import annotations
