@@ -32,8 +32,8 @@ class _ProgramStep:
 
     half: Half
     module: FusedAttention | FusedFfn
-    into: Grouped[Any]
-    out: Grouped[Any]
+    into: Grouped
+    out: Grouped
 
     @property
     def plain(self) -> bool:

@@ -23,6 +23,7 @@ from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench
 from tests.runtime.engine.drive import Drive, Limits, PagedDevice, drive
+from tests.runtime.engine.test_sharing import fine_tune
 
 DTYPES = ("float32", "bfloat16")
 #: Adapters of "base", which "tune" shares all blocks with but one layer, and a chain of two widths.
@@ -59,20 +60,6 @@ def add_models(bench: Bench, dtype: str) -> None:
     bench.family("phi", "phi", seed=12, dtype=dtype)
     bench.family("mixtral", "mixtral", seed=13, dtype=dtype)
     bench.family("gemma2", "gemma2", seed=14, dtype=dtype)
-
-
-def fine_tune(bench: Bench, base: str, name: str, layer: int) -> None:
-    """Add a copy of `base` with one layer's weights changed."""
-    from transformers import AutoModelForCausalLM
-
-    folder = bench.root / "hf" / name
-    model = AutoModelForCausalLM.from_pretrained(bench.folders[base], dtype="auto")
-    chance = torch.Generator().manual_seed(layer)
-    with torch.no_grad():
-        for parameter in model.model.layers[layer].parameters():
-            parameter.add_((torch.randn(parameter.shape, generator=chance) * 0.05).to(parameter.dtype))
-    model.save_pretrained(folder)
-    bench.add(name, folder, base=base)
 
 
 @dataclass(frozen=True)
