@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from peft import IA3Config, PrefixTuningConfig
 
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, KernelChoice
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench
@@ -32,6 +32,8 @@ ADAPTED = ("base", "tune", "lora", "lora2", "ia3", "dora", "prefix", "bottleneck
 STOCK = ("gpt2", "glora", "phi", "mixtral", "gemma2")
 MODELS = (*ADAPTED, *STOCK)
 _PROMPT = 90
+#: The pool of all models together: little more than the longest sequence needs.
+_POOL_BYTES = {"float32": 400 << 10, "bfloat16": 200 << 10}
 _VOCABULARY = 1 << 20  # the log-probabilities of all tokens
 
 Bits = tuple[tuple[int, str, str], ...]
@@ -76,9 +78,10 @@ def company_of(seed: int, models: tuple[str, ...] = MODELS) -> Company:
     """Return a random company. Prompts of a model begin alike, so that some hit the prefix cache."""
     chance = random.Random(seed)
     arrivals: dict[int, list[SequenceRequest]] = {}
-    for number in range(chance.randint(3, 9)):
-        model = chance.choice(models)
-        chosen = random.Random(chance.randint(0, 3))
+    some = [models[seed % len(models)], *chance.sample(models, chance.randint(0, 4))]
+    for number in range(chance.randint(4, 10)):
+        model = chance.choice(some) if number else some[0]
+        chosen = random.Random(chance.randint(0, 1))
         prompt = [chosen.randrange(3, 60) for _ in range(_PROMPT)][: chance.choice((1, 2, 9, 17, 33, 60, 90))]
         prompt += [chance.randrange(3, 60) for _ in range(chance.randint(0, 2))]
         sampling = SamplingParams(
@@ -87,7 +90,7 @@ def company_of(seed: int, models: tuple[str, ...] = MODELS) -> Company:
             prompt_logprobs=_VOCABULARY if chance.random() < 0.2 else None,
         )  # fmt: skip
         request = SequenceRequest(f"{model}.{seed}.{number}", f"r{number}", model, tuple(prompt), sampling)
-        arrivals.setdefault(chance.choice((0, 0, 1, 2, 5, 12)), []).append(request)
+        arrivals.setdefault(chance.choice((0, 0, 1, 2, 5, 12, 25)), []).append(request)
     budget = chance.choice((3, 8, 17, 33, 64, 512))
     return Company(arrivals, Limits(budget, chance.choice((3, 256))), chance.random() < 0.5, chance.choice((1, 4)))
 
@@ -113,8 +116,8 @@ def _hex(value: float | None) -> str:
 class Side:
     """The engines of one dtype: one with all models and few pages, and one for each model alone."""
 
-    def __init__(self, bench: Bench, kernels: str = "auto") -> None:
-        self._bench, self._kernels = bench, kernels
+    def __init__(self, bench: Bench, dtype: str, kernels: KernelChoice = "auto") -> None:
+        self._bench, self._dtype, self._kernels = bench, dtype, kernels
         self._together: PagedDevice | None = None
         self._alone: dict[str, PagedDevice] = {}
         self.preemptions = self.shared = 0
@@ -127,7 +130,7 @@ class Side:
 
     def run_together(self, company: Company) -> Drive:
         if self._together is None:
-            self._together = self._engine(640 << 10, list(MODELS))
+            self._together = self._engine(_POOL_BYTES[self._dtype], list(MODELS))
         out = drive(
             self._together, company.arrivals, company.limits, "cached" if company.shares else "off", company.credit
         )
@@ -155,7 +158,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             bench = Bench(Path(root))
             add_models(bench, dtype)
-            side, begin, bad, count = Side(bench, asked.kernels), time.monotonic(), [], 0
+            side, begin, bad, count = Side(bench, dtype, asked.kernels), time.monotonic(), [], 0
             for seed in range(asked.first, asked.first + asked.seeds):
                 company = company_of(seed)
                 count += sum(len(each) for each in company.arrivals.values())

@@ -42,4 +42,7 @@ def test_the_same_angles(rope, dtype):
 
 def test_angles_that_depend_on_the_length_are_computed():
     module = stock(rope_type="dynamic", factor=2.0)
-    assert looked_up(module) is module
+    assert not isinstance(looked_up(module), RotaryTables)
+    positions, like = torch.tensor([[5, 3, 300, 7]]), torch.zeros(1)
+    for got, wanted in zip(looked_up(module)(like, positions), module(like, positions), strict=True):
+        assert torch.equal(got, wanted)
