@@ -22,7 +22,7 @@ from runtime.engine.layers.matmul import OneDnn, native_linear
 
 ROWS = (1, 2, 3, 4, 7, 16, 64, 200)
 SHAPES = ((576, 576), (1536, 576), (576, 1536), (3072, 768))
-_BYTES, _ROUNDS = 64 << 20, 7
+_BYTES, _ROUNDS = 32 << 20, 5
 
 
 def time_by_turns(sides: Sequence[Callable[[], object]]) -> list[float]:

@@ -61,11 +61,10 @@ class _Active:
 
 def _run_part(part: BottleneckModule, output: Tensor, residual: Tensor) -> Tensor:
     """Run one adapter in its own dtype, and keep what float32 outputs have beyond it."""
-    dtype = part.tensors["up_weight"].dtype
-    if output.dtype == dtype:
-        return part(output, residual)  # type: ignore[no-any-return]
+    dtype: torch.dtype = part.tensors["up_weight"].dtype
     narrow = output.to(dtype)
-    return output + (part(narrow, residual.to(dtype)).float() - narrow.float())
+    made: Tensor = part(narrow, residual.to(dtype))
+    return made if output.dtype == dtype else output + (made.float() - narrow.float())
 
 
 class BottleneckRows:

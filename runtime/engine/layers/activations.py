@@ -28,7 +28,7 @@ class Uniform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count = x.numel()
         flat = F.pad(x.reshape(-1), (0, -count % _VECTOR))
-        made = [self.function(piece) for piece in flat.split(_PIECE)]
+        made = [self.function(piece) for piece in torch.split(flat, _PIECE)]
         out = made[0] if len(made) == 1 else torch.cat(made)
         return out[:count].view(x.shape)
 

@@ -37,7 +37,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, width]; experts, weights [tokens, experts of a token]. Returns the shape of x."""
         out = torch.zeros_like(x)
-        for expert in experts.unique().tolist():
+        for expert in sorted(set(experts.flatten().tolist())):
             token, place = torch.where(experts == expert)
             gate, up = self.multiply(x[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
             made = self.multiply(self.act_fn(gate) * up, self.down_proj[expert]) * weights[token, place, None]

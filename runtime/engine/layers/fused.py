@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.attention.interface import AttentionSettings, attend
 from runtime.engine.kernels.linear_groups import Added, Grouped
 from runtime.engine.layers.operations import Gated, Group, Onto, Operations
@@ -72,7 +73,7 @@ class FusedAttention(nn.Module):
         self.k_norm = ops.norm(stock.k_norm) if family == "qwen3" else None
         self.head_dim = int(stock.head_dim)
         self.how = AttentionSettings(float(stock.scaling), _window(family, stock), None)
-        self.side = half.side
+        self.side = half.side if isinstance(half.side, BottleneckRows) else None
         self.layers = nn.ModuleList(
             (stock.q_proj, stock.k_proj, stock.v_proj)
         )  # registers their parameters with this module
@@ -108,7 +109,7 @@ class FusedFfn(nn.Module):
         self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
         self.gated = ops.gated(stock.gate_proj, stock.up_proj, stock.act_fn)
         self.down, self.onto = stock.down_proj, ops.onto(stock.down_proj)
-        self.side = half.side
+        self.side = half.side if isinstance(half.side, BottleneckRows) else None
         self.layers = nn.ModuleList((stock.gate_proj, stock.up_proj))
 
     @property

@@ -62,7 +62,7 @@ class PiecewiseRotary(nn.Module):
 def _angles(stock: nn.Module, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return (cos, sin), each [positions, width], from calls with `_PIECE` positions, the last filled up with zeros."""
     count = positions.numel()
-    pieces = F.pad(positions, (0, -count % _PIECE)).split(_PIECE)
+    pieces = torch.split(F.pad(positions, (0, -count % _PIECE)), _PIECE)
     made = [stock(like, piece[None]) for piece in pieces]
     cos, sin = (torch.cat([angles[at][0] for angles in made])[:count].contiguous() for at in (0, 1))
     return cos, sin
