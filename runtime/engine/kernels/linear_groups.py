@@ -27,7 +27,7 @@ from runtime.engine.layers.matmul import NativeProduct
 from runtime.engine.step.context import ForwardContext
 
 
-class Side(Protocol):
+class SideAdapters(Protocol):
     """Adapters between a layer's output and the residual connection (`engine.adapters.bottleneck.BottleneckRows`)."""
 
     def applies(self, frame: ForwardContext) -> bool:
@@ -191,7 +191,7 @@ class NativeGated(Grouped):
 class NativeOnto(Grouped):
     """`engine.layers.operations.Onto` with kernels, for one layer."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext, side: Side | None = None) -> Tensor:
+    def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext, side: SideAdapters | None = None) -> Tensor:
         if side is None or not side.applies(frame):
             return self.product(x, frame, hidden)
         output = self._scaled(x, frame)

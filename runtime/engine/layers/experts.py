@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runtime.engine.layers.matmul import Multiply
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """transformers' `MixtralTopKRouter`: x [tokens, width] -> logits, weights and numbers of each token's experts."""
 
     def __init__(self, stock: Any, multiply: Multiply) -> None:
@@ -26,7 +26,7 @@ class Router(nn.Module):
         return logits, weights / weights.sum(dim=-1, keepdim=True), experts
 
 
-class Experts(nn.Module):
+class RoutedExperts(nn.Module):
     """transformers' `MixtralExperts`: each token's experts, weighted and summed in the order of their numbers."""
 
     def __init__(self, stock: Any, multiply: Multiply) -> None:
@@ -45,7 +45,7 @@ class Experts(nn.Module):
         return out
 
 
-_FORMS = {"MixtralTopKRouter": Router, "MixtralExperts": Experts}
+_FORMS = {"MixtralTopKRouter": ExpertRouter, "MixtralExperts": RoutedExperts}
 
 
 def share_experts_(module: nn.Module, multiply: Multiply) -> None:

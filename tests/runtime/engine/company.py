@@ -113,7 +113,7 @@ def _hex(value: float | None) -> str:
     return "" if value is None else value.hex()
 
 
-class Side:
+class Engines:
     """The engines of one dtype: one with all models and few pages, and one for each model alone."""
 
     def __init__(self, bench: Bench, dtype: str, kernels: KernelChoice = "auto") -> None:
@@ -158,7 +158,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as root:
             bench = Bench(Path(root))
             add_models(bench, dtype)
-            side, begin, bad, count = Side(bench, dtype, asked.kernels), time.monotonic(), [], 0
+            side, begin, bad, count = Engines(bench, dtype, asked.kernels), time.monotonic(), [], 0
             for seed in range(asked.first, asked.first + asked.seeds):
                 company = company_of(seed)
                 count += sum(len(each) for each in company.arrivals.values())

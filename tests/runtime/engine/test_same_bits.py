@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.engine.company import DTYPES, MODELS, Side, add_models, company_of
+from tests.runtime.engine.company import DTYPES, MODELS, Engines, add_models, company_of
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.conftest import Bench
 
@@ -21,7 +21,7 @@ SEEDS = range(len(MODELS))
 def test_every_log_probability_of_a_sequence_is_as_alone(tmp_path, dtype: str) -> None:
     bench = Bench(tmp_path)
     add_models(bench, dtype)
-    side = Side(bench, dtype)
+    side = Engines(bench, dtype)
     companies = [company_of(seed) for seed in SEEDS]
     assert {one.model for each in companies for asked in each.arrivals.values() for one in asked} == set(MODELS)
     assert [seq for company in companies for seq in side.differing(company)] == []
