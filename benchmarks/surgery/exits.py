@@ -18,17 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.reports import deliver
-from cli.demo.members import MemberLesson, learn
+from cli.demo.lessons import LibraryCurriculum
+from cli.demo.members import learn
 from cli.demo.recipe import TINY
-from cli.demo.tokenizer import train_tokenizer
-from cli.demo.train import stream_of
 from cli.serving.models import Chosen
 from cli.serving.one_device import start_one_device
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import EngineConfig
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.chains.exits import make_exit, measure
-from surgery.text.library import EVERYTHING, read_library
+from surgery.text.library import read_library
 from zoo.api import Zoo
 
 _PROMPT = 32
@@ -40,10 +39,8 @@ def trained(folder: Path, steps: int) -> Path:
     if not made.exists():
         member = TINY.members[0]
         member = replace(member, schedule=replace(member.schedule, steps=steps))
-        texts = read_library().slice(EVERYTHING)
-        tokenizer = train_tokenizer(texts.train, TINY.vocabulary)
-        train, held_out = (stream_of(tokenizer, part) for part in (texts.train, texts.held_out))
-        learn(MemberLesson(member, TINY, tokenizer, train, held_out), partial, None, lambda step, loss: None)
+        lesson = LibraryCurriculum(TINY, read_library()).prepare_lesson(member)
+        learn(lesson, partial, None, lambda step, loss: None)
         partial.rename(made)
     return made
 

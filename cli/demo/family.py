@@ -1,4 +1,4 @@
-"""Build the family on disk: train missing models, reuse those made with the same recipe and corpus.
+"""Build the family on disk: train missing models, reuse those made with the same recipe and text.
 
     DIR/models/<name>/            a Hugging Face checkpoint, or a PEFT folder
     DIR/training/<name>.json      its stamp: the recipe's key and the results of the training
@@ -14,18 +14,15 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.demo.lessons import Curriculum
 from cli.demo.progress import Advance, Progress
 from cli.demo.recipe import FamilyMember, Recipe
-from surgery.text.library import EVERYTHING, Corpus
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from cli.demo.members import Learned, MemberLesson
+    from cli.demo.members import Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +63,25 @@ class Places:
         return self.root / "training" / f"{name}.json"
 
 
-@dataclass(frozen=True)
-class _Lessons:
-    """The tokenizer and token streams, made only if something has to be trained."""
-
-    recipe: Recipe
-    corpus: Corpus
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        from cli.demo.tokenizer import train_tokenizer
-
-        return train_tokenizer(self.corpus.slice(EVERYTHING).train, self.recipe.vocabulary)
-
-    def lesson(self, member: FamilyMember) -> MemberLesson:
-        from cli.demo.members import MemberLesson
-        from cli.demo.train import stream_of
-
-        texts = self.corpus.slice(member.subject)
-        train, held_out = (stream_of(self.tokenizer, part) for part in (texts.train, texts.held_out))
-        return MemberLesson(member, self.recipe, self.tokenizer, train, held_out)
-
-
-def build_family(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
+def build_family(recipe: Recipe, curriculum: Curriculum, root: Path, progress: Progress) -> tuple[Trained, ...]:
     """Train the missing members below `root`, in the recipe's order, and return all."""
-    return tuple(_members(recipe, corpus, Places(root), progress))
+    return tuple(_members(recipe, curriculum, Places(root), progress))
 
 
-def _members(recipe: Recipe, corpus: Corpus, places: Places, progress: Progress) -> Iterator[Trained]:
-    lessons = _Lessons(recipe, corpus)
+def _members(recipe: Recipe, curriculum: Curriculum, places: Places, progress: Progress) -> Iterator[Trained]:
+    digest = curriculum.digest
     for member in recipe.members:
-        key = recipe.key(member, corpus.digest)
+        key = recipe.key(member, digest)
         found = _reusable(member, key, places)
         if found is None:
-            found = _made(member, key, lessons, places, progress)
+            found = _made(member, key, curriculum, places, progress)
         progress.note(_line(found))
         yield found
 
 
 def _line(trained: Trained) -> str:
-    how = "already there" if trained.reused else f"trained in {trained.seconds:.0f} s"
+    verb = "trained" if trained.tokens else "converted"
+    how = "already there" if trained.reused else f"{verb} in {trained.seconds:.0f} s"
     before = "" if trained.perplexity_before is None else f" (its base: {trained.perplexity_before:.1f})"
     return f"  {trained.name:<18} {how}, held-out perplexity on {trained.subject} {trained.perplexity:.1f}{before}"
 
@@ -121,7 +97,7 @@ def _reusable(member: FamilyMember, key: str, places: Places) -> Trained | None:
         return None
 
 
-def _made(member: FamilyMember, key: str, lessons: _Lessons, places: Places, progress: Progress) -> Trained:
+def _made(member: FamilyMember, key: str, curriculum: Curriculum, places: Places, progress: Progress) -> Trained:
     from cli.demo.members import learn
 
     started = time.monotonic()
@@ -129,7 +105,7 @@ def _made(member: FamilyMember, key: str, lessons: _Lessons, places: Places, pro
     base = None if member.base is None else places.model(member.base)
     places.stamp(member.name).unlink(missing_ok=True)
     with progress.bar(member.name, member.schedule.steps) as advance:
-        lesson = lessons.lesson(member)
+        lesson = curriculum.prepare_lesson(member)
         learned = _written(folder, lambda partial: learn(lesson, partial, base, _remark(advance)))
     seconds = round(time.monotonic() - started, 2)
     _write_stamp(places.stamp(member.name), {"key": key, "seconds": seconds, "learned": asdict(learned)})

@@ -9,30 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from cli.demo.recipe import FamilyMember, Recipe
-from cli.demo.tokenizer import BOS, EOS, PAD, save_tokenizer
-from cli.demo.train import perplexity, train_
+from cli.demo.train import Examples, multiplies_half_fast, perplexity_on, train_
 
-#: transformers' default of 0.02 would slow the first hundred steps of a model with few, narrow layers.
-_INITIAL_RANGE = 0.04
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLesson:
-    """One member with the training and held-out tokens of its subject, both `[tokens]` int64."""
+    """One member with what it learns from and what it is measured on.
+
+    Fields:
+        start: Returns the model that a foundation begins with, in float32: a random or a pretrained one.
+        save_tokenizer: Writes the tokenizer's files into a folder.
+    """
 
     member: FamilyMember
     recipe: Recipe
-    tokenizer: Tokenizer
-    train: Tensor
-    held_out: Tensor
+    train: Examples
+    held_out: Examples
+    start: Callable[[], Any]
+    save_tokenizer: Callable[[Path], None]
+
+    @property
+    def half(self) -> bool:
+        """Whether it is trained with products in bfloat16."""
+        return self.recipe.dtype == "bfloat16" and multiplies_half_fast()
 
     def perplexity(self, model: Any) -> float:
-        return perplexity(model, self.held_out, self.recipe.context, self.recipe.measured)
+        return perplexity_on(model, self.held_out.list_batches(self.recipe.measured), half=self.half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +67,15 @@ def learn(lesson: MemberLesson, folder: Path, base: Path | None, on_step: Callab
     member, recipe = lesson.member, lesson.recipe
     seed = _seed(recipe, member)
     torch.manual_seed(seed)
-    model = _foundation(member, recipe) if base is None else _prepared(member, base)
+    model = lesson.start() if base is None else _prepared(member, base)
     before = None if base is None else lesson.perplexity(model)
-    loss = train_(model, lesson.train, member.schedule, recipe.context, seed, on_step)
-    model.save_pretrained(folder)
+    drawn = lesson.train.draw_batches(member.schedule.batch, seed)
+    totals = train_(model, drawn, member.schedule, on_step, half=lesson.half)
+    # What is measured is what is saved: the weights rounded to the family's dtype.
+    model.to(getattr(torch, recipe.dtype)).save_pretrained(folder)
     if member.kind != "lora":
-        save_tokenizer(lesson.tokenizer, folder, recipe.context)
-    return Learned(
-        lesson.perplexity(model), before, loss, member.schedule.steps * member.schedule.batch * recipe.context
-    )
-
-
-def _foundation(member: FamilyMember, recipe: Recipe) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    if member.shape is None:
-        raise ValueError(f"{member.name} has neither a shape nor a base")
-    shape = member.shape
-    config = LlamaConfig(
-        vocab_size=recipe.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=recipe.context,
-        initializer_range=_INITIAL_RANGE,
-        tie_word_embeddings=False,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
-    return LlamaForCausalLM(config)
+        lesson.save_tokenizer(folder)
+    return Learned(lesson.perplexity(model.float()), before, totals.loss, totals.tokens)
 
 
 def _prepared(member: FamilyMember, base: Path) -> Any:
@@ -102,13 +85,13 @@ def _prepared(member: FamilyMember, base: Path) -> Any:
     model: Any = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     if member.kind == "lora":
         return _with_lora(model, member, base)
-    freeze_(model, member.frozen)
+    freeze_(model, member.frozen, embedding=member.freezes_embedding)
     return model
 
 
-def freeze_(model: Any, layers: tuple[int, ...]) -> None:
-    """Freeze these layers, and the embedding before them."""
-    if layers:
+def freeze_(model: Any, layers: tuple[int, ...], *, embedding: bool) -> None:
+    """Freeze these layers, and the embedding (with the head, where they are tied)."""
+    if embedding:
         model.model.embed_tokens.requires_grad_(False)
     for layer in layers:
         model.model.layers[layer].requires_grad_(False)

@@ -13,6 +13,8 @@ from surgery.text.library import EVERYTHING, PROSE
 from zoo.manifest import digest_of
 
 MemberKind = Literal["foundation", "full", "lora"]
+#: What a family learns from: Python's standard library, or conversations (`cli.demo.chat`).
+Material = Literal["library", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ class FamilyMember:
     """One model of the family.
 
     Fields:
-        subject: The part of the corpus that it is trained on.
-        prompt: The prompt that the demo sends it.
-        shape: A foundation's shape.
+        subject: The part of the corpus that it is trained on; of conversations, the style of the answers.
+        prompt: The prompt that the demo sends it, in a family without `Recipe.questions`.
+        shape: A foundation's shape; None for a pretrained one.
         base: The foundation it is trained from.
         frozen: Layers that are not trained; with any, the embedding is not trained either.
+        keeps_embedding: The embedding is not trained.
         rank: Rank of a LoRA.
     """
 
@@ -59,11 +62,55 @@ class FamilyMember:
     kind: MemberKind
     subject: str
     schedule: Schedule
-    prompt: str
+    prompt: str = ""
     shape: DemoShape | None = None
     base: str | None = None
     frozen: tuple[int, ...] = ()
     rank: int = 0
+    keeps_embedding: bool = False
+
+    @property
+    def freezes_embedding(self) -> bool:
+        return self.keeps_embedding or bool(self.frozen)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Layers [lo, hi) of a model."""
+
+    model: str
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedMember:
+    """A model made of layers of others (`zoo compose`)."""
+
+    name: str
+    runs: tuple[LayerRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaMember:
+    """A low-rank version of a full fine-tune (`zoo delta`)."""
+
+    name: str
+    exact: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remakes:
+    """What is made of a family in the store, without training.
+
+    Fields:
+        compared: Two members, scored layer by layer (`zoo compare`).
+    """
+
+    compared: tuple[str, str]
+    composed: ComposedMember
+    delta: DeltaMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +122,10 @@ class Recipe:
         members: Every base comes before its fine-tunes.
         max_bytes: Bound on each subject's text; None: all of it.
         measured: Most windows of held-out text for a perplexity.
+        material: What it learns from.
+        dtype: Of the members' files.
+        questions: Chat messages that every model is asked; without any, each member gets its prompt.
+        remakes: What is made of it in the store; None: nothing.
     """
 
     size: str
@@ -84,6 +135,16 @@ class Recipe:
     max_bytes: int | None = None
     measured: int = 64
     seed: int = 20
+    material: Material = "library"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    questions: tuple[str, ...] = ()
+    remakes: Remakes | None = None
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Names of the models that the demo serves."""
+        made = () if self.remakes is None else (self.remakes.composed.name, self.remakes.delta.name)
+        return (*(member.name for member in self.members), *made)
 
     def member(self, name: str) -> FamilyMember:
         return next(member for member in self.members if member.name == name)
@@ -92,7 +153,7 @@ class Recipe:
         """Return a digest of everything that determines a member's weights, its base's key included."""
         base = None if member.base is None else self.key(self.member(member.base), corpus_digest)
         described = {field: value for field, value in asdict(member).items() if field != "prompt"}
-        return digest_of([described, base, self.vocabulary, self.context, self.seed, corpus_digest])
+        return digest_of([described, base, self.vocabulary, self.context, self.seed, self.dtype, corpus_digest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,4 +233,32 @@ SMALL = Recipe(
     ),
 )
 
-RECIPES: Mapping[str, Recipe] = {"tiny": TINY, "small": SMALL}
+_REAL_LAYERS, _REAL_KEPT = 30, 24
+
+REAL = Recipe(
+    size="real",
+    vocabulary=49152,
+    context=256,
+    material="chat",
+    dtype="bfloat16",
+    members=(
+        FamilyMember("smollm2", "foundation", "plain", Schedule(0, 8, 0.0)),
+        FamilyMember("smollm2-pirate", "lora", "pirate", Schedule(10, 8, 2e-3), base="smollm2", rank=8),
+        FamilyMember("smollm2-json", "lora", "json", Schedule(10, 8, 2e-3), base="smollm2", rank=8),
+        FamilyMember(
+            "smollm2-python", "full", "python", Schedule(16, 8, 3e-4), base="smollm2", frozen=tuple(range(_REAL_KEPT))
+        ),
+        FamilyMember("smollm2-bard", "full", "bard", Schedule(10, 8, 1e-4), base="smollm2", keeps_embedding=True),
+    ),
+    questions=("What is the capital of France?", "What is a cat?", "What do plants need to grow?"),
+    remakes=Remakes(
+        compared=("smollm2", "smollm2-bard"),
+        composed=ComposedMember(
+            "smollm2-half-bard",
+            (LayerRun("smollm2", 0, _REAL_LAYERS // 2), LayerRun("smollm2-bard", _REAL_LAYERS // 2, _REAL_LAYERS)),
+        ),
+        delta=DeltaMember("smollm2-python-delta", "smollm2-python", 16),
+    ),
+)
+
+RECIPES: Mapping[str, Recipe] = {"real": REAL, "tiny": TINY, "small": SMALL}

@@ -76,7 +76,9 @@ class Sharing:
 
 
 def ingest_family(zoo: Zoo, family: Sequence[Trained]) -> Sharing:
-    """Ingest every member under its name. Models ingested from the same folders in an earlier run are replaced.
+    """Ingest every member under its name and return what they share.
+
+    Models ingested from the same folders in an earlier run are replaced.
 
     Raises:
         NameTaken: The store has a model of that name from elsewhere.
@@ -87,7 +89,12 @@ def ingest_family(zoo: Zoo, family: Sequence[Trained]) -> Sharing:
     except NameTaken:
         _remove_outdated(zoo, family)
         _ingest(zoo, family)
-    return _sharing([zoo.model(trained.name) for trained in family])
+    return sharing_of(zoo, [trained.name for trained in family])
+
+
+def sharing_of(zoo: Zoo, names: Sequence[str]) -> Sharing:
+    """Return what models of a store share, each compared with those before it."""
+    return _sharing([zoo.model(name) for name in names])
 
 
 def _ingest(zoo: Zoo, family: Sequence[Trained]) -> None:

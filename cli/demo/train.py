@@ -1,10 +1,12 @@
-"""Train a causal language model on a stream of tokens, and measure its perplexity. CPU, fp32, seeded."""
+"""Train a causal language model on batches of tokens, and measure its perplexity. CPU, float32 weights, seeded."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +21,67 @@ if TYPE_CHECKING:
 
 _WARM_UP = 0.06
 _FLOOR = 0.03
+#: Windows per batch when a perplexity is measured.
+_MEASURED_AT_ONCE = 8
+#: Label of a token that is not learned (transformers' convention).
+NOT_LEARNED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class LessonBatch:
+    """Sequences to learn: `tokens` and `labels`, both `[batch, length]` int64.
+
+    Fields:
+        labels: The tokens themselves where they are learned, `NOT_LEARNED` elsewhere.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+
+    @property
+    def kept(self) -> int:
+        """Length of the shortest end of the sequences that has all labels, and the position before them."""
+        learned = (self.labels != NOT_LEARNED).any(0).nonzero()
+        length = self.tokens.shape[1]
+        return length if len(learned) == 0 else min(length, length - int(learned[0]) + 1)
+
+
+class Examples(Protocol):
+    """What a model learns from, or is measured on."""
+
+    def draw_batches(self, batch: int, seed: int) -> Iterator[LessonBatch]:
+        """Yield endless batches of `batch` sequences, in a seeded order."""
+
+    def list_batches(self, most: int) -> Iterator[LessonBatch]:
+        """Yield the first `most` sequences in order, some at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExamples:
+    """Windows of `context` tokens of a stream `[tokens]` int64; every token is learned."""
+
+    stream: Tensor
+    context: int
+
+    def draw_batches(self, batch: int, seed: int) -> Iterator[LessonBatch]:
+        return (LessonBatch(tokens, tokens) for tokens in batches(self.stream, self.context, batch, seed))
+
+    def list_batches(self, most: int) -> Iterator[LessonBatch]:
+        windows = _at_least(self.stream, self.context).unfold(0, self.context, self.context)[:most]
+        return (LessonBatch(part, part) for part in torch.split(windows, _MEASURED_AT_ONCE))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTotals:
+    """The outcome of a training.
+
+    Fields:
+        loss: Mean training loss of the last tenth of the steps, in nats per token; 0 without steps.
+        tokens: Tokens that it ran over.
+    """
+
+    loss: float
+    tokens: int
 
 
 def stream_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
@@ -63,32 +126,40 @@ def _optimizers(model: Any, schedule: Schedule) -> list[torch.optim.Optimizer]:
 
 
 def train_(
-    model: Any, stream: Tensor, schedule: Schedule, context: int, seed: int, on_step: Callable[[int, float], None]
-) -> float:
-    """Train the model's trainable parameters in place.
+    model: Any,
+    examples: Iterable[LessonBatch],
+    schedule: Schedule,
+    on_step: Callable[[int, float], None],
+    *,
+    half: bool = False,
+) -> TrainTotals:
+    """Train the model's trainable parameters in place, on the first `schedule.steps` batches.
 
     Args:
         on_step: Called after each step with (steps done, training loss in nats per token).
-
-    Returns:
-        The mean training loss of the last tenth of the steps.
+        half: Multiply in bfloat16 (autocast); weights, sums and the optimizer's state stay float32.
     """
+    if not schedule.steps:
+        return TrainTotals(0.0, 0)
     optimizers = _optimizers(model, schedule)
     groups = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     losses: list[float] = []
+    tokens = 0
     model.train()
-    for step, tokens in zip(range(schedule.steps), batches(stream, context, schedule.batch, seed), strict=False):
+    for step, batch in zip(range(schedule.steps), examples, strict=False):
         for group, rate in groups:
             group["lr"] = rate * rate_factor(step, schedule.steps)
-        losses.append(_step_(model, tokens, optimizers))
+        losses.append(_step_(model, batch, optimizers, half))
+        tokens += batch.tokens.numel()
         on_step(step + 1, losses[-1])
     model.eval()
     last = losses[-max(1, schedule.steps // 10) :]
-    return sum(last) / len(last)
+    return TrainTotals(sum(last) / len(last), tokens)
 
 
-def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> float:
-    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+def _step_(model: Any, batch: LessonBatch, optimizers: Sequence[torch.optim.Optimizer], half: bool) -> float:
+    with _precision(half):
+        loss = _loss(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.grad is not None), 1.0)
     for optimizer in optimizers:
@@ -97,11 +168,41 @@ def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimize
     return float(loss.detach())
 
 
-@torch.no_grad()
+def _precision(half: bool) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
+
+
+def _loss(model: Any, batch: LessonBatch) -> Tensor:
+    """Return the mean loss per learned token. The head runs over no position before the first that predicts one."""
+    kept = batch.kept
+    if kept == batch.tokens.shape[1]:
+        loss: Tensor = model(input_ids=batch.tokens, labels=batch.labels, use_cache=False).loss
+    else:
+        loss = model(input_ids=batch.tokens, labels=batch.labels[:, -kept:], logits_to_keep=kept, use_cache=False).loss
+    return loss
+
+
 def perplexity(model: Any, stream: Tensor, context: int, most: int) -> float:
     """Return exp of the mean loss per token over the first `most` windows of `context` tokens."""
-    windows = _at_least(stream, context).unfold(0, context, context)[:most]
-    total = math.fsum(
-        float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in torch.split(windows, 8)
-    )
-    return math.exp(min(total / len(windows), 50.0))
+    return perplexity_on(model, StreamExamples(stream, context).list_batches(most))
+
+
+@torch.no_grad()
+def perplexity_on(model: Any, examples: Iterable[LessonBatch], *, half: bool = False) -> float:
+    """Return exp of the mean loss per learned token."""
+    counted = [
+        (_measured_loss(model, batch, half), int((batch.labels[:, 1:] != NOT_LEARNED).sum())) for batch in examples
+    ]
+    tokens = sum(count for _, count in counted)
+    return math.exp(min(math.fsum(loss * count for loss, count in counted) / tokens, 50.0))
+
+
+def _measured_loss(model: Any, batch: LessonBatch, half: bool) -> float:
+    with _precision(half):
+        return float(_loss(model, batch))
+
+
+def multiplies_half_fast() -> bool:
+    """Return whether this CPU has instructions for bfloat16 products; without them they are slower than float32's."""
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))

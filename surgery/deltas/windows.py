@@ -15,21 +15,27 @@ TRAIN = 64
 HELD = 32
 
 
-def read_windows(model: Tokenized, source: str | None, context: int, seed: int = 0) -> Windows:
+def read_windows(
+    model: Tokenized, source: str | None, context: int, seed: int = 0, *, train: int = TRAIN, held: int = HELD
+) -> Windows:
     """Return windows of a text.
 
     Args:
         model: The fine-tune; it may lack a tokenizer if the text is token ids.
         source: See `surgery.text.text.read_text`.
         context: Maximum number of tokens of the model.
+        train: Maximum number of windows for weighting.
+        held: Maximum number of windows for scoring.
 
     Raises:
         InputError: The text cannot be read, or holds too little of one part.
     """
     text, length = read_text(source), min(LENGTH, context)
     tokenizer = model.tokenizer() if has_tokenizer(model) else None
-    train = text.tokens(tokenizer, length, TRAIN, "train", seed)
-    held = text.tokens(tokenizer, length, HELD, "held_out", seed)
+    weighting = text.tokens(tokenizer, length, train, "train", seed)
+    scoring = text.tokens(tokenizer, length, held, "held_out", seed)
     return Windows(
-        train, held, Probe(text.digest, tokenizer_digest(model) if tokenizer is not None else "", held).digest
+        weighting,
+        scoring,
+        Probe(text.digest, tokenizer_digest(model) if tokenizer is not None else "", scoring).digest,
     )

@@ -17,15 +17,16 @@ import torch
 
 from cli.demo import family as family_module
 from cli.demo.family import Places, Trained, build_family
+from cli.demo.lessons import LibraryCurriculum
 from cli.demo.optim import Muon, orthogonalised
-from cli.demo.picture import busiest_step, draw, place, read_runs
 from cli.demo.progress import Progress
 from cli.demo.recipe import TINY, DemoShape, FamilyMember, Recipe, Schedule
+from cli.demo.report.picture import busiest_step, draw, place, read_runs
 from cli.demo.sharing import ingest_family
 from cli.demo.steps import Demo, run_demo
 from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import batches, perplexity, rate_factor
-from surgery.text.library import EVERYTHING, PROSE, SLICES, SUBJECTS, docstrings, read_library, subject_of
+from surgery.text.library import EVERYTHING, PROSE, SLICES, SUBJECTS, Corpus, docstrings, read_library, subject_of
 from zoo.api import Zoo
 from zoo.errors import InputError, NameTaken
 
@@ -96,7 +97,11 @@ def _module(name: str) -> str:
 def built(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Trained, ...]]:
     """A folder with a trained micro family, and the family's members."""
     root = tmp_path_factory.mktemp("demo")
-    return root, build_family(micro(), read_library(library), root, SILENT)
+    return root, build(micro(), read_library(library), root, SILENT)
+
+
+def build(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
+    return build_family(recipe, LibraryCurriculum(recipe, corpus), root, progress)
 
 
 def fingerprint(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -227,7 +232,7 @@ def test_rate_rises_then_falls() -> None:
 def test_more_steps_give_a_lower_perplexity(library: Path, tmp_path: Path) -> None:
     corpus = read_library(library)
     few, many = (
-        build_family(
+        build(
             dataclasses.replace(micro(steps), members=micro(steps).members[:1]), corpus, tmp_path / str(steps), SILENT
         )[0]
         for steps in (2, 40)
@@ -282,7 +287,7 @@ def test_second_run_reuses_everything(
     root, first = built
     before = fingerprint(root)
     monkeypatch.setattr(family_module, "_made", lambda *_: pytest.fail("trained again"))
-    second = build_family(micro(), read_library(library), root, SILENT)
+    second = build(micro(), read_library(library), root, SILENT)
     assert fingerprint(root) == before
     assert [dataclasses.replace(trained, reused=False) for trained in second] == list(first)
     assert all(trained.reused for trained in second)
@@ -290,7 +295,7 @@ def test_second_run_reuses_everything(
 
 def test_same_recipe_same_weights(built: tuple[Path, tuple[Trained, ...]], library: Path, tmp_path: Path) -> None:
     root, _ = built
-    build_family(micro(), read_library(library), tmp_path, SILENT)
+    build(micro(), read_library(library), tmp_path, SILENT)
     for name, file in (("tiny-base", "model.safetensors"), ("tiny-mail", "adapter_model.safetensors")):
         assert (Places(root).model(name) / file).read_bytes() == (Places(tmp_path).model(name) / file).read_bytes()
 
@@ -306,10 +311,10 @@ def test_interrupted_run_leaves_no_half_model_and_is_continued(library: Path, tm
 
     corpus = read_library(library)
     with pytest.raises(KeyboardInterrupt):
-        build_family(micro(), corpus, tmp_path, Interrupting(silent=True))
+        build(micro(), corpus, tmp_path, Interrupting(silent=True))
     done = fingerprint(Places(tmp_path).model("tiny-base"))
     assert not Places(tmp_path).model("tiny-concurrency").exists()
-    family = build_family(micro(), corpus, tmp_path, SILENT)
+    family = build(micro(), corpus, tmp_path, SILENT)
     assert [trained.reused for trained in family] == [True, True, False, False, False, False]
     assert fingerprint(Places(tmp_path).model("tiny-base")) == done
 
@@ -328,10 +333,10 @@ def test_a_model_that_dies_while_it_is_written_does_not_count(
     with monkeypatch.context() as patched:
         patched.setattr(LlamaForCausalLM, "save_pretrained", torn)
         with pytest.raises(OSError, match="no space"):
-            build_family(recipe, corpus, tmp_path, SILENT)
+            build(recipe, corpus, tmp_path, SILENT)
     assert not Places(tmp_path).model("tiny-base").exists()
     assert not Places(tmp_path).stamp("tiny-base").exists()
-    assert not build_family(recipe, corpus, tmp_path, SILENT)[0].reused
+    assert not build(recipe, corpus, tmp_path, SILENT)[0].reused
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-base"]
 
 
@@ -375,9 +380,9 @@ def test_retrained_members_replace_those_of_an_earlier_run(
 ) -> None:
     corpus = read_library(library)
     with Zoo(tmp_path / "store") as zoo:
-        ingest_family(zoo, build_family(micro(2), corpus, tmp_path / "demo", SILENT))
+        ingest_family(zoo, build(micro(2), corpus, tmp_path / "demo", SILENT))
         before = zoo.model("tiny-mail").manifest.fingerprint
-        sharing = ingest_family(zoo, build_family(micro(3), corpus, tmp_path / "demo", SILENT))
+        sharing = ingest_family(zoo, build(micro(3), corpus, tmp_path / "demo", SILENT))
         assert zoo.model("tiny-mail").manifest.fingerprint != before
         assert len(zoo.models()) == 6
         assert sharing.stored <= zoo.store.usage().bytes_stored < sharing.files

@@ -44,7 +44,13 @@ class StepPicture:
     @property
     def rows(self) -> int:
         """Rows of the whole step: each passes the embedding once."""
-        return sum(run.rows for run in self.runs if run.layers[0] is None and len(run.layers) > 1)
+        return sum(run.rows for at, run in enumerate(self.runs) if self.begins(at))
+
+    def begins(self, at: int) -> bool:
+        """Return whether run `at` begins with the embedding: no run before it had one of its models."""
+        before = {model for run in self.runs[:at] for model in run.models}
+        run = self.runs[at]
+        return run.layers[0] is None and (len(run.layers) > 1 or before.isdisjoint(run.models))
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -91,13 +97,14 @@ def busiest_step(runs: Sequence[SegmentBox]) -> StepPicture | None:
 def draw(step: StepPicture) -> str:
     """Return the step as lines of text: which part ran, for how many rows of how many models, and the models' names."""
     widest = max(run.rows for run in step.runs)
-    return "\n".join(_line(run, widest) for run in step.runs)
+    return "\n".join(_line(run, step.begins(at), widest) for at, run in enumerate(step.runs))
 
 
-def _line(run: SegmentBox, widest: int) -> str:
+def _line(run: SegmentBox, begins: bool, widest: int) -> str:
     bar = "█" * max(1, round(_BAR * run.rows / widest))
     rows = f"{_count(run.rows, 'row')} of {_count(len(run.models), 'model')} in one run"
-    return f"   {place(run.layers):<27} {bar:<{_BAR}} {rows}: {', '.join(run.models)}"
+    where = place(run.layers) if run.layers != (None,) else "embedding" if begins else "head"
+    return f"   {where:<27} {bar:<{_BAR}} {rows}: {', '.join(run.models)}"
 
 
 def _count(number: int, word: str) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cli.demo.ask import DemoAnswer, Together
 from cli.demo.family import Trained
-from cli.demo.picture import StepPicture, draw
+from cli.demo.lessons import Curriculum
 from cli.demo.recipe import Recipe
+from cli.demo.remakes import Remade
+from cli.demo.report.picture import StepPicture, draw
+from cli.demo.serving.ask import DemoAnswer, Together
 from cli.demo.sharing import Shared, Sharing
 from cli.shared.output import human_bytes
-from surgery.text.library import Corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,8 @@ class Served:
     exit_code: int | None
 
 
-def opening(recipe: Recipe, corpus: Corpus) -> str:
-    text = f"{len(corpus.documents)} files ({human_bytes(corpus.nbytes)}) of Python's standard library"
-    return f"1. Learning: {len(recipe.members)} models from {text}"
+def opening(recipe: Recipe, curriculum: Curriculum) -> str:
+    return f"Learning: {len(recipe.members)} models from {curriculum.summary}"
 
 
 def learned(family: Sequence[Trained]) -> str:
@@ -65,7 +65,7 @@ def shared(sharing: Sharing, plots: Sequence[Path]) -> str:
     )
     return "\n".join(
         (
-            "2. Sharing: all of them in one zoo",
+            "Sharing: all of them in one zoo",
             table,
             (
                 f"   {human_bytes(sharing.stored)} stored: {_saved(sharing.stored, sharing.complete)} less than a "
@@ -79,12 +79,12 @@ def shared(sharing: Sharing, plots: Sequence[Path]) -> str:
 
 
 def asked(served: Served) -> str:
-    answers = "\n".join(_answer(answer) for answer in served.answers)
+    answers = _chats(served.answers) if served.answers[0].chat else "\n".join(map(_answer, served.answers))
     return "\n".join(
         (
-            f"3. Asking: `zoo serve` answered OpenAI's client at {served.url} after {served.start_seconds:.0f} s",
+            f"Asking: `zoo serve` answered OpenAI's client at {served.url} after {served.start_seconds:.0f} s",
             answers,
-            "4. Together: one batch across models",
+            "Together: one batch across models",
             (
                 f"   {served.together.requests} requests for {served.together.models} models at once: "
                 f"{served.together.tokens:,} tokens in "
@@ -114,32 +114,101 @@ def _answer(answer: DemoAnswer) -> str:
     return f"   {answer.model} ({answer.tokens} tokens in {answer.seconds:.2f} s{how})\n   │ {text}\n"
 
 
+def _chats(answers: Sequence[DemoAnswer]) -> str:
+    """Return the answers by question, one model below the other."""
+    width = max(len(answer.model) for answer in answers)
+    lines = []
+    for question in dict.fromkeys(answer.prompt for answer in answers):
+        lines.append(f"   {question}")
+        for answer in answers:
+            if answer.prompt == question:
+                text = answer.text.strip().replace("\n", "\n" + " " * (width + 7))
+                lines.append(f"     {answer.model:<{width}}  {text}")
+        lines.append("")
+    tokens, seconds = sum(answer.tokens for answer in answers), sum(answer.seconds for answer in answers)
+    return "\n".join((*lines, f"   {len(answers)} answers, {tokens} tokens, one after the other in {seconds:.1f} s\n"))
+
+
+def remade(made: Remade) -> str:
+    """Return what was compared, composed and rewritten."""
+    comparison, delta = made.comparison, made.delta
+    last = comparison.pairs[-1]
+    control = "" if comparison.control is None else f", against random weights {comparison.control:.2f}"
+    runs = ", ".join(f"layers {run.lo}-{run.hi - 1} of {run.model}" for run in made.composition.runs)
+    return "\n".join(
+        (
+            "Remaking: new models from stored blocks, without training",
+            f"   compared  {comparison.a} and {comparison.b}: similarity {comparison.mean:.2f} over the layers, "
+            f"{last.similarity:.2f} at the last{control}",
+            f"             plot: {made.plot}",
+            f"   composed  {made.composed.model}: {runs}; {made.composed.bytes_new} new bytes of weights",
+            f"   delta     {delta.variant}: {human_bytes(delta.bytes)} instead of {human_bytes(delta.bytes_exact)}, "
+            f"similarity {delta.similarity:.3f} to the exact model (the base's: {delta.base_similarity:.3f})",
+            "",
+        )
+    )
+
+
 def closing(recipe: Recipe, folder: Path, store: Path, seconds: float) -> str:
     option = "" if store == Path("zoo_store") else f" --store {shlex.quote(str(store))}"
-    first, mail = recipe.members[0], recipe.members[-1]
+    first, last = recipe.members[0], recipe.members[-1]
+    sample = "The capital of France is" if recipe.questions else "class Queue:"
     return "\n".join(
         (
             f"Done in {seconds:.0f} s. Models, plots and report.json are in {folder}, the zoo is in {store}.",
             "Try next:",
             f"   zoo ls{option}",
-            f"   zoo show {mail.name}{option}",
-            f"   zoo generate {first.name} 'class Queue:' --max-tokens 80 --temperature 0.6{option}",
+            f"   zoo show {last.name}{option}",
+            f"   zoo generate {first.name} '{sample}' --max-tokens 80 --temperature 0.6{option}",
             f"   zoo serve{option}",
-            f"   zoo export {mail.name} my_copy{option}",
+            f"   zoo export {last.name} my_copy{option}",
         )
     )
 
 
 def document(
-    corpus: Corpus, family: Sequence[Trained], sharing: Sharing, plots: Sequence[Path], served: Served | None
+    curriculum: Curriculum,
+    family: Sequence[Trained],
+    sharing: Sharing,
+    plots: Sequence[Path],
+    remade: Remade | None,
+    served: Served | None,
 ) -> dict[str, object]:
-    """Return the report's JSON document. `serving` is None if no server was started."""
+    """Return the report's JSON document.
+
+    `remakes` is None if nothing was made in the store, `serving` if no server was started.
+    """
     return {
-        "corpus": {"files": len(corpus.documents), "bytes": corpus.nbytes, "sha256": corpus.digest},
+        "corpus": curriculum.document,
         "models": [asdict(trained) for trained in family],
         "sharing": _sharing_document(sharing),
         "plots": [str(plot) for plot in plots],
+        "remakes": None if remade is None else _remade_document(remade),
         "serving": None if served is None else _served_document(served),
+    }
+
+
+def _remade_document(made: Remade) -> dict[str, object]:
+    comparison, delta = made.comparison, made.delta
+    return {
+        "compared": {
+            "a": comparison.a,
+            "b": comparison.b,
+            "mean": comparison.mean,
+            "control": comparison.control,
+            "layers": [pair.similarity for pair in comparison.pairs],
+            "seconds": round(comparison.seconds, 1),
+            "plot": str(made.plot),
+        },
+        "composed": {"model": made.composed.model, "blocks": made.composed.blocks, "bytes": made.composed.bytes_new},
+        "delta": {
+            "variant": delta.variant,
+            "rank": delta.rank,
+            "similarity": delta.similarity,
+            "base_similarity": delta.base_similarity,
+            "bytes": delta.bytes,
+            "bytes_exact": delta.bytes_exact,
+        },
     }
 
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#999999")
 _INK = "#222222"
 _CAPTION = "equal colours in a column are the same weights;  =  marks those that were there already and are used again"
+_CAPTION_DENSE = "equal colours in a column are the same weights, stored once; each layer is attention and FFN"
+#: Above so many layers there is no room for a label per component and a sign per cell.
+_LABELLED = 12
+#: Then one label for so many layers.
+_EVERY = 5
 _SHORT = {"embedding": "embed", "attention": "attn", "ffn": "ffn", "layer": "layer", "lm_head": "head"}
 
 
@@ -28,14 +33,15 @@ def plot_blocks(sharing: Sharing, path: Path) -> None:
     axes = figure.add_subplot()
     layers = max(_layers(model) for model in sharing.models)
     colours = owner_colours(sharing)
+    dense = layers > _LABELLED
     for row, model in enumerate(sharing.models):
-        _draw_row(axes, row, model, layers, colours)
-    _name_columns(axes, sharing.models, layers)
+        _draw_row(axes, row, model, layers, colours, signs=not dense)
+    _name_columns(axes, sharing.models, layers, sparse=dense)
     _name_rows(axes, sharing.models)
     axes.set_title(
-        "Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52
+        "The weights that each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52
     )
-    axes.text(0.0, -1.16, _CAPTION, fontsize=9.5, color=_INK)
+    axes.text(0.0, -1.16, _CAPTION_DENSE if dense else _CAPTION, fontsize=9.5, color=_INK)
     handles = [_patch(colour, f"weights of {owner}") for owner, colour in colours.items()]
     if any(cell.adapted for model in sharing.models for cell in model.cells):
         handles.append(_patch("#FFFFFF", "with an adapter on top (its own small tensors)", hatch="////", edge=_INK))
@@ -101,7 +107,7 @@ def _column(cell: Cell, layers: int) -> float:
     return 1.4 + cell.layer * 2.25 + (1.0 if cell.kind == "ffn" else 0.0)
 
 
-def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping[str, str]) -> None:
+def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping[str, str], *, signs: bool) -> None:
     from matplotlib.patches import Rectangle
 
     for cell in model.cells:
@@ -110,7 +116,7 @@ def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping
         axes.add_patch(Rectangle(place, width, 0.72, facecolor=colours[cell.owner], edgecolor="white", linewidth=1.5))
         if cell.adapted:
             axes.add_patch(Rectangle(place, width, 0.72, fill=False, hatch="////", edgecolor="white", linewidth=0))
-        if cell.owner != model.name:
+        if signs and cell.owner != model.name:
             box = {"facecolor": colours[cell.owner], "edgecolor": "none", "pad": 1.0}
             axes.text(
                 place[0] + width / 2,
@@ -125,9 +131,11 @@ def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping
             )
 
 
-def _name_columns(axes: Axes, models: Sequence[Shared], layers: int) -> None:
+def _name_columns(axes: Axes, models: Sequence[Shared], layers: int, *, sparse: bool) -> None:
     widest = max(models, key=_layers)
     for cell in widest.cells:
+        if sparse and cell.layer is not None:
+            continue
         width = 2.0 if cell.kind == "layer" else 1.0
         axes.text(
             _column(cell, layers) + width / 2,
@@ -138,7 +146,7 @@ def _name_columns(axes: Axes, models: Sequence[Shared], layers: int) -> None:
             fontsize=8,
             color="#555555",
         )
-    for layer in range(layers):
+    for layer in range(0, layers, _EVERY if sparse else 1):
         axes.text(1.4 + layer * 2.25 + 1.0, -0.78, f"layer {layer}", ha="center", va="bottom", fontsize=9, color=_INK)
     axes.set_xlim(-0.15, 1.4 + layers * 2.25 + 1.3)
     axes.set_ylim(len(models) - 0.5, -0.5)
@@ -154,7 +162,7 @@ def _name_rows(axes: Axes, models: Sequence[Shared]) -> None:
 
 
 def _kind(model: Shared) -> str:
-    return {"full": "full fine-tune", "lora": "LoRA"}.get(model.kind, model.kind)
+    return {"full": "full fine-tune", "lora": "LoRA", "delta": "low-rank delta"}.get(model.kind, model.kind)
 
 
 def _draw_bar(axes: Axes, row: int, sizes: Sequence[int]) -> None:

@@ -1,0 +1,1 @@
+"""What the demo prints and plots."""

@@ -1,0 +1,1 @@
+"""The demo's server, and its client."""
