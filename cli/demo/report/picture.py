@@ -44,9 +44,9 @@ class StepPicture:
     @property
     def rows(self) -> int:
         """Rows of the whole step: each passes the embedding once."""
-        return sum(run.rows for at, run in enumerate(self.runs) if self.begins(at))
+        return sum(run.rows for at, run in enumerate(self.runs) if self.starts_rows(at))
 
-    def begins(self, at: int) -> bool:
+    def starts_rows(self, at: int) -> bool:
         """Return whether run `at` begins with the embedding: no run before it had one of its models."""
         before = {model for run in self.runs[:at] for model in run.models}
         run = self.runs[at]
@@ -97,7 +97,7 @@ def busiest_step(runs: Sequence[SegmentBox]) -> StepPicture | None:
 def draw(step: StepPicture) -> str:
     """Return the step as lines of text: which part ran, for how many rows of how many models, and the models' names."""
     widest = max(run.rows for run in step.runs)
-    return "\n".join(_line(run, step.begins(at), widest) for at, run in enumerate(step.runs))
+    return "\n".join(_line(run, step.starts_rows(at), widest) for at, run in enumerate(step.runs))
 
 
 def _line(run: SegmentBox, begins: bool, widest: int) -> str:
