@@ -233,7 +233,7 @@ SMALL = Recipe(
     ),
 )
 
-_REAL_LAYERS, _REAL_KEPT = 30, 24
+_REAL_LAYERS, _REAL_KEPT = 30, 18
 
 REAL = Recipe(
     size="real",
@@ -246,7 +246,7 @@ REAL = Recipe(
         FamilyMember("smollm2-pirate", "lora", "pirate", Schedule(10, 8, 2e-3), base="smollm2", rank=8),
         FamilyMember("smollm2-json", "lora", "json", Schedule(10, 8, 2e-3), base="smollm2", rank=8),
         FamilyMember(
-            "smollm2-python", "full", "python", Schedule(16, 8, 3e-4), base="smollm2", frozen=tuple(range(_REAL_KEPT))
+            "smollm2-python", "full", "python", Schedule(14, 8, 2e-4), base="smollm2", frozen=tuple(range(_REAL_KEPT))
         ),
         FamilyMember("smollm2-bard", "full", "bard", Schedule(10, 8, 1e-4), base="smollm2", keeps_embedding=True),
     ),
