@@ -159,7 +159,7 @@ def train_(
 
 def _step_(model: Any, batch: LessonBatch, optimizers: Sequence[torch.optim.Optimizer], half: bool) -> float:
     with _precision(half):
-        loss = _loss(model, batch)
+        loss: Any = _loss(model, batch)
     loss.backward()
     torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.grad is not None), 1.0)
     for optimizer in optimizers:
