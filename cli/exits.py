@@ -59,7 +59,7 @@ def exits(
         (
             str(each.layers),
             f"{each.agreement:.1%}",
-            "-" if each.perplexity is None else f"{each.perplexity:,.2f}",
+            "-" if each.perplexity is None else short_number(each.perplexity),
             f"{each.sure:.1%}",
             "-" if each.sure_agreement is None else f"{each.sure_agreement:.1%}",
         )
@@ -74,3 +74,8 @@ def exits(
             f'made {name}: `zoo serve {found.model} --early-exit`, then "early_exit": {name.rpartition("-")[2]} in a '
             "request's body"
         )
+
+
+def short_number(value: float) -> str:
+    """Return a perplexity with two decimals, or as 1.2e+09 from a million on, as early layers of real models have."""
+    return f"{value:,.2f}" if value < 1e6 else f"{value:.1e}"

@@ -1,7 +1,7 @@
 """Train foundations of increasing similarity: wide models distilled from a narrow one for longer and longer.
 
     python -m benchmarks.surgery.alike --teacher DIR --output DIR --tokens 250000 [--tokens 1000000 …]
-        [--hidden 256 --layers 4 --ffn 512 --heads 8]
+        [--hidden 256 --layers 4 --ffn 512 --heads 8] [--start sliced] [--rate R --matrix-rate R] [--autocast]
 
 Two foundations trained on a few hundred thousand tokens agree far less than the papers' 7B and 13B, and a stitched
 chain cannot agree more with its second model than the two models' knowledge allows. Here only the similarity of a pair
@@ -10,11 +10,15 @@ varies: the wide model starts from random weights and learns the teacher's next-
 `python -m benchmarks.surgery.stitching` then takes each pair. Its curve of stitched similarity over the foundations'
 similarity separates the stitch's loss from that of the family. The text is the training part of the standard library,
 as in `zoo demo`; similarity is measured on the held-out part.
+
+With `--start sliced` the model is narrower than the teacher and starts from its layers (`benchmarks.surgery.sliced`),
+because random weights learn little from a real teacher within minutes; --ffn and --heads are the teacher's own then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import time
@@ -25,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.surgery.sliced import sliced_student
 from cli.demo.members import quiet_transformers
 from cli.demo.optim import Muon
 from cli.demo.train import batches, perplexity, rate_factor
@@ -33,6 +38,8 @@ from surgery.text.library import EVERYTHING, read_library
 _CONTEXT, _BATCH = 256, 8
 _RATE, _MATRIX_RATE = 8e-3, 2e-2
 _MEASURED = 48
+#: Windows on which a sliced start finds its directions.
+_SLICED_ON = 16
 
 
 def tokens_of(folder: Path, part: str) -> Tensor:
@@ -68,14 +75,21 @@ def student_of(teacher: Any, hidden: int, layers: int, ffn: int, heads: int, see
     return LlamaForCausalLM(config)
 
 
-def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -> None:
-    """Train the student in place on the teacher's distributions: KL(teacher, student), mean over tokens."""
+def teach_(
+    student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int, rates: tuple[float, float], autocast: bool
+) -> None:
+    """Train the student in place on the teacher's distributions: KL(teacher, student), mean over tokens.
+
+    Args:
+        rates: Peak learning rates of AdamW and, for the layers' matrices, Muon.
+        autocast: Compute products in bfloat16; weights stay float32.
+    """
     matrices = [p for name, p in student.named_parameters() if p.dim() == 2 and ".layers." in name]
     chosen = set(map(id, matrices))
     rest = [p for p in student.parameters() if id(p) not in chosen]
     optimizers = [
-        torch.optim.AdamW(rest, lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-        Muon(matrices, lr=_MATRIX_RATE),
+        torch.optim.AdamW(rest, lr=rates[0], betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        Muon(matrices, lr=rates[1]),
     ]
     peaks = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     steps, begin = max(1, tokens // (_CONTEXT * _BATCH)), time.monotonic()
@@ -83,9 +97,11 @@ def teach_(student: Any, teacher: Any, stream: Tensor, tokens: int, seed: int) -
     for step, ids in zip(range(steps), batches(stream, _CONTEXT, _BATCH, seed), strict=False):
         for group, peak in peaks:
             group["lr"] = peak * rate_factor(step, steps)
-        with torch.no_grad():
-            wanted = teacher(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
-        given = student(input_ids=ids, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
+        with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+            with torch.no_grad():
+                wanted = teacher(input_ids=ids, use_cache=False).logits
+            given = student(input_ids=ids, use_cache=False).logits
+        wanted, given = (each.flatten(0, 1).float().log_softmax(-1) for each in (wanted, given))
         loss = F.kl_div(given, wanted, reduction="batchmean", log_target=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
@@ -110,6 +126,15 @@ def likeness(first: Any, second: Any, windows: Tensor) -> float:
     return total / windows.numel()
 
 
+def started(teacher: Any, stream: Tensor, args: argparse.Namespace) -> Any:
+    """Return the student that the arguments ask for, before its training."""
+    if args.start == "random":
+        return student_of(teacher, args.hidden, args.layers, args.ffn, args.heads, args.seed)
+    windows = stream.unfold(0, _CONTEXT, _CONTEXT)
+    chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(args.seed))[:_SLICED_ON]
+    return sliced_student(teacher, args.hidden, args.layers, windows[chosen])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Foundations that are more and more alike.")
     parser.add_argument("--teacher", type=Path, required=True, help="folder of a Llama with its tokenizer")
@@ -121,6 +146,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--ffn", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--start", choices=("random", "sliced"), default="random", help="the student's first weights")
+    parser.add_argument("--rate", type=float, default=_RATE, help="of AdamW")
+    parser.add_argument("--matrix-rate", type=float, default=_MATRIX_RATE, help="of Muon, for the layers' matrices")
+    parser.add_argument("--autocast", action="store_true", help="bfloat16 products in training")
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()
     from transformers import LlamaForCausalLM
@@ -135,8 +164,9 @@ def main() -> None:
     )
     for tokens in args.tokens:
         begin = time.monotonic()
-        student = student_of(teacher, args.hidden, args.layers, args.ffn, args.heads, args.seed)
-        teach_(student, teacher, train, tokens, args.seed)
+        student = started(teacher, train, args)
+        begun = likeness(student, teacher, windows)
+        teach_(student, teacher, train, tokens, args.seed, (args.rate, args.matrix_rate), args.autocast)
         folder = args.output / f"twin-{tokens}"
         student.save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -144,6 +174,7 @@ def main() -> None:
         facts = {
             "tokens": tokens,
             "seconds": round(time.monotonic() - begin),
+            "likeness_at_start": begun,
             "likeness": likeness(student, teacher, windows),
             "perplexity": perplexity(student, held_out, _CONTEXT, _MEASURED),
         }

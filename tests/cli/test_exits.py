@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import cli.app
+from cli.exits import short_number
 from cli.serving.models import ZooSource, with_exits
 from runtime.frontend.served_models import ServedModels
 from runtime.types import ModelSpec
@@ -55,3 +56,7 @@ def test_exits_are_scored_made_and_found(tmp_path: Path, capsys: pytest.CaptureF
         make_exit(zoo.store, zoo.model("org/m"), 2)
         served.add(source.served(ModelSpec("org/m@exit-2", 1, 16, 256, 320)))
         assert served.exits_of(served.find("org/m")) == (2,)
+
+
+def test_a_perplexity_takes_one_short_column() -> None:
+    assert [short_number(each) for each in (19.012, 18442.74, 1.17e54)] == ["19.01", "18,442.74", "1.2e+54"]
