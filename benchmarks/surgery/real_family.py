@@ -73,7 +73,7 @@ MEMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class FamilyTraining:
     """Amounts of a training: steps of `batch` windows of `context` tokens; `last` layers move where a member says so.
 
     Fields:
@@ -123,7 +123,7 @@ def write_chat(tokenizer: Any, path: Path) -> None:
 
 
 def learn_member(
-    folder: Path, out: Path, member: RealMember, training: Training, on_step: Callable[[int, float], None]
+    folder: Path, out: Path, member: RealMember, training: FamilyTraining, on_step: Callable[[int, float], None]
 ) -> dict[str, Any]:
     """Train a member from the model in `folder`, save it in `out`, and return the figures of its training."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
@@ -189,7 +189,7 @@ def _save(model: Any, member: RealMember, folder: Path, out: Path, dtype: torch.
 
 
 def train_family(
-    folder: Path, out: Path, training: Training, only: Sequence[str] = (), tell: Callable[[str], None] = print
+    folder: Path, out: Path, training: FamilyTraining, only: Sequence[str] = (), tell: Callable[[str], None] = print
 ) -> list[dict[str, Any]]:
     """Train the members that `out` lacks; return their figures, which `out/family.json` keeps for all of them.
 
@@ -219,7 +219,7 @@ def train_family(
 
 
 def main() -> None:
-    usual = Training()
+    usual = FamilyTraining()
     parser = argparse.ArgumentParser(description="A small family trained from a real model.")
     parser.add_argument("folder", type=Path, help="a Llama checkpoint with its tokenizer")
     parser.add_argument("out", type=Path, help="where the members' folders go")
@@ -233,7 +233,7 @@ def main() -> None:
     if not (args.folder / "config.json").is_file() or not (args.folder / "tokenizer.json").is_file():
         parser.error(f"{args.folder} is no checkpoint with a tokenizer: it has no config.json or no tokenizer.json")
     quiet_transformers()
-    training = Training(args.steps, args.batch, args.context, args.last, args.autocast)
+    training = FamilyTraining(args.steps, args.batch, args.context, args.last, args.autocast)
     try:
         train_family(args.folder, args.out, training, args.only, lambda line: print(line, flush=True))
     except ValueError as error:

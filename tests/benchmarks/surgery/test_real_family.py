@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.surgery.real_family import Training, conversations, train_family
+from benchmarks.surgery.real_family import FamilyTraining, conversations, train_family
 from tests.checkpoints import make
 from zoo import Zoo
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>\n{% endfor %}"
-TRAINING = Training(steps=3, batch=1, context=16, last=1, autocast=True)
+TRAINING = FamilyTraining(steps=3, batch=1, context=16, last=1, autocast=True)
 
 
 @pytest.fixture(scope="module")
