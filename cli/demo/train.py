@@ -39,7 +39,7 @@ class LessonBatch:
     labels: Tensor
 
     @property
-    def kept(self) -> int:
+    def tail_length(self) -> int:
         """Length of the shortest end of the sequences that has all labels, and the position before them."""
         learned = (self.labels != NOT_LEARNED).any(0).nonzero()
         length = self.tokens.shape[1]
@@ -174,7 +174,7 @@ def _precision(half: bool) -> AbstractContextManager[Any]:
 
 def _loss(model: Any, batch: LessonBatch) -> Tensor:
     """Return the mean loss per learned token. The head runs over no position before the first that predicts one."""
-    kept = batch.kept
+    kept = batch.tail_length
     if kept == batch.tokens.shape[1]:
         loss: Tensor = model(input_ids=batch.tokens, labels=batch.labels, use_cache=False).loss
     else:

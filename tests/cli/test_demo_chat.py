@@ -162,7 +162,7 @@ def test_the_head_over_answers_alone_gives_the_loss_of_the_head_over_all() -> No
     labels = tokens.clone()
     labels[0, :7], labels[1, :9] = NOT_LEARNED, NOT_LEARNED
     batch = LessonBatch(tokens, labels)
-    assert batch.kept == 6
+    assert batch.tail_length == 6
     whole = model(input_ids=tokens, labels=labels).loss
     assert perplexity_on(model, [batch]) == pytest.approx(float(whole.detach().exp()), rel=1e-5)
 

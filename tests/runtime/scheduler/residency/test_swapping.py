@@ -37,7 +37,8 @@ class Swapping(VirtualCluster):
             self.most[node.name] = max(self.most.get(node.name, 0), held)
             device = self.scheduler.devices.get(node.name)
             counted = set() if device is None else set(device.stages.loaded)
-            assert counted <= set(node.engine._stages.values()), "the scheduler counts a stage that is not there"  # type: ignore[attr-defined]
+            there = set(node.engine._stages.values())  # type: ignore[attr-defined]
+            assert counted <= there, "the scheduler counts a stage that is not there"
 
 
 def swapping(models: list[IntegerModel], limit: int, devices: int = 1, **config: object) -> Swapping:
