@@ -35,7 +35,7 @@ from torch import Tensor
 
 from cli.demo.members import quiet_transformers
 from cli.demo.recipe import Schedule
-from cli.demo.train import perplexity, train_
+from cli.demo.train import StreamExamples, perplexity, train_
 from surgery.text.library import read_library
 from surgery.text.text import Text, read_text
 
@@ -144,7 +144,8 @@ def learn_member(
         torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if training.autocast else contextlib.nullcontext()
     )
     with mixed:
-        loss = train_(model, stream, schedule, training.context, _SEED, on_step)
+        drawn = StreamExamples(stream, training.context).draw_batches(training.batch, _SEED)
+        loss = train_(model, drawn, schedule, on_step).loss
     facts = {
         "perplexity": perplexity(model, held_out, training.context, _MEASURED),
         "before": before,

@@ -34,11 +34,13 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens or {})
         self._compiled: Template | None = None
+        self._environment: BoundedEnvironment | None = None
         self._lock = threading.Lock()
 
     def render(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
         """Return the conversation up to the start of the assistant's turn. Raises TemplateRefused."""
-        environment = _environment()
+        # The one it is compiled in: a template of one environment cannot run within the limits of another.
+        environment = self._environment = self._environment or _environment()
         given = {
             "messages": [dict(each) for each in messages],
             "tools": None,
@@ -84,5 +86,5 @@ def _made_environment() -> BoundedEnvironment:
 
 def _environment() -> BoundedEnvironment:
     """Return the environment that all templates share. Created on first use: its import takes longer than rendering."""
-    with _CREATING:  # a template of one environment cannot run within the limits of another
+    with _CREATING:
         return _made_environment()

@@ -43,6 +43,8 @@ class CommandExecutor:
     def __init__(self, engine: StageEngine, messenger: Link, checksums: ArrayChecksums | None = None) -> None:
         self._engine, self._messenger, self._checksums = engine, messenger, checksums or ArrayChecksums()
         prepares = isinstance(engine, Preparing) and engine.prepares
+        #: Stages that are being prepared.
+        self.preparing = 0
         self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
@@ -51,6 +53,7 @@ class CommandExecutor:
                 if self.loader is None:
                     return self._load(command.stage)
                 self.loader.submit(command.stage)
+                self.preparing += 1
             case DropStage():
                 self._engine.unload(command.stage)
             case ReadPages():
@@ -67,7 +70,9 @@ class CommandExecutor:
 
     def load_prepared(self) -> list[AgentEvent]:
         """Load the stages that are prepared by now, and return the resulting events."""
-        return [] if self.loader is None else [self._load(stage) for stage in self.loader.drain_ready()]
+        ready = [] if self.loader is None else self.loader.drain_ready()
+        self.preparing -= len(ready)
+        return [self._load(stage) for stage in ready]
 
     def _load(self, stage: Stage) -> AgentEvent:
         try:

@@ -19,8 +19,7 @@ def test_a_training_that_was_stopped_is_begun_anew(tmp_path: Path, monkeypatch: 
         learnt.append((folder / "config.json").write_text("{}"))
 
     monkeypatch.setattr(exits, "learn", learn)
-    monkeypatch.setattr(exits, "train_tokenizer", lambda texts, size: None)
-    monkeypatch.setattr(exits, "stream_of", lambda tokenizer, part: None)
+    monkeypatch.setattr(exits.LibraryCurriculum, "prepare_lesson", lambda self, member: None)
     with pytest.raises(KeyboardInterrupt):
         exits.trained(tmp_path, 2)
     assert (exits.trained(tmp_path, 2) / "config.json").exists()

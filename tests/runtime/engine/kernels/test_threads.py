@@ -30,8 +30,7 @@ import numpy as np
 
 lib = ctypes.CDLL(sys.argv[1])
 P, I = ctypes.c_void_p, ctypes.c_int64
-lib.zoo_stored_narrow.argtypes = (P, I, I, P, P, I, P, ctypes.c_int)
-lib.zoo_stored.argtypes = (P, I, I, P, P, I, P, ctypes.c_int)
+lib.zoo_stored.argtypes = (P, I, I, P, I, I, P, I, P, ctypes.c_int)
 rows, k, n = 6, 64, 512
 draw = np.random.default_rng(0)
 x, w = draw.standard_normal((rows, k), dtype=np.float32), draw.standard_normal((n, k), dtype=np.float32)
@@ -40,9 +39,9 @@ short = (w.view(np.uint32) >> 16).astype(np.uint16)
 def product(threads, times=1):
     out = np.empty((rows, n), np.float32)
     for _ in range(times):  # the second one has a barrier between two loops
-        lib.zoo_stored(x.ctypes.data, rows, k, w.ctypes.data, None, n, out.ctypes.data, threads)
+        lib.zoo_stored(x.ctypes.data, rows, k, w.ctypes.data, k, 0, None, n, out.ctypes.data, threads)
         both = out.copy()
-        lib.zoo_stored_narrow(x.ctypes.data, rows, k, short.ctypes.data, None, n, out.ctypes.data, threads)
+        lib.zoo_stored(x.ctypes.data, rows, k, short.ctypes.data, k, 1, None, n, out.ctypes.data, threads)
     return both.tobytes() + out.tobytes()
 
 def tasks():
