@@ -33,7 +33,7 @@ STOCK = ("gpt2", "glora", "phi", "mixtral", "gemma2")
 MODELS = (*ADAPTED, *STOCK)
 _PROMPT = 90
 #: The pool of all models together: little more than the longest sequence needs.
-_POOL_BYTES = {"float32": 400 << 10, "bfloat16": 200 << 10}
+_POOL_BYTES = {"float32": 240 << 10, "bfloat16": 120 << 10}
 _VOCABULARY = 1 << 20  # the log-probabilities of all tokens
 
 Bits = tuple[tuple[int, str, str], ...]
