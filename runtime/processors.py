@@ -8,8 +8,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-#: Iterations that a waiting thread of GNU's OpenMP spins before it sleeps: 50 to 100 us. Its own value is 300,000, so
-#: that beside other work a thread spins for the whole time slice of the one that it waits for.
+#: Iterations that a waiting thread of GNU's OpenMP spins before it sleeps. Its own value is 300,000, so that beside other
+#: work a thread spins for the whole time slice of the one that it waits for.
 _SPINS = 2000
 
 
@@ -29,14 +29,17 @@ def prepare_openmp(environment: MutableMapping[str, str] | None = None, usable: 
     """Set the defaults of OpenMP in an environment, this process's by default. Call it before torch is loaded.
 
     A value that is set already is kept: the number of threads (OMP_NUM_THREADS) and how long they spin
-    (OMP_WAIT_POLICY or GOMP_SPINCOUNT). OpenMP itself respects the affinity, but no quota.
+    (OMP_WAIT_POLICY or GOMP_SPINCOUNT). OpenMP itself respects the affinity, but no quota. Without a value its threads
+    sleep at once: one that spun after torch's operations would hold the core that the kernels' next region needs. Where
+    the kernels run on OpenMP's threads, too (BLOCKZOO_KERNEL_THREADS), they spin for 50 to 100 us.
     """
     environment = os.environ if environment is None else environment
     usable = count_usable() if usable is None else usable
     if usable < (os.cpu_count() or 1):
         environment.setdefault("OMP_NUM_THREADS", str(usable))
     if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", str(_SPINS))
+        shared = environment.get("BLOCKZOO_KERNEL_THREADS") == "openmp"
+        environment.setdefault("GOMP_SPINCOUNT", str(_SPINS if shared else 0))
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -60,7 +60,10 @@ def test_settings_of_the_user_are_kept() -> None:
     cores = os.cpu_count() or 1
     made: dict[str, str] = {}
     prepare_openmp(made, cores)
-    assert "OMP_NUM_THREADS" not in made and int(made["GOMP_SPINCOUNT"]) < 10_000
+    assert "OMP_NUM_THREADS" not in made and made["GOMP_SPINCOUNT"] == "0"
+    openmp = {"BLOCKZOO_KERNEL_THREADS": "openmp"}
+    prepare_openmp(openmp, cores)
+    assert 0 < int(openmp["GOMP_SPINCOUNT"]) < 10_000
     fewer: dict[str, str] = {}
     prepare_openmp(fewer, 0)
     assert fewer["OMP_NUM_THREADS"] == "0"

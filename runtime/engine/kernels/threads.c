@@ -13,9 +13,8 @@
  *                 for the thread that it waits for. The limit is a moving estimate: it grows while waits end within
  *                 it, and shrinks when waits outlive it (`adapt`).
  *
- *     alone      time that the caller loses to waiting for a descheduled thread is followed by ALONE times that time without
- *                other threads, so that such waits take a small part of the time at most. On shared cores one thread
- *                that always runs does more than several that wait for each other.
+ *     alone      where a caller loses a good part of its time to waiting for descheduled threads, it runs without them for a
+ *                while. On shared cores one thread that always runs does more than several that wait for each other.
  *
  * So only loops with schedule(dynamic) exist: a static one needs all threads. The library does not link with one, as
  * with any other construct that is not defined here, and then the build takes libgomp.
@@ -46,9 +45,10 @@ enum { MOST_WORKERS = 1023 };
 /* `done` and `epoch` count in steps of two, beside SLEEPER. */
 #define ONE 2u
 
-/* After a loss the caller runs alone for ALONE times the time lost, at most MOST_ALONE_NS. WAKING_NS: longest
- * time that waking a thread takes; no loss. */
-enum { ALONE = 16, MOST_ALONE_NS = 200000000, WAKING_NS = 200000 };
+/* A caller that loses a quarter of WINDOW_NS within it runs alone for ALONE times the time lost, at most MOST_ALONE_NS.
+ * WAKING_NS: longest time that waking a thread takes; no loss. A virtual machine's host takes its processors away for
+ * moments, some percent of the time: that is less than the other threads give. */
+enum { ALONE = 16, MOST_ALONE_NS = 200000000, WINDOW_NS = 40000000, WAKING_NS = 200000 };
 
 /* How long waits of one kind spin, and the length of the last one that slept, in ns. */
 struct patience {
@@ -84,6 +84,8 @@ struct team {
     struct patience finish;
     int64_t chunk_ns;    /* the caller's time for a chunk of its last loop */
     int64_t alone_until; /* 0: the workers take part */
+    int64_t window;      /* when the window of losses began */
+    int64_t lost;        /* in this window, ns */
     uint32_t workers, forks;
     struct worker *members[MOST_WORKERS];
 };
@@ -274,9 +276,16 @@ static void count_loss(struct team *team)
     int64_t lost = team->finish.slept - 2 * team->chunk_ns - WAKING_NS;
     team->finish.slept = 0;
     if (lost <= 0) return;
-    int64_t now = now_ns(), from = team->alone_until > now ? team->alone_until : now;
-    int64_t until = from + ALONE * lost;
-    team->alone_until = until > now + MOST_ALONE_NS ? now + MOST_ALONE_NS : until;
+    int64_t now = now_ns();
+    if (now - team->window > WINDOW_NS) {
+        team->window = now - lost;
+        team->lost = 0;
+    }
+    team->lost += lost;
+    if (team->lost < WINDOW_NS / 4) return;
+    int64_t alone = ALONE * team->lost;
+    team->alone_until = now + (alone > MOST_ALONE_NS ? MOST_ALONE_NS : alone);
+    team->lost = 0;
 }
 
 /* Run a region: on the caller, and on up to `threads` - 1 workers that join it. */
