@@ -8,8 +8,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-#: Iterations that a waiting thread of GNU's OpenMP spins before it sleeps. Its own value is 300,000, so that beside other
-#: work a thread spins for the whole time slice of the one that it waits for.
+#: Iterations that a waiting thread of GNU's OpenMP spins before it sleeps. Its own value is 300,000, so that beside
+#: other work a thread spins for the whole time slice of the one that it waits for.
 _SPINS = 2000
 
 
