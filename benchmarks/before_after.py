@@ -1,12 +1,16 @@
 """Compare the speed of two checkouts of this repository, by turns on one machine.
 
     python -m benchmarks.before_after OLD NEW [--what engine family http hops scheduling] [--size 32m]
-        [--batch 1 4 16 64] [--rounds 5] [--threads N] [--output FILE]
+        [--model FOLDER] [--dtype float32|bfloat16] [--set VARIABLE=VALUE]… [--batch 1 4 16 64] [--rounds 5]
+        [--threads N] [--output FILE]
 
 - `engine`: tokens per second of one model, decoding at each batch size, and of prompts (as `benchmarks.serving.peers`).
 - `family`: the same of eight models of one family that share all but their last layer, two requests each.
 - `http`: tokens per second through `zoo serve` at each batch size.
 - `hops`, `scheduling`: microseconds as `benchmarks.cluster.hops` and `benchmarks.cluster.scheduling` print them.
+
+`--model` and `--dtype` are for `engine`: a checkpoint, and the data type. `--set` sets an environment variable of NEW
+only, so that OLD and NEW may be one checkout.
 
 Both checkouts run in turn in every round; the one that starts changes from round to round. A ratio is new over old of
 one round (for times: old over new), so that above 1 is faster; printed are the median and the spread.
@@ -45,9 +49,9 @@ Values = Mapping[str, float]
 class Checkout:
     """One of the two checkouts. Programs run with it as their PYTHONPATH."""
 
-    def __init__(self, root: Path, threads: int) -> None:
+    def __init__(self, root: Path, threads: int, env: Mapping[str, str] | None = None) -> None:
         self.root = root.resolve()
-        self.env = {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        self.env = {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(env or {})}
 
     def module(self, name: str) -> str:
         """Return the path of a benchmark's file, wherever this checkout has it."""
@@ -56,9 +60,10 @@ class Checkout:
             raise FileNotFoundError(f"{self.root} has no benchmark {name}")
         return str(found[0])
 
-    def side(self, store: Path, models: Sequence[str], threads: int) -> Side:
+    def side(self, store: Path, models: Sequence[str], threads: int, dtype: str = "float32") -> Side:
         """Start its engine on some models of a store."""
-        command = [sys.executable, self.module("sides"), "zoo", str(store), *models, "--threads", str(threads)]
+        options = ["--threads", str(threads), "--dtype", dtype]
+        command = [sys.executable, self.module("sides"), "zoo", str(store), *models, *options]
         return Side(str(self.root), command, self.env)
 
     def run(self, name: str, *arguments: str) -> Any:
@@ -118,7 +123,7 @@ def by_turns(measures: Sequence[Callable[[int], Values]], rounds: int) -> dict[s
 
 
 def engine(checkouts: Sequence[Checkout], store: Path, args: argparse.Namespace) -> dict[str, Any]:
-    sides = [each.side(store, ["model-0"], args.threads) for each in checkouts]
+    sides = [each.side(store, ["model-0"], args.threads, args.dtype) for each in checkouts]
 
     def measure(side: Side, seed: int) -> Values:
         rates = {f"decode {batch}": decode(side, batch, args.tokens, seed)["rate"] for batch in args.batch}
@@ -196,21 +201,34 @@ def prepare(folder: Path, size: str) -> Path:
     return folder / "store"
 
 
+def store_model(folder: Path, model: Path) -> Path:
+    """Make a store with one checkpoint."""
+    with Store.open(folder / "store") as store:
+        ingest(store, open_source(str(model)), name="model-0")
+    return folder / "store"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--what", nargs="+", choices=tuple(WHAT), default=list(WHAT))
     parser.add_argument("--size", choices=tuple(SHAPES), default="32m")
+    parser.add_argument("--model", type=Path, help="a checkpoint instead of random weights, for engine")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--set", action="append", default=[], metavar="VARIABLE=VALUE")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    checkouts = [Checkout(args.old, args.threads), Checkout(args.new, args.threads)]
+    if args.model and args.what != ["engine"]:
+        parser.error("--model needs --what engine")
+    env = dict(one.split("=", 1) for one in args.set)
+    checkouts = [Checkout(args.old, args.threads), Checkout(args.new, args.threads, env)]
     with tempfile.TemporaryDirectory() as scratch:
-        store = prepare(Path(scratch), args.size)
+        store = store_model(Path(scratch), args.model) if args.model else prepare(Path(scratch), args.size)
         found = {what: WHAT[what](checkouts, store, args) for what in args.what}
     for what, ratios in found.items():
         for name, ratio in ratios.items():

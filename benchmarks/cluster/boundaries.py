@@ -28,7 +28,8 @@ from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.cost.hardware import GPUS, LINKS, ClusterHardware, LinkSpec, ServerSpec
 from runtime.sim.models.family import App, Cutting, SimulatedFamily, family_of
 from runtime.sim.run.clock import EventClass
-from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.run.engine import SimEngine
+from runtime.sim.run.loading import Host, Loader
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Node
 from runtime.sim.run.simulation import Simulation
@@ -103,7 +104,8 @@ def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boun
 
 
 def _node(name: str, server: ServerSpec, family: SimulatedFamily, agent: AgentConfig) -> Node:
-    return Node(Agent(name, _PAGES, agent, strides=True), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
+    engine = SimEngine(name, server.gpu, family, _PAGES)
+    return Node(Agent(name, _PAGES, agent, strides=True), engine, Loader(engine, Host(server, 1 << 40)), 0)
 
 
 def main() -> None:

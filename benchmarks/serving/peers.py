@@ -1,11 +1,14 @@
-"""Compare Block Zoo with vLLM and transformers on one model on a CPU; each engine has all cores in its turn.
+"""Compare Block Zoo with vLLM, OpenVINO and transformers on one model on a CPU; each has all cores in its turn.
 
-    python -m benchmarks.serving.peers [--vllm PYTHON] [--size 32m] [--batch 1 4 16 64] [--pairs 3] [--threads N]
-        [--eager] [--output FILE]
+    python -m benchmarks.serving.peers [--vllm PYTHON] [--openvino PYTHON --exported FOLDER] [--size 32m]
+        [--model FOLDER] [--dtype float32|bfloat16] [--batch 1 4 16 64] [--pairs 3] [--threads N] [--eager]
+        [--no-transformers] [--output FILE]
 
-`--vllm` is the Python of an environment with vLLM for CPU; without it the comparison is with transformers only. Weights
-are random in float32, prompts have 32 random tokens, answers 128 tokens, greedy. Sides take turns, pair by pair; a
-ratio is ours over theirs, with median and spread.
+`--vllm` is the Python of an environment with vLLM for CPU, `--openvino` that of one with OpenVINO GenAI, and
+`--exported` the model as OpenVINO reads it (`optimum-cli export openvino --model MODEL --task
+text-generation-with-past --weight-format fp32 FOLDER`; it computes in `--dtype`). The model is a checkpoint, or has
+random weights. Prompts have 32 random tokens, answers 128 tokens, greedy. Sides
+take turns, pair by pair; a ratio is ours over theirs, with median and spread.
 
 - `decode`: tokens per second after each answer's first, the time of a run less that of a run for one token.
 - `prefill`: tokens per second of 8 prompts of 512 tokens, with one token out.
@@ -143,31 +146,51 @@ def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: in
     return row
 
 
-def launch(kind: str, what: Sequence[str], threads: int, vllm: Path | None = None, *options: str) -> Side:
-    """Start a process of `sides`. `vllm` is the Python of an environment with vLLM, for that side."""
+def launch(kind: str, what: Sequence[str], threads: int, python: Path | None = None, *options: str) -> Side:
+    """Start a process of `sides`. `python` is that of an environment with vLLM or OpenVINO, for that side."""
     script = str(Path(__file__).with_name("sides.py"))
-    if kind != "vllm" or vllm is None:
+    if python is not None and kind == "openvino":
+        return Side(kind, [str(python), script, kind, *what, "--threads", str(threads), *options], {})
+    if kind != "vllm" or python is None:
         env = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": str(threads)}
         return Side(kind, [sys.executable, script, kind, *what, "--threads", str(threads), *options], env)
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_LOGGING_LEVEL": "ERROR",
-        "LD_PRELOAD": str(vllm.parents[1] / "lib" / "libiomp5.so"), "TOKENIZERS_PARALLELISM": "false",
+        "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"), "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
-    return Side(kind, [str(vllm), script, kind, *what, "--threads", str(threads), *options], env)
+    return Side(kind, [str(python), script, kind, *what, "--threads", str(threads), *options], env)
 
 
-def start(args: argparse.Namespace, folder: Path) -> list[Side]:
+def start(args: argparse.Namespace, store: Path, model: Path) -> list[Side]:
     """Start all sides, ours first."""
-    sides = [launch("zoo", [str(folder / "store"), "model"], args.threads)]
+    dtype = ("--dtype", args.dtype)
+    sides = [launch("zoo", [str(store), "model"], args.threads, None, *dtype)]
     if args.vllm:
-        sides.append(launch("vllm", [str(folder / "model")], args.threads, args.vllm, *(["--eager"] * args.eager)))
-    sides.append(launch("transformers", [str(folder / "model")], args.threads))
+        sides.append(launch("vllm", [str(model)], args.threads, args.vllm, *dtype, *(["--eager"] * args.eager)))
+    if args.openvino:
+        sides.append(launch("openvino", [str(args.exported)], args.threads, args.openvino, *dtype))
+    if not args.no_transformers:
+        sides.append(launch("transformers", [str(model)], args.threads, None, *dtype))
     return sides
 
 
+def make_random_model(folder: Path, size: str) -> Path:
+    """Save a Llama with random float32 weights and return its folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPES[size])).save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Our engine beside vLLM and transformers on one CPU.")
+    parser = argparse.ArgumentParser(description="Our engine beside vLLM, OpenVINO and transformers on one CPU.")
     parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM")
+    parser.add_argument("--openvino", type=Path, help="Python of an environment with OpenVINO GenAI")
+    parser.add_argument("--exported", type=Path, help="the model in OpenVINO's format")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--model", type=Path, help="a checkpoint; default: random weights of --size")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--size", choices=tuple(SHAPES), default="32m")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--tokens", type=int, default=128)
@@ -176,20 +199,21 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="vLLM without compilation")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    from transformers import LlamaConfig, LlamaForCausalLM
+    if args.openvino and not args.exported:
+        parser.error("--openvino needs --exported")
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(**SHAPES[args.size])).save_pretrained(folder / "model")
+        model = args.model or make_random_model(folder / "model", args.size)
         with Store.open(folder / "store") as store:
-            ingest(store, open_source(str(folder / "model")), name="model")
-        sides = start(args, folder)
+            ingest(store, open_source(str(model)), name="model")
+        sides = start(args, folder / "store", model)
         rows = [compare(sides, "decode", batch, args.tokens, args.pairs) for batch in args.batch]
         rows.append(compare(sides, "prefill", _LONGS, 1, args.pairs))
         report = {
             "benchmark": "peers",
-            "size": args.size,
+            "model": str(args.model.name) if args.model else args.size,
+            "dtype": args.dtype,
             "threads": args.threads,
             "eager": args.eager,
             "where": where("cpu", inside=True),

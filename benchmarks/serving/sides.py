@@ -1,6 +1,6 @@
 """One engine in its own process, controlled by orders, so that engines with different packages can be measured in turn.
 
-    PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT
+    PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT | openvino EXPORTED
         [--threads N] [--dtype D] [--kv-cache-memory-bytes B] [--eager] [--rank R]
 
 Orders are JSON lines on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`. They
@@ -8,7 +8,7 @@ are answered greedily, each with exactly the given number of tokens.
 
 - `models`: a stored model for zoo, an adapter for vLLM; default: the first model, or the checkpoint.
 - `at`: when each request starts, from the start of the order; default: all at once.
-- transformers supports neither, and needs prompts and answers of one length.
+- transformers supports neither, and needs prompts and answers of one length; OpenVINO GenAI supports neither.
 
 Answers are JSON lines on stdout: `{"seconds", "ended", "digest", "resident"}`. `ended` is when each request had its
 last token, `resident` the bytes of this process and its children. A first line, after a prompt of the engine's own,
@@ -66,7 +66,10 @@ Answering = Callable[[Sequence[Wanted]], list[Made]]
 
 
 def zoo(args: argparse.Namespace) -> Answering:
-    """Return the function that runs requests on Block Zoo's engine through its driver."""
+    """Return the function that runs requests on Block Zoo's engine through its driver, with the settings of `zoo`."""
+    from runtime.processors import prepare_openmp
+
+    prepare_openmp()
     import torch
 
     from cli.serving.models import Chosen
@@ -203,7 +206,48 @@ def transformers(args: argparse.Namespace) -> Answering:
     return answer
 
 
-SIDES: dict[str, Callable[[argparse.Namespace], Answering]] = {"zoo": zoo, "vllm": vllm, "transformers": transformers}
+def openvino(args: argparse.Namespace) -> Answering:
+    """Return the function that runs requests on OpenVINO GenAI's continuous batching, K and V in the given dtype.
+
+    It raises ValueError for unsupported orders.
+    """
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as og
+
+    scheduler = og.SchedulerConfig()
+    scheduler.cache_size = max(1, args.kv_cache_memory_bytes >> 30)
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.dynamic_split_fuse = 2048, 256, True
+    precision = {"float32": "f32", "bfloat16": "bf16"}[args.dtype]
+    options = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
+        "INFERENCE_NUM_THREADS": args.threads,
+    }
+    pipe = og.ContinuousBatchingPipeline(args.what[0], scheduler, "CPU", options)
+
+    def config(one: Wanted) -> object:
+        made = og.GenerationConfig()
+        made.max_new_tokens, made.ignore_eos, made.do_sample = one.tokens, True, False
+        return made
+
+    def answer(wanted: Sequence[Wanted]) -> list[Made]:
+        if any(one.model or one.at for one in wanted):
+            raise ValueError("OpenVINO takes one model, all at once")
+        prompts = [ov.Tensor(np.array([one.prompt], dtype=np.int64)) for one in wanted]
+        answers = pipe.generate(prompts, [config(one) for one in wanted])
+        now = time.perf_counter()
+        return [Made(list(each.m_generation_ids[0]), now) for each in answers]
+
+    return answer
+
+
+SIDES: dict[str, Callable[[argparse.Namespace], Answering]] = {
+    "zoo": zoo,
+    "vllm": vllm,
+    "transformers": transformers,
+    "openvino": openvino,
+}
 
 
 def wanted_of(order: Mapping[str, Any]) -> list[Wanted]:

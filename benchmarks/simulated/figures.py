@@ -1,4 +1,4 @@
-"""Reproduce BlockLLM's figures with the simulator over several seeds.
+"""Reproduce BlockLLM's Figures 5, 7, 16 and 18 to 26 and Tables 1 and 2 with the simulator over several seeds.
 
     python -m benchmarks.simulated.figures FOLDER [--seeds 3] [--preset NAME]... [--figures PICTURES]
 
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.simulated.redundancy import figure5, shared_weights
 from runtime.sim.experiments.presets import preset_named
 from runtime.sim.experiments.study import run_study
 from runtime.sim.results.report import ratios
@@ -26,7 +27,10 @@ from runtime.sim.results.report import ratios
 #: Presets that compare Block Zoo with the baselines, presets that switch off one part of it, and the accuracy preset.
 OVERALL = ("blockllm", "blockllm-load", "blockllm-apps", "blockllm-table2")
 ABLATIONS = ("blockllm-kv", "blockllm-placement", "blockllm-speculation", "blockllm-adaptive")
-LADDER = "blockllm-accuracy"
+LADDER, PARTS, LOADS, SWAP = "blockllm-accuracy", "blockllm-figure7", "blockllm-load", "blockllm-swap"
+EVERY = (*OVERALL, SWAP, *ABLATIONS, LADDER, PARTS)
+#: A load is sustained if this share of the requests ends soon, and within its objective if this share meets that.
+_SOON, _MET = 0.95, 0.90
 Documents = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, tuple[Callable[[Mapping[str, Any]], float], int]]
 _RATIOS = {
@@ -40,7 +44,13 @@ _RATIOS = {
     "weights": "weights",
     "K and V": "kv",
 }
+_PARTS: Columns = {
+    name: (lambda run, name=name: run["parts"][name], 3)  # type: ignore[misc]
+    for name in ("compute", "between_servers", "inside_servers")
+}
 _EACH: Columns = {
+    "in system": (lambda run: run["in_system"], 1),
+    "in time": (lambda run: run["slo"]["met"], 2),
     "mean": (lambda run: run["latency"]["mean"], 2),
     "p50": (lambda run: run["latency"]["p50"], 2),
     "p95": (lambda run: run["latency"]["p95"], 2),
@@ -105,6 +115,25 @@ def overall(runs: Documents, names: Iterable[str] = _RATIOS) -> list[list[str]]:
     return rows
 
 
+def greatest(runs: Documents) -> list[list[str]]:
+    """Return a row for each policy: the greatest load that it sustains, with its tokens/s, and its goodput.
+
+    Loads are the cases of the preset, so they are greatest among those. Goodput: the most requests per second that meet
+    the objective, at a load at which enough of them do.
+    """
+    rows = [["policy", "greatest sustained load, x", "tokens/s there", "load in time, x", "goodput, requests/s"]]
+    for name in runs[0]["cases"][0]["policies"]:
+        cells: list[list[float]] = [[], [], [], []]
+        for run in runs:
+            some = [(case["x"], case["policies"][name]) for case in run["cases"]]
+            soon = [(x, each["throughput_tokens"]) for x, each in some if each["slo"]["soon"] >= _SOON]
+            good = [(x, each["slo"]["goodput"]) for x, each in some if each["slo"]["met"] >= _MET]
+            for column, value in zip(cells, (*max(soon, default=(0, 0)), *max(good, default=(0, 0))), strict=True):
+                column.append(value)
+        rows.append([name, *(spread(column, digits) for column, digits in zip(cells, (0, 0, 0, 2), strict=True))])
+    return rows
+
+
 def each(runs: Documents, columns: Columns) -> list[list[str]]:
     """Return a row for every policy of every case.
 
@@ -149,19 +178,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--preset", action="append", choices=(*OVERALL, *ABLATIONS, LADDER))
+    parser.add_argument("--preset", action="append", choices=EVERY)
     parser.add_argument("--figures", type=Path, help="write the pictures into this folder; for all presets")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     found = {}
-    for name in options.preset or (*OVERALL, *ABLATIONS, LADDER):
+    if not options.preset:
+        show("Table 1", shared_weights())
+        show("Figure 5", figure5(options.seeds))
+    for name in options.preset or EVERY:
         runs = found[name] = documents(options.folder, name, options.seeds)
-        if name in OVERALL:
+        if name in (*OVERALL, SWAP):
             show(f"{name}, ours over theirs", [["case", "over", *_RATIOS], *overall(runs)])
+        elif name == PARTS:
+            show(f"{name}, parts of a token's latency", each(runs, _PARTS))
         elif name in ABLATIONS:
             show(f"{name}, the others over ours", ablations(runs))
         else:
             show(f"{name}, accuracy", each(runs, _ACCURACY))
+        if name == LOADS:
+            show(f"{name}, greatest load", greatest(runs))
         show(f"{name}, each", each(runs, _EACH))
     if options.figures and not options.preset:
         from benchmarks.simulated.plots import draw

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulated import figures as simulated
-from benchmarks.simulated.figures import ablations, documents, each, over_seeds, overall, ratio, spread
+from benchmarks.simulated.figures import ablations, documents, each, greatest, over_seeds, overall, ratio, spread
 
 
 def _run(latency: float, tokens: float, bytes_: int) -> dict[str, Any]:
@@ -64,3 +64,12 @@ def test_what_is_there_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "blockllm-0.json").write_text(json.dumps({"seed": 0}))
     assert documents(tmp_path, "blockllm", 2) == documents(tmp_path, "blockllm", 2) == [{"seed": 0}, {"seed": 1}]
     assert ran == [1]
+
+
+def test_the_greatest_load_is_the_last_one_that_meets_its_limit():
+    def case(x: float, soon: float, met: float) -> dict[str, Any]:
+        slo = {"soon": soon, "met": met, "goodput": x / 10}
+        return {"x": x, "policies": {"blocks": {"throughput_tokens": 100 * x, "slo": slo}}}
+
+    runs = [{"cases": [case(4, 1.0, 0.95), case(16, 0.96, 0.5), case(32, 0.5, 0.1)]}]
+    assert greatest(runs)[1] == ["blocks", "16", "1,600", "4", ".40"]

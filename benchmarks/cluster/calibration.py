@@ -1,0 +1,153 @@
+"""Compare the scheduler's estimates of hops, moves and loads with what was measured, on real agents (BL-16, BL-21).
+
+    python -m benchmarks.cluster.calibration --store STORE [--models N] [--rounds 40] [--seed 0] [--output FILE]
+
+The scheduler estimates each hop, move and load before it happens, from what it has learned, and traces the estimate
+beside the outcome (`estimate`). This program only makes them happen, with the options that `zoo serve` ships, and reads
+the trace:
+
+- `hop`: two agents in processes, the first model cut over them; prompts of 8 to 480 tokens, answers of 24.
+- `move`: two agents with the whole model each; running sequences of 32 to 1,500 tokens are moved from one to the other.
+- `load`: one agent with room for two of the store's models, which are asked for at random.
+
+Printed for each kind: how many, the first `--learning` of them left out; the median of the relative error; and for each
+tenth of them, by measured time, the median estimate over the median time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reports import deliver
+from cli.serving.driver import start_driver
+from cli.serving.models import Chosen
+from cli.serving.options import ServeOptions
+from runtime.bench.drive import WallClock
+from runtime.bench.inside import DriverClient
+from runtime.bench.workload import WorkloadRequest
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.types import SamplingParams, SequenceRequest, TraceEvent
+from zoo.api import Zoo
+
+_VOCABULARY = 8000
+
+
+class Estimates:
+    """A trace sink that keeps estimates with their outcomes, in seconds."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[str, list[tuple[float, float]]] = {}
+
+    def emit(self, event: TraceEvent) -> None:
+        if event.ev == "estimate":
+            pair = event.extra["seconds"], event.extra["measured"]
+            self.pairs.setdefault(event.extra["of"], []).append(pair)
+
+
+def table(pairs: Sequence[tuple[float, float]], learning: int) -> dict[str, Any]:
+    """Return the figures of one kind of estimates."""
+    kept = sorted(pairs[learning:], key=lambda pair: pair[1])
+    if not kept:
+        return {"count": 0}
+    tenths = [kept[len(kept) * at // 10 : len(kept) * (at + 1) // 10] for at in range(10)]
+    return {
+        "count": len(kept),
+        "median_ms": round(1000 * statistics.median(measured for _, measured in kept), 3),
+        "median_error": round(statistics.median(abs(estimate / measured - 1) for estimate, measured in kept), 3),
+        "bias": round(statistics.median(estimate / measured for estimate, measured in kept) - 1, 3),
+        "tenths": [_tenth(each) for each in tenths if each],
+    }
+
+
+def _tenth(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    estimate, measured = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {"measured_ms": round(1000 * measured, 3), "estimate_over_measured": round(estimate / measured, 3)}
+
+
+def ask(driver: ClusterDriver, asks: Sequence[WorkloadRequest], clients: int) -> None:
+    """Send requests, `clients` at a time. Raises RuntimeError if one fails."""
+
+    async def run() -> None:
+        client, gate = DriverClient(driver, WallClock()), asyncio.Semaphore(clients)
+
+        async def one(each: WorkloadRequest) -> None:
+            async with gate:
+                answer = await client.send_request(each)
+                if answer.error is not None:
+                    raise RuntimeError(f"{each.model}: {answer.detail}")
+
+        await asyncio.gather(*map(one, asks))
+
+    asyncio.run(run())
+
+
+def prompts(draw: random.Random, length: int) -> tuple[int, ...]:
+    return tuple(draw.randrange(300, _VOCABULARY) for _ in range(length))
+
+
+def hops(driver: ClusterDriver, model: str, rounds: int, draw: random.Random) -> None:
+    """Run prompts and answers over both agents, one to four at a time."""
+    for turn in range(rounds):
+        lengths = [draw.choice((8, 32, 120, 480)) for _ in range(4)]
+        asks = [WorkloadRequest(at, 0.0, model, prompts(draw, length), 24) for at, length in enumerate(lengths)]
+        ask(driver, asks, 1 + turn % 4)
+        time.sleep(0.3)  # agents report once in a while, and keep few hops until then
+
+
+def moves(driver: ClusterDriver, model: str, rounds: int, draw: random.Random) -> None:
+    """Move a running sequence from its agent to the other one, `rounds` times."""
+    (chain,) = (each for each in driver.snapshot()["chains"] if each["model"] == model)
+    agents = [each.device for each in driver.agents()]
+    for turn in range(rounds):
+        prompt, name = prompts(draw, draw.choice((32, 120, 480, 1000, 1500))), f"move-{turn}"
+        request = SequenceRequest(name, name, model, prompt, SamplingParams(max_tokens=64, ignore_eos=True))
+        tried = False
+        for event in driver.run([request]):
+            if event.token is not None and not tried:
+                tried = any(driver.move(name, range(len(chain["blocks"])), agent) is None for agent in agents)
+
+
+def loads(driver: ClusterDriver, models: Sequence[str], rounds: int, draw: random.Random) -> None:
+    """Ask for models at random."""
+    for at in range(rounds):
+        ask(driver, [WorkloadRequest(at, 0.0, draw.choice(models), prompts(draw, 16), 4)], 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--models", type=int, default=12, help="models that are loaded in turn")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--learning", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    with Zoo(args.store, create=False) as zoo:
+        models = [each for each in zoo.models() if each.kind in ("foundation", "full")][: args.models]
+    names, size = [each.name for each in models], max(each.bytes for each in models)
+    found: dict[str, Any] = {}
+    for kind, run, options, served in (
+        ("hop", hops, ServeOptions(agents=2, placement="partition"), names[:1]),
+        ("move", moves, ServeOptions(agents=2, placement="replicate"), names[:1]),
+        ("load", loads, ServeOptions(agent_weights=int(2.2 * size), host_memory=int(4 * size)), names),
+    ):
+        estimates, draw = Estimates(), random.Random(args.seed)
+        driver = start_driver(Zoo(args.store, create=False), options, Chosen(tuple(served), ()), trace=estimates)
+        try:
+            run(driver, names if kind == "load" else names[0], args.rounds, draw)  # type: ignore[operator]
+            time.sleep(1.5)  # the last report
+        finally:
+            driver.shutdown()
+        found[kind] = table(estimates.pairs.get(kind, []), args.learning)
+    deliver(found, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Measurements of models that do not fit the device together."""

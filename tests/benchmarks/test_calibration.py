@@ -1,0 +1,31 @@
+"""The figures of `benchmarks.cluster.calibration`: errors, bias, and tenths by measured time."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cluster.calibration import Estimates, table
+from runtime.types import TraceEvent
+
+
+def test_what_is_learned_first_does_not_count_and_tenths_are_by_measured_time() -> None:
+    learning = [(100.0, 1.0)] * 3
+    pairs = [(1.1 * seconds, seconds) for seconds in (float(at) for at in range(20, 0, -1))]
+    figures = table([*learning, *pairs], learning=3)
+    assert figures["count"] == 20
+    assert figures["median_error"] == pytest.approx(0.1) and figures["bias"] == pytest.approx(0.1)
+    assert [each["measured_ms"] for each in figures["tenths"]] == [1000 * (2 * at + 1.5) for at in range(10)]
+    assert {each["estimate_over_measured"] for each in figures["tenths"]} == {1.1}
+
+
+def test_too_long_and_too_short_cancel_in_the_bias_only() -> None:
+    figures = table([(0.8, 1.0), (1.2, 1.0)] * 10, learning=0)
+    assert figures["median_error"] == pytest.approx(0.2) and figures["bias"] == pytest.approx(0.0)
+    assert table([(1.0, 1.0)], learning=5) == {"count": 0}
+
+
+def test_only_estimates_are_kept() -> None:
+    sink = Estimates()
+    sink.emit(TraceEvent(1, "arrive"))
+    sink.emit(TraceEvent(2, "estimate", extra={"of": "hop", "seconds": 0.5, "measured": 0.25}))
+    assert sink.pairs == {"hop": [(0.5, 0.25)]}
