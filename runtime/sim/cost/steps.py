@@ -86,9 +86,9 @@ class Pricing:
         part in which no kernel ran.
         """
         works = _works(rows)
-        self.launching = 0
         if not strides:
-            return self._ns(works, 1)
+            return self.price(works)
+        self.launching = 0
         ends = [strides.get(row.seq, 1) for row in rows]
         marks = sorted({1, *ends})
         busy, over = self._ns(works, 1), 1
@@ -116,6 +116,11 @@ class Pricing:
                     del works[row.model]
             over = end
         return busy
+
+    def price(self, works: Mapping[str, BlockWork]) -> int:
+        """Return the ns of a step of this work by stage, as `step` for its rows."""
+        self.launching = 0
+        return self._ns(works, 1)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

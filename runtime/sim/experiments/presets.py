@@ -52,13 +52,16 @@ _PAPER_SPECULATION = {
 _PAPER_PLACEMENT = {
     "figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}
 }
+_PAPER_FIGURE7 = {"figure 7": {"compute": 0.629, "between_servers": 0.364}}
 #: Eight times the paper's load, two minutes of it.
-_PRESSED = {"count": 320, "seconds": 120.0}
-#: Share of memory for weights, enough for every policy to hold all models: models are never swapped here, as the
-#: paper's baseline does.
-_ROOMY = 0.8
+_PRESSED = {"count": 320, "seconds": 120.0, "after": 60.0}
+#: Seconds before the first request, so that every policy has loaded what fits.
+_LOADED = 120.0
+#: Times the paper's rate: the load at which per-model provisioning has about 67 requests in the system.
+_MATCHED = 28
 #: Controllers off: no scaling, no locality moves, no proactive migration.
 _STILL = {"scaling": False, "rearranging": False, "proactive": False}
+_KEPT_STILL = {f"control.{name}": "nothing moves while something else is measured" for name in _STILL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +75,20 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of cases. `axis`: what varies over them, empty for one case; `paper`: the paper's numbers."""
+    """A named set of cases.
+
+    Fields:
+        axis: What varies over them; empty for one case.
+        paper: The paper's numbers.
+        differs: Settings in which ours, the first policy, is not as `zoo serve` ships it, each with the reason.
+    """
 
     name: str
     title: str
     cases: tuple[Case, ...]
     axis: str = ""
     paper: Mapping[str, Any] = field(default_factory=dict)
+    differs: Mapping[str, str] = field(default_factory=dict)
 
 
 def preset_named(name: str) -> Preset:
@@ -94,50 +104,48 @@ def alone(scenario: Scenario) -> Preset:
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    """Return policies by provisioning, with the same placement and routing.
-
-    One copy of everything at first, more where devices would be empty and as load requires; the baselines' models are
-    scaled with demand, too. Paths and copies are chosen by the bytes that steps read, because these devices are
-    memory-bound.
-    """
-    return {name: {"provision": name, "placement": "eager", "routing": "least-bytes", **settings} for name in names}
+    """Return policies by provisioning: ours as `zoo serve` ships it, the baselines with engines of their own."""
+    return {name: {"provision": name, **({} if name == "blocks" else {"engines": {}}), **settings} for name in names}
 
 
 def _overall() -> Preset:
-    scenario = scenario_of("blockllm", {"policies": _policies("blocks", "pm", "ps")})
-    return Preset(
-        "blockllm",
-        "BlockLLM's cluster and load: 12 A100, 20 applications, 400 requests in 20 minutes",
-        (Case("", scenario),),
-        "",
-        _PAPER_OVERALL,
-    )
+    """The paper's load, and the one at which per-model provisioning has as many requests in the system as there.
+
+    The paper answers .33 requests a second in 3.39 minutes on average: by Little's law 67 requests are in the system.
+    On this hardware a request takes seconds, so at the paper's rate there are two.
+    """
+    policies = _policies("blocks", "pm", "ps")
+    policies["pm, batches"] = {"provision": "pm", "engines": {"run_to_completion": True}}
+    policies["pm, our scheduler"] = {"provision": "pm"}
+    cases = [
+        Case(label, scenario_of("blockllm", {"policies": policies, "asked": {**asked, "after": _LOADED}}), x)
+        for x, label, asked in (
+            (1, "the paper's rate", {"count": 400, "seconds": 1200.0}),
+            (_MATCHED, "67 in the system", {"count": 50 * _MATCHED, "seconds": 150.0}),
+        )
+    ]
+    title = "BlockLLM's cluster: 12 A100, 20 applications, at the paper's rate and at its number of requests"
+    return Preset("blockllm", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
 
 
 def _load() -> Preset:
+    """More and more load, in steps of two, for the greatest one that is sustained, and goodput."""
     cases = []
-    for factor in (1, 4, 16, 32):
-        asked = {"count": 50 * factor, "seconds": 150.0}
-        cases.append(
-            Case(
-                f"{factor} x",
-                scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}),
-                factor,
-            )
-        )
-    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 150 s of it"
+    for factor in (4, 16, 32, 64, 128):
+        asked = {"count": 25 * factor, "seconds": 75.0, "after": _LOADED}
+        values = {"policies": _policies("blocks", "pm", "ps"), "asked": asked}
+        cases.append(Case(f"{factor} x", scenario_of("load", values), factor))
+    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 75 s of it"
     return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
 
 
 def _apps() -> Preset:
     cases = []
     for apps in (10, 20, 30):
-        asked = {"count": 40 * apps, "seconds": 150.0}
         values = {
-            "cluster": {"weights": _ROOMY},
             "policies": _policies("blocks", "pm", "ps"),
             "apps": {"count": apps},
-            "asked": asked,
+            "asked": {"count": 40 * apps, "seconds": 150.0, "after": _LOADED},
         }
         cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
     title = "BlockLLM's cluster, more and more applications, load in proportion: 16 times the paper's per application"
@@ -148,9 +156,9 @@ def _table2() -> Preset:
     cases = []
     for apps in (3, 6, 9, 12):
         values = {
-            "cluster": {"servers": [4], "weights": _ROOMY},
+            "cluster": {"servers": [4]},
             "apps": {"count": apps},
-            "asked": {"count": 40 * apps // 3, "seconds": 10.0},
+            "asked": {"count": 40 * apps // 3, "seconds": 10.0, "after": _LOADED},
             "policies": _policies("blocks", "pm", "ps"),
         }
         cases.append(Case(f"{apps} applications", scenario_of("table2", values), apps))
@@ -171,7 +179,7 @@ def _kv() -> Preset:
     destination until its K and V are there. `blocks` migrates while the sequence keeps running. Scaling is off, so
     nothing else moves sequences.
     """
-    base = {"provision": "blocks", "placement": "eager", "routing": "least-bytes"}
+    base = {"provision": "blocks"}
     often = {"interval_ms": 100, "rebalance_margin": 1, "max_migrations": 256, "scaling": False}
     policies = {
         "blocks": {**base, "control": {"rebalance": "owner", "scaling": False}},
@@ -181,7 +189,11 @@ def _kv() -> Preset:
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where a sequence's next tokens run (Figure 24), 8 times the paper's load"
-    return Preset("blockllm-kv", title, (Case("", scenario_of("kv", values)),), "", _PAPER_KV)
+    differs = {
+        "control.rebalance": "the figure compares where sequences go on, and `strict`, which ships, is one of them",
+        "control.scaling": "nothing but the compared policies moves sequences",
+    }
+    return Preset("blockllm-kv", title, (Case("", scenario_of("kv", values)),), "", _PAPER_KV, differs)
 
 
 def _placement() -> Preset:
@@ -191,11 +203,11 @@ def _placement() -> Preset:
     ten seconds, because the run is a tenth as long as the paper's; `mended, scaled`: with copies by load, too. The cost
     of moves follows from the cluster's links.
     """
-    base = {"provision": "blocks", "routing": "least-bytes"}
+    base = {"provision": "blocks"}
     here = {"scaling": False, "rearranging": False}
     moves = {"rearrange_interval_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
     policies = {
-        "locality": {**base, "placement": "on-demand"},
+        "locality": base,
         "frag-min": {**base, "placement": "frag-min", "control": {"locality": False, "rearranging": False}},
         "whole": {**base, "placement": "on-demand", "control": here},
         "scattered": {**base, "placement": "frag-min", "control": here},
@@ -216,7 +228,7 @@ def _adaptive() -> Preset:
     policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
     cases = []
     for factor in (8, 32):
-        asked = {"count": 50 * factor, "seconds": 150.0}
+        asked = {"count": 50 * factor, "seconds": 150.0, "after": _LOADED}
         cases.append(Case(f"{factor} x", scenario_of("adaptive", {"policies": policies, "asked": asked}), factor))
     title = "With equivalent blocks where requests allow them, and without (Figure 23)"
     return Preset("blockllm-adaptive", title, tuple(cases), "load, times the paper's", _PAPER_ADAPTIVE)
@@ -229,7 +241,7 @@ def _speculation() -> Preset:
     4) and as often right as the paper's; ideal; or twice as fast, as with half the weights. `exact` emits only the
     chain's own tokens, with the paper's surrogates.
     """
-    base = {"provision": "blocks", "placement": "partition", "routing": "least-bytes", "control": _STILL}
+    base = {"provision": "blocks", "placement": "partition", "control": _STILL}
 
     def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
         return {**base, "speculation": {"mode": mode}, "stand_ins": stand_ins}
@@ -243,13 +255,18 @@ def _speculation() -> Preset:
     }
     cases = []
     for factor in (1, 8):
-        asked = {"count": 160, "seconds": 480.0 / factor}
+        asked = {"count": 160, "seconds": 480.0 / factor, "after": _LOADED}
         cases.append(Case(f"{factor} x", scenario_of("speculation", {"policies": policies, "asked": asked}), factor))
     title = (
         "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at that of the other "
         "ablations"
     )
-    return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION)
+    differs = {
+        "placement": "whole chains on a device have no hops to predict",
+        "speculation.mode": "the figure compares speculation, which ships off",
+        **_KEPT_STILL,
+    }
+    return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION, differs)
 
 
 def _accuracy() -> Preset:
@@ -260,7 +277,7 @@ def _accuracy() -> Preset:
     gives its mean, and how far that is above its 7B.
     """
     known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
-    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
+    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0, "after": _LOADED}
     cases = []
     for x, (label, names) in enumerate(
         (("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))
@@ -276,6 +293,45 @@ def _accuracy() -> Preset:
     return Preset("blockllm-accuracy", title, tuple(cases), "models that may answer", _PAPER_ACCURACY)
 
 
+def _swap() -> Preset:
+    """More models than the devices hold: what leaves, and what sharing blocks saves of the loads."""
+    policies = {
+        "blocks": {"provision": "blocks"},
+        "lru": {"provision": "blocks", "eviction": "lru"},
+        "whole models": {"provision": "pm"},
+        "pm": {"provision": "pm", "engines": {}},
+    }
+    asked = {"kind": "poisson", "count": 300, "seconds": 300.0, "popularity": "skewed", "after": _LOADED}
+    values = {"cluster": {"servers": [2]}, "apps": {"count": 30}, "asked": asked, "policies": policies}
+    title = "Two A100 and 30 applications, one request a second, skewed: blocks come and go"
+    return Preset("blockllm-swap", title, (Case("", scenario_of("swap", values)),))
+
+
+def _figure7() -> Preset:
+    """Figure 7: LLaMA-7B cut over three devices on two servers, a batch of 32 requests of 512 tokens on average.
+
+    All come at once and grow from 8 tokens to 1016, so that they stay one batch. A token takes one hop inside a server
+    and one between servers. The paper says neither how often a batch crosses servers nor what a hop carries. If a hop
+    carries the whole context (134 MB), one hop takes about as long as computing, and both of the paper's shares and
+    the rest follow. With the new token's hidden states (256 kB) it would take over a hundred hops; with K and V (8.6
+    GB) one hop would take .7 s.
+    """
+    policy = {"provision": "blocks", "parts": 3, "placement": "partition", "control": _STILL, "page_layers": 32}
+    asked = {"kind": "poisson", "count": 32, "seconds": 1e-12, "prompts": "8", "answers": "1008", "after": 30.0}
+    cases = []
+    for x, hops in enumerate(("context", "new")):
+        values = {
+            "cluster": {"servers": [2, 1], "hops": hops},
+            "apps": {"ladder": ["llama-7b"], "accuracy": [1.0]},
+            "asked": asked,
+            "policies": {"blocks": policy},
+        }
+        cases.append(Case(hops, scenario_of("figure7", values), x))
+    title = "The latency of a token by part (Figure 7): LLaMA-7B over two servers, 32 requests of 512 tokens"
+    differs = {"placement": "the figure's model is cut over servers", **_KEPT_STILL}
+    return Preset("blockllm-figure7", title, tuple(cases), "what a hop carries", _PAPER_FIGURE7, differs)
+
+
 def _scale() -> Preset:
     """Use strides of 64 tokens, and pages of 128 tokens for all layers.
 
@@ -285,22 +341,41 @@ def _scale() -> Preset:
     values = {
         "cluster": {"servers": [4] * 250},
         "apps": {"count": 10, "foundations": ["llama-7b"]},
-        "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 500.0, "prompts": lengths, "answers": lengths},
+        "asked": {
+            "kind": "poisson",
+            "count": 1_000_000,
+            "seconds": 500.0,
+            "prompts": lengths,
+            "answers": lengths,
+            "after": _LOADED,
+        },
         "policies": {
             "blocks": {
                 "parts": 1,
                 "stride": 64,
+                "strides": True,
                 "page_layers": 64,
                 "page_tokens": 128,
                 "prefill_chunk": 512,
                 "placement": "replicate",
+                "routing": "least-loaded",
                 "control": _STILL,
                 "prefix_caching": "off",  # prompts share no prefixes on purpose, and lookups cost a third of the time
             }
         },
         "pace": {"tick": 10**10, "report": 10**10},
     }
-    return Preset("scale", "A million requests on a thousand A100", (Case("", scenario_of("scale", values)),))
+    fewer = "fewer events for the same decisions"
+    differs = {
+        "stride": fewer,
+        "prefill_chunk": fewer,
+        "placement": "every device can run every model at once",
+        "routing": "devices that all hold the same differ by their sequences; counting bytes takes longer",
+        "prefix_caching": "prompts share nothing on purpose",
+        **_KEPT_STILL,
+    }
+    case = Case("", scenario_of("scale", values))
+    return Preset("scale", "A million requests on a thousand A100", (case,), differs=differs)
 
 
 def _full() -> Preset:
@@ -310,12 +385,12 @@ def _full() -> Preset:
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
         "policies": {
-            "blocks": {"max_num_seqs": 256, "parts": 1, "page_layers": 32, "placement": "replicate", "control": _STILL}
+            "blocks": {"stride": 1, "parts": 1, "page_layers": 32, "placement": "replicate", "control": _STILL}
         },
     }
-    return Preset(
-        "full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),)
-    )
+    differs = {"stride": "every token is decided by the scheduler", "placement": "all is there at once", **_KEPT_STILL}
+    case = Case("", scenario_of("full-device", values))
+    return Preset("full-device", "One A100 with 256 sequences at a time", (case,), differs=differs)
 
 
 PRESETS: Mapping[str, Callable[[], Preset]] = {
@@ -328,6 +403,8 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-adaptive": _adaptive,
     "blockllm-speculation": _speculation,
     "blockllm-accuracy": _accuracy,
+    "blockllm-swap": _swap,
+    "blockllm-figure7": _figure7,
     "scale": _scale,
     "full-device": _full,
 }

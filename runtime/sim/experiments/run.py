@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -23,54 +23,22 @@ from runtime.scheduler.observe.replay_log import Handler, ReplayRecorder, head_o
 from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.cost.hardware import Gpu
 from runtime.sim.cost.steps import Pricing
-from runtime.sim.experiments.scenario import Policy, Scenario
+from runtime.sim.experiments.engines import play_engines
+from runtime.sim.experiments.policy import Policy
+from runtime.sim.experiments.scenario import Scenario
 from runtime.sim.models.family import SimulatedFamily, family_of
 from runtime.sim.models.size_variants import ladder_of
 from runtime.sim.models.stand_ins import with_stand_ins, with_variants
-from runtime.sim.results.recorder import RunRecorder
-from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.results.played import COUNTED, Played
+from runtime.sim.run.engine import SimEngine
+from runtime.sim.run.loading import Host, Loader
 from runtime.sim.run.network import Network
-from runtime.sim.run.node import Cost, Node
+from runtime.sim.run.node import Node
 from runtime.sim.run.simulation import Simulation
 from runtime.sim.workload.requests import Demand
 from runtime.tracing.sink import TraceSink, line_of
 from runtime.types import TraceEvent
 from zoo.errors import InputError
-
-#: Counters of the scheduler that a run reports.
-_COUNTED = (
-    "preemptions", "speculations", "speculation_hits", "speculation_misses", "speculations_ended",
-    "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """The results of a run.
-
-    Fields:
-        busy: By device, ns in steps.
-        launching: ns of all devices' steps in which no kernel ran.
-        counts: The scheduler's counters.
-        steps: Steps of all devices.
-        end: Virtual time at the end, in ns.
-        events: Events of the clock.
-        seconds: Real time.
-        used: Processor time, in seconds.
-        cost: Real time of the scheduler.
-    """
-
-    ledger: RunRecorder
-    network: Network
-    busy: dict[str, int]
-    launching: int
-    counts: Mapping[str, int]
-    steps: int
-    end: int
-    events: int
-    seconds: float
-    used: float
-    cost: Cost
 
 
 class Lines:
@@ -100,10 +68,15 @@ def play(
         faults: Devices that die: (time in ns, name).
         progress: Called now and then with the number of requests that have ended since the last call.
 
-    Raises InputError for an unknown policy, or a file that cannot be written.
+    Devices of a baseline of engines do not die. Raises InputError for an unknown policy, a file that cannot be written,
+    or a trace or log of a baseline.
     """
     if policy not in scenario.policies:
         raise InputError(f"{scenario.name} has no policy {policy!r}; it has {', '.join(scenario.policies)}")
+    if scenario.policies[policy].engines is not None:
+        if trace is not None or log is not None:
+            raise InputError(f"{policy} has no scheduler of this project, so there is no trace and no log of it")
+        return play_engines(scenario, scenario.policies[policy], demand, progress)
     with ExitStack() as files:
         try:
             sink = None if trace is None else Lines(files.enter_context(trace.open("w", encoding="utf-8")))
@@ -137,7 +110,7 @@ def assemble(
         if scenario.apps.ladder:
             raise InputError("a run with a ladder keeps no log")
         scheduler = ReplayRecorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
-    hosts = [Host(server) for server in cluster.servers]
+    hosts = [Host(server, scenario.cluster.host_cache * server.count) for server in cluster.servers]
     servers = dict(cluster.devices())
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
 
@@ -147,14 +120,21 @@ def assemble(
 
     nodes = {name: node(name) for name in servers}
     return Simulation(
-        scheduler, nodes, Network(cluster), scenario.pace, node, timed=True, counts=lambda: _counts(deciding)
+        scheduler,
+        nodes,
+        Network(cluster, scenario.cluster.hops),
+        scenario.pace,
+        node,
+        timed=True,
+        loads_stop_steps=scenario.cluster.loads == "stop",
+        counts=lambda: _counts(deciding),
     )
 
 
 def _counts(scheduler: Scheduler) -> dict[str, int]:
     """Return the scheduler's counters: predictions, migrations, tokens copied and recomputed."""
     counters = asdict(scheduler.state().counters)
-    return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
+    return {name: counters[name] for name in COUNTED} | asdict(scheduler.control.counts)
 
 
 def _adaptation(
@@ -173,14 +153,14 @@ def _adaptation(
 
 
 def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing) -> Node:
-    pages = scenario.cluster.page_bytes // family.page_bytes
+    weights = scenario.cluster.weight_bytes(family.nbytes)
+    pages = (scenario.cluster.usable_bytes - weights) // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
+    engine = SimEngine(name, host.server.gpu, family, pages, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
-    return Node(
-        Agent(name, pages, policy.agent, engine.alike, strides=True), engine, scenario.cluster.weight_bytes, lanes=lanes
-    )
+    agent = Agent(name, pages, policy.agent, engine.alike, strides=policy.strides)
+    return Node(agent, engine, Loader(engine, host), weights, lanes=lanes)
 
 
 def _played(
@@ -201,6 +181,7 @@ def _played(
         {name: node.busy for name, node in nodes.items()},
         sum(node.engine.launching for node in nodes.values()),
         simulation.counts(),
+        sum(host.disk_bytes for host in {id(node.loader.host): node.loader.host for node in nodes.values()}.values()),
         sum(node.steps for node in nodes.values()),
         simulation.clock.now,
         simulation.clock.played,

@@ -3,15 +3,18 @@
 A scenario file is TOML or JSON; every value is optional, unknown names are refused:
 
     [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"
-                weights = 0.6   usable = 0.9
+                weights = 0.6   usable = 0.9   host_cache = 100_000_000_000   loads = "stop" | "beside"
+                hops = "new" | "context"
     [apps]      count = 20   foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
                 or: ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   faster = 1.0
                 prompts = "uniform:8-512"   answers = "uniform:8-512"
     [pace]      tick, report
     [policies.NAME]   provision = "blocks" | "pm" | "ps", and values of family.Cutting, config.ClusterConfig and
-                      config.AgentConfig; tables control, speculation and stand_ins in it have values of
-                      config.ControlConfig, config.SpeculationConfig and stand_ins.StandIns
+                      config.AgentConfig; tables control, speculation, stand_ins and engines in it have values of
+                      config.ControlConfig, config.SpeculationConfig, stand_ins.StandIns and engine.EngineSettings
+
+What a policy does not name is as `zoo serve` ships it on so many GPUs (`runtime.shipped`).
 """
 
 from __future__ import annotations
@@ -19,21 +22,19 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from math import isnan
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
-
-import msgspec
+from typing import Any, Literal
 
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.popularity import Popularity
 from runtime.bench.traces import TraceFormat, read_trace
-from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
 from runtime.sim.cost.hardware import ClusterHardware, ServerSpec, gpu_named, link_named
-from runtime.sim.models.family import App, Cutting
-from runtime.sim.models.stand_ins import StandIns
+from runtime.sim.experiments.policy import Policy, policy_of
+from runtime.sim.experiments.tables import settings_of, table_of
+from runtime.sim.models.family import App
 from runtime.sim.run.clock import Streams
+from runtime.sim.run.network import Hops
 from runtime.sim.run.node import Periods
 from runtime.sim.workload.generators import (
     Asked,
@@ -47,12 +48,9 @@ from runtime.sim.workload.requests import Demand, read_demand
 from zoo.errors import InputError
 
 AskedKind = Literal["blockllm", "twitter", "poisson", "trace", "file"]
-_Settings = TypeVar("_Settings")
 #: Limits of a simulated cluster, by the memory of the machine that simulates it.
 _MOST_DEVICES = 65_536
 _MOST_APPS = 10_000
-#: Tables inside a policy.
-_PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": SpeculationConfig}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,12 @@ class ClusterSettings:
         servers: Devices of each server.
         net, inside, host, disk: Kinds of links.
         usable: Share of a device's memory for weights and pages together.
-        weights: Share of that for weights.
+        weights: Most of that for weights, as a share; K and V get what the weights of all models leave, and at least
+            the rest.
+        host_cache: Bytes of a server's memory per device that keep what was read from its disk.
+        loads: Whether a device runs no steps while it loads a stage (`stop`, as engines on GPUs do), or loads beside
+            its steps (`beside`, as engines on CPUs do).
+        hops: What a row carries from one device to another (`sim.run.network`).
         control_us: Latency of a message between a device and the scheduler.
     """
 
@@ -76,11 +79,16 @@ class ClusterSettings:
     disk: str = "nvme"
     usable: float = 0.9
     weights: float = 0.6
+    host_cache: int = 100_000_000_000
+    loads: Literal["stop", "beside"] = "stop"
+    hops: Hops = "new"
     control_us: float = 50.0
 
     def __post_init__(self) -> None:
         if not 0 < sum(self.servers) <= _MOST_DEVICES or min(self.servers) < 1:
             raise InputError(f"a cluster has servers with devices, and at most {_MOST_DEVICES:,} of these together")
+        if self.host_cache < 0:
+            raise InputError("host_cache is a number of bytes")
         if not 0 < self.usable <= 1 or not 0 < self.weights < 1 or not 0 <= self.control_us < 1e6:
             raise InputError("usable and weights are shares of a device's memory, control_us is a time below a second")
 
@@ -94,14 +102,13 @@ class ClusterSettings:
         )
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a device holds at most."""
-        return int(gpu_named(self.gpu).memory * self.usable * self.weights)
+    def usable_bytes(self) -> int:
+        """Bytes of a device for weights and pages together."""
+        return int(gpu_named(self.gpu).memory * self.usable)
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of all pages of a device."""
-        return int(gpu_named(self.gpu).memory * self.usable * (1 - self.weights))
+    def weight_bytes(self, needed: int) -> int:
+        """Return the bytes of weights that a device holds at most, where all models together have `needed` bytes."""
+        return min(needed, int(self.usable_bytes * self.weights))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +150,7 @@ class AskedSettings:
 
     Fields:
         longest: Tokens of prompt and answer together, at most.
+        after: Seconds before the first request, in which models are loaded.
         faster: Factor by which the same requests arrive in less time.
         path, format: Of a trace, or of a file that names the models itself.
     """
@@ -153,14 +161,15 @@ class AskedSettings:
     prompts: str = "uniform:8-512"
     answers: str = "uniform:8-512"
     longest: int = 1024
+    after: float = 0.0
     popularity: Popularity = "uniform"
     faster: float = 1.0
     path: str = ""
     format: TraceFormat = "azure"
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InputError("asked.count is at least 1")
+        if self.count < 1 or not 0 <= self.after < 1e6:
+            raise InputError("asked.count is at least 1, and asked.after a time in seconds")
 
     def demand(self, models: tuple[str, ...], streams: Streams) -> Demand:
         """Generate or read the requests. Raises InputError."""
@@ -177,22 +186,7 @@ class AskedSettings:
             made = poisson_demand(models, asked, streams, self.popularity)
         else:
             made = blockllm_demand(models, asked, streams)
-        return made.faster(self.faster)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """One way of provisioning and scheduling."""
-
-    cutting: Cutting = field(default_factory=Cutting)
-    scheduler: ClusterConfig = field(default_factory=ClusterConfig)
-    agent: AgentConfig = field(default_factory=AgentConfig)
-    stand_ins: StandIns = field(default_factory=StandIns)
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether requests allow more than the model they name."""
-        return self.cutting.equivalents or self.scheduler.speculation.mode == "similarity"
+        return made.faster(self.faster).later(self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,64 +247,16 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
     known = {"cluster", "apps", "asked", "pace", "policies"}
     if unknown := set(values) - known:
         raise InputError(f"a scenario has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
-    policies = _table(values.get("policies", {"blocks": {}}), "policies")
+    policies = table_of(values.get("policies", {"blocks": {}}), "policies")
     if not policies:
         raise InputError("a scenario has at least one policy")
-    cluster = _settings(ClusterSettings, values.get("cluster", {}), "cluster")
+    cluster = settings_of(ClusterSettings, values.get("cluster", {}), "cluster")
     devices = sum(cluster.servers)
     return Scenario(
         name,
         cluster,
-        _settings(AppSettings, values.get("apps", {}), "apps"),
-        _settings(AskedSettings, values.get("asked", {}), "asked"),
-        _settings(Periods, values.get("pace", {}), "pace"),
-        {str(title): policy_of(_table(policy, f"policies.{title}"), devices) for title, policy in policies.items()},
+        settings_of(AppSettings, values.get("apps", {}), "apps"),
+        settings_of(AskedSettings, values.get("asked", {}), "asked"),
+        settings_of(Periods, values.get("pace", {}), "pace"),
+        {str(title): policy_of(table_of(policy, f"policies.{title}"), devices) for title, policy in policies.items()},
     )
-
-
-def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
-    """Make a policy from one flat table: each value goes to every setting of its name.
-
-    The scheduler places blocks once all `devices` are up.
-    """
-    given = {"devices": devices, **values}
-    stand_ins = _settings(StandIns, given.pop("stand_ins", {}), "stand_ins")
-    unknown = given.keys() - {each.name for kind in (Cutting, ClusterConfig, AgentConfig) for each in fields(kind)}
-    if unknown:
-        raise InputError(f"a policy has no {min(unknown)!r}")
-    return Policy(_named(Cutting, given), _named(ClusterConfig, given), _named(AgentConfig, given), stand_ins)
-
-
-def _named(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
-    """Make settings from the values of a table that have their names."""
-    names = [each.name for each in fields(kind) if each.name in values]  # type: ignore[arg-type]
-    return _settings(kind, {name: values[name] for name in names}, "policies")
-
-
-def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
-    """Make a dataclass from a table. Raises InputError for unknown names and wrong values."""
-    table = _table(values, where)
-    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    if unknown := set(table) - names:
-        raise InputError(f"{where} has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
-    plain = {name: _settings(_PARTS[name], value, name) if name in _PARTS else value for name, value in table.items()}
-    if bad := [name for name, value in plain.items() if isinstance(value, float) and isnan(value)]:
-        raise InputError(f"{where}: {bad[0]} is no number")
-    try:
-        return msgspec.convert(plain, kind)
-    except ValueError as error:
-        raise InputError(_worded(error, kind, where)) from None
-
-
-def _worded(error: ValueError, kind: type, where: str) -> str:
-    """Reword a msgspec error: `asked.kind: Invalid enum value 'x'; it is one of …`."""
-    text, _, place = str(error).partition(" - at `$")
-    name = place.strip(".`")
-    known = get_args(get_type_hints(kind).get(name)) if text.startswith("Invalid enum") else ()
-    return f"{where}{'.' if name else ''}{name}: {text}" + (f"; it is one of {', '.join(known)}" if known else "")
-
-
-def _table(values: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        raise InputError(f"{where} is a table")
-    return values

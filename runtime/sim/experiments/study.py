@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Figure7Setting, split
 from runtime.sim.experiments.presets import Case, Preset
 from runtime.sim.experiments.run import play
 from runtime.sim.results.report import accuracy_of, document_of, ratios
@@ -67,23 +66,6 @@ def run_study(
         "axis": preset.axis,
         "cases": cases,
         "paper": dict(preset.paper),
-        "figure7": figure7_document(),
-    }
-
-
-def figure7_document() -> dict[str, Any]:
-    """Return Figure 7's split from the table of hardware, with the paper's."""
-    found = split(Figure7Setting())
-    return {
-        "compute": found.compute_share,
-        "between_servers": found.between_share,
-        "inside_servers": 1 - found.compute_share - found.between_share,
-        "milliseconds": {
-            "compute": found.compute / 1e6,
-            "between_servers": found.between / 1e6,
-            "inside_servers": found.inside / 1e6,
-        },
-        "paper": {"compute": PAPER_COMPUTE, "between_servers": PAPER_BETWEEN},
     }
 
 

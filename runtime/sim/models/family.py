@@ -115,6 +115,12 @@ class SimulatedFamily:
     def blocks(self) -> tuple[Block, ...]:
         return tuple(part.block for part in self.parts.values())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights: each block once, and each model's own adapters."""
+        own = sum(use.adapter_bytes for chain in self.chains.values() for use in chain.uses)
+        return own + sum(block.nbytes for block in self.blocks())
+
     def shape(self, model: str) -> ModelShape:
         return self.parts[self.chain(model).uses[0].block].shape
 

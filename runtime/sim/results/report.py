@@ -1,7 +1,8 @@
 """Turn a run into a document: latencies, throughput, utilisation, memory, communication; and two runs into ratios.
 
-- Throughput: generated tokens over the time from the start to the last end. `throughput_90`: only until nine tenths of
-  them are generated, so that it does not depend on the longest answers.
+- Throughput: generated tokens over the time from the first arrival to the last end. `throughput_90`: only until nine
+  tenths of them are generated, so that it does not depend on the longest answers.
+- `in_system`: mean number of requests in the system, by Little's law.
 - Utilisation: share of the time in which a device runs a step, as the mean of all devices.
 - `kernels`: share of the time in which a kernel runs, which would be SM efficiency if each kernel filled the device.
   Launches that the device waits for and the engine's own work between steps do not count.
@@ -17,9 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime.sim.experiments.run import Played
+from runtime.sim.results.played import Played
 
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
+#: The service-level objective: seconds until the first token, and per further token.
+FIRST_S, TOKEN_S = 5.0, 0.1
+#: A load is sustained if 95 % of the requests end within so many seconds.
+SUSTAINED_S = 60.0
 #: Points of a curve over time.
 _POINTS = 200
 
@@ -32,7 +37,8 @@ def document_of(played: Played) -> dict[str, Any]:
     )
     tokens = np.array(ledger.tokens, dtype=np.int64)
     answered = first > 0
-    seconds = max(int(ended.max(initial=0)), 1) / 1e9
+    begin = int(arrived.min()) if len(arrived) else 0
+    seconds = max(int(ended.max(initial=0)) - begin, 1) / 1e9
     more = answered & (tokens > 1)
     return {
         "requests": len(arrived),
@@ -40,6 +46,8 @@ def document_of(played: Played) -> dict[str, Any]:
         "errors": dict(sorted(ledger.errors.items())),
         "events": played.events,
         "virtual_seconds": seconds,
+        "in_system": float((ended - arrived)[answered].sum() / 1e9 / seconds),
+        "slo": _slo(arrived, first, ended, tokens, seconds),
         "latency": _spread((ended - arrived)[answered] / 1e9),
         "ttft": _spread((first - arrived)[answered] / 1e9),
         "tpot": _spread((ended - first)[more] / 1e9 / (tokens[more] - 1)),
@@ -54,21 +62,54 @@ def document_of(played: Played) -> dict[str, Any]:
             name: {"messages": each.messages, "bytes": each.nbytes, "seconds": each.ns / 1e9}
             for name, each in (("between", network.between), ("inside", network.inside))
         },
+        "parts": _parts(played),
         "memory": _memory(played),
         "adapted": len(ledger.served),
-        "loads": {"count": ledger.loads, "bytes": ledger.load_bytes, "seconds": ledger.load_ns / 1e9},
+        "loads": {
+            "count": ledger.loads,
+            "bytes": ledger.load_bytes,
+            "disk_bytes": played.disk_bytes,
+            "seconds": ledger.load_ns / 1e9,
+        },
         "steps": played.steps,
         "curves": _curves(played, (ended - arrived)[answered] / 1e9),
         "real": _real(played),
     }
 
 
+def _parts(played: Played) -> dict[str, float]:
+    """Return the shares of computing and of links in their sum: for one batch, its latency by part (Figure 7)."""
+    network = played.network
+    ns = {
+        "compute": sum(played.busy.values()),
+        "between_servers": network.between.ns,
+        "inside_servers": network.inside.ns,
+    }
+    total = max(sum(ns.values()), 1)
+    return {name: each / total for name, each in ns.items()}
+
+
+def _slo(arrived: Any, first: Any, ended: Any, tokens: Any, seconds: float) -> dict[str, float]:
+    """Return the share of requests with an answer in time, those per second (goodput), and the share that ends soon."""
+    answered = first > 0
+    more = np.maximum(tokens - 1, 1)
+    good = answered & (first - arrived <= FIRST_S * 1e9) & ((ended - first) / more <= TOKEN_S * 1e9)
+    soon = answered & (ended - arrived <= SUSTAINED_S * 1e9)
+    return {
+        "met": float(good.mean()) if len(good) else 0.0,
+        "goodput": float(good.sum() / seconds),
+        "soon": float(soon.mean()) if len(soon) else 0.0,
+    }
+
+
 def _until(played: Played, share: float) -> float:
     """Return tokens per second until this share of them was generated, interpolated between ticks."""
     ledger = played.ledger
+    begin = min(ledger.arrived, default=0)
+    samples = [each for each in ledger.samples if each.at > begin]
     at, made = (
-        [0, *(each.at for each in ledger.samples), played.end],
-        [0, *(each.tokens for each in ledger.samples), ledger.made],
+        [0, *(each.at - begin for each in samples), played.end - begin],
+        [0, *(each.tokens for each in samples), ledger.made],
     )
     when = float(np.interp(share * ledger.made, made, at))
     return share * ledger.made / when * 1e9 if when else 0.0

@@ -5,16 +5,17 @@
   of their kind.
 - `steps` of `run`: rows that decode more than one token before they return (strides).
 - Answers end at `max_tokens` (requests use `ignore_eos`).
-- Plans are trusted: the engine keeps no page tables. It has no clock: `loaded` returns when a load would end.
+- Plans are trusted: the engine keeps no page tables. It has no clock: how long a load takes is decided elsewhere
+  (`sim.run.loading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from runtime.chains import Array, Lack, Likeness, Stage, StageResult
-from runtime.sim.cost.hardware import Gpu, ServerSpec
+from runtime.sim.cost.hardware import Gpu
 from runtime.sim.cost.steps import Pricing, StepPiece
 from runtime.sim.models.family import SimulatedFamily
 from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
@@ -38,27 +39,6 @@ class Hollow:
         return Hollow(len(range(*part.indices(self._size))))
 
 
-@dataclass(slots=True)
-class Host:
-    """A server's memory, in which everything read from its disk stays.
-
-    `read`: by piece, when all of it is there, in ns.
-    """
-
-    server: ServerSpec
-    read: dict[str, int] = field(default_factory=dict)
-
-    def loaded(self, name: str, nbytes: int, begin: int) -> int:
-        """Return when a piece is on a device if its load starts at `begin`, in ns.
-
-        A load that starts while the piece is read from disk waits for that read. If another device would read it later,
-        after its other loads, it is read now instead.
-        """
-        now = begin + self.server.disk.latency + self.server.disk.busy_ns(nbytes)
-        there = self.read[name] = min(self.read.get(name, now), now)
-        return max(begin, there) + self.server.host.latency + self.server.host.busy_ns(nbytes)
-
-
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     """A stage on the device. `array_width`: width of its hidden states."""
@@ -77,7 +57,7 @@ class SimEngine:
         right: Share of predictions that stand, spread evenly; default: the paper's.
     """
 
-    lacks: frozenset[Lack] = frozenset()
+    lacks: frozenset[Lack] = frozenset(["entry"])
 
     def __init__(
         self,
@@ -85,7 +65,6 @@ class SimEngine:
         gpu: Gpu,
         family: SimulatedFamily,
         page_capacity: int,
-        host: Host,
         pricing: Pricing | None = None,
         right: float = 192 / 231,
     ) -> None:
@@ -94,7 +73,6 @@ class SimEngine:
         self.page_capacity = page_capacity
         self.page_bytes = family.page_bytes
         self._family = family
-        self._host = host
         self._pricing = pricing or Pricing(gpu, family)
         self._stages: dict[str, _Loaded] = {}
         self._held: dict[str, int] = {}
@@ -106,15 +84,9 @@ class SimEngine:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    def loaded(self, stage: Stage, begin: int) -> int:
-        """Return when a stage would be loaded if loading starts at `begin`, in ns. Raises NotFound.
-
-        Only bytes that are not on the device are loaded, one piece after the other.
-        """
-        for piece in self._pricing.pieces(stage):
-            if piece.name not in self._held:
-                begin = self._host.loaded(piece.name, piece.nbytes, begin)
-        return begin
+    def missing(self, stage: Stage) -> list[StepPiece]:
+        """Return the pieces of a stage that are not on the device. Raises NotFound."""
+        return [piece for piece in self._pricing.pieces(stage) if piece.name not in self._held]
 
     def load(self, stage: Stage) -> ModelSpec:
         uses = self._family.uses(stage)

@@ -3,13 +3,20 @@
 A device's link inside its server, and a server's link to other servers in each direction, carry one transfer after the
 other; later ones wait. So bandwidth is shared, and messages from one device to another arrive in the order in which
 they were sent. The scheduler's own messages are small: they take a fixed latency and never wait (`control_ns`).
+
+A hop carries the hidden states of the new tokens, as live (`new`), or those of the whole context of every row
+(`context`): the reading of the paper's prototype, "without any optimization" of communication, that fits its Figure 7.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from runtime.messages import ForwardRows, Message
 from runtime.sim.cost.hardware import ClusterHardware
+
+Hops = Literal["new", "context"]
 
 #: Bytes of a message without its arrays.
 ENVELOPE = 256
@@ -32,8 +39,9 @@ class LinkTraffic:
 class Network:
     """The links of a cluster. `inside`, `between`: traffic inside servers and between them."""
 
-    def __init__(self, cluster: ClusterHardware) -> None:
+    def __init__(self, cluster: ClusterHardware, hops: Hops = "new") -> None:
         self._cluster = cluster
+        self._hops = hops
         self._server = dict(cluster.devices())
         self._own_free = dict.fromkeys(self._server, 0)
         self._out_free = [0] * len(cluster.servers)
@@ -44,6 +52,13 @@ class Network:
 
     def server_of(self, device: str) -> int:
         return self._server[device]
+
+    def carried(self, message: Message, nbytes: int) -> int:
+        """Return the bytes that a message carries whose arrays have `nbytes` for the new tokens of its rows."""
+        if self._hops == "new" or not isinstance(message, ForwardRows):
+            return nbytes
+        new = sum(message.counts)
+        return nbytes * (new + sum(message.starts)) // new if new else nbytes
 
     def arrival(self, source: str, to: str, nbytes: int, now: int) -> int:
         """Return when bytes that device `source` sends to device `to` now arrive, in ns.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.sim.run.engine import SimEngine
+from runtime.sim.run.loading import Loader
 
 
 @dataclass(slots=True)
@@ -19,20 +20,20 @@ class Node:
         lanes: Lanes of its steps.
         stepping: By lane, when its running step ends (ns).
         debt: Time that the lane of stand-ins has taken from the running step of the other lane, in ns.
-        loader_free: When its loader is free (ns).
+        loader: Loads its stages.
         busy: Time in steps, in ns.
         life: Incarnation of the device; events of earlier ones are dropped.
     """
 
     agent: Agent
     engine: SimEngine
+    loader: Loader
     weights: int
     alive: bool = True
     due: bool = False
     lanes: tuple[Lane, ...] = ("all",)
     stepping: dict[Lane, int] = field(default_factory=dict)
     debt: int = 0
-    loader_free: int = 0
     busy: int = 0
     steps: int = 0
     life: int = 0

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from runtime.agent.steps.queue import Lane
-from runtime.chains import Array, Stage
+from runtime.chains import Array
 from runtime.control.agent_io import (
     ActivationsVerified,
     AgentCommand,
@@ -44,7 +44,6 @@ from runtime.sim.run.engine import hollow_rows
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Cost, Node, Periods
 from runtime.types import SequenceRequest
-from zoo.errors import ZooError
 
 #: Version that simulated agents report.
 VERSION = "simulated"
@@ -64,6 +63,7 @@ class Simulation:
         pace: Periods of ticks and reports.
         revive: Makes a new device in place of a dead one; None: dead devices are not replaced.
         timed: Whether to measure the scheduler's processor time.
+        loads_stop_steps: Whether a device starts no step while it loads a stage.
         counts: Returns the scheduler's counters.
     """
 
@@ -75,6 +75,7 @@ class Simulation:
         pace: Periods | None = None,
         revive: Callable[[str], Node] | None = None,
         timed: bool = False,
+        loads_stop_steps: bool = False,
         counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.clock = VirtualClock()
@@ -86,6 +87,7 @@ class Simulation:
         self._pace = pace or Periods()
         self._revive = revive
         self._timed = timed
+        self._loads_stop_steps = loads_stop_steps
         self.counts = counts
         self._coming: Iterator[SequenceRequest] = iter(())
         self._next: SequenceRequest | None = None
@@ -219,7 +221,8 @@ class Simulation:
             if type(command) is Send:
                 self._send(name, command.to, command.message, command.arrays)
             elif type(command) is LoadStage:
-                self._load(name, node, command.stage)
+                if node.loader.submit(command.stage):
+                    self.clock.at(now, EventClass.LOADED, (self._load, name, node.life))
             elif type(command) is DropStage:
                 node.engine.unload(command.stage)
             elif type(command) is ReadPages:
@@ -250,7 +253,8 @@ class Simulation:
         if to == SCHEDULER:
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._handle_at_scheduler, message))
             return
-        there = self.network.arrival(source, to, sum(len(array.data) for array in arrays), now)
+        nbytes = self.network.carried(message, sum(len(array.data) for array in arrays))
+        there = self.network.arrival(source, to, nbytes, now)
         self.clock.at(there, EventClass.ARRIVED, (self._deliver, to, message, arrays))
 
     def _handle_at_device(self, name: str, life: int, event: Any) -> None:
@@ -259,24 +263,22 @@ class Simulation:
         if node.alive and node.life == life:
             self._carry_out(name, node, node.agent.handle(event, (), self.clock.now))
 
-    def _load(self, name: str, node: Node, stage: Stage) -> None:
-        """Load a stage: one load after the other, beside the steps."""
-        now, before = self.clock.now, node.engine.memory().weights
-        begin = max(now, node.loader_free)
-        try:
-            end = node.engine.loaded(stage, begin)
-            spec = node.engine.load(stage)
-        except ZooError as error:
-            self.clock.at(
-                now, EventClass.LOADED, (self._handle_at_device, name, node.life, StageFailed(stage, str(error)))
-            )
+    def _load(self, name: str, life: int) -> None:
+        """Go on with the loads of a device: one after the other, beside its steps or instead of them."""
+        node, now = self.nodes[name], self.clock.now
+        if node.life != life or not node.alive:
             return
-        weights = node.engine.memory().weights
-        self.ledger.loaded(weights - before, end - begin)
-        node.loader_free = end
-        self.clock.at(
-            end, EventClass.LOADED, (self._handle_at_device, name, node.life, StageLoaded(stage, spec, weights))
-        )
+        while node.loader.busy:
+            found = node.loader.advance(now)
+            if isinstance(found, int):
+                self.clock.at(found, EventClass.LOADED, (self._load, name, life))
+                return
+            if found.spec is None:
+                self._handle_at_device(name, life, StageFailed(found.stage, found.error))
+                continue
+            self.ledger.loaded(found.nbytes, found.ns)
+            self._handle_at_device(name, life, StageLoaded(found.stage, found.spec, node.engine.memory().weights))
+        self._wake(name, node)
 
     def _report(self, name: str) -> None:
         node = self.nodes[name]
@@ -298,6 +300,8 @@ class Simulation:
         if node.life != life or not node.alive:
             return
         node.due = False
+        if self._loads_stop_steps and node.loader.busy:
+            return
         for lane in node.lanes:
             if lane not in node.stepping:
                 self._step(name, node, lane)

@@ -70,6 +70,10 @@ class Demand:
             raise InputError("a demand is made faster by a positive factor")
         return Demand(self.models, np.rint(self.at / factor).astype(np.int64), self.model, self.prompt, self.answer)
 
+    def later(self, seconds: float) -> Demand:
+        """Return the same requests, each so many seconds later."""
+        return Demand(self.models, self.at + round(seconds * SECOND), self.model, self.prompt, self.answer)
+
 
 def write_demand(demand: Demand, path: Path) -> None:
     """Write one JSON line per request. The same demand gives the same bytes."""

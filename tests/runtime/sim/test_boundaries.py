@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cluster.boundaries import moved
 from runtime.sim.cost.hardware import LINKS
-from runtime.sim.experiments.scenario import policy_of
+from runtime.sim.experiments.policy import policy_of
 from runtime.sim.models.family import App, Cutting, family_of
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.sim.cost.blocks import BlockWork, ProfileCost, TableCost, table_cost
 from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, LinkSpec, ServerSpec, blockllm_cluster, gpu_named
-from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Figure7Setting, split
 from runtime.sim.models.shapes import SHAPES, shape_named
 from zoo.errors import InputError
 
@@ -108,17 +107,6 @@ def test_profiles_give_what_was_measured():
     assert cost.ns(BlockWork(rows=1, context=10, chunks=1, chunk=8)) == 6e9
     # Three steps from a context of 10 have 11 in the middle.
     assert cost.ns(BlockWork(rows=1, context=10), steps=3) == pytest.approx(3 * 1.1e9)
-
-
-def test_figure_7_comes_out_of_the_table():
-    found = split(Figure7Setting())
-    assert found.compute_share == pytest.approx(PAPER_COMPUTE, abs=0.03)
-    assert found.between_share == pytest.approx(PAPER_BETWEEN, abs=0.03)
-
-
-def test_other_readings_of_figure_7_do_not_fit():
-    assert split(Figure7Setting(whole=False)).between_share < 0.01
-    assert split(Figure7Setting(whole=False, between=63, inside=0)).between_share < 0.1
 
 
 def test_the_cluster_of_the_paper():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.sim.experiments.engines import deploy
 from runtime.sim.experiments.presets import PRESETS, preset_named
-from runtime.sim.experiments.run import assemble
+from runtime.sim.experiments.run import assemble, play
+from runtime.sim.results.report import document_of
 from zoo.errors import InputError
 
 
@@ -18,7 +20,11 @@ def test_presets_stand(name: str):
         asked = case.scenario.asked  # how many requests come at Twitter's rates depends on those
         assert len(case.scenario.demand(0)) == asked.count or asked.kind == "twitter"
         for policy in case.scenario.policies.values():
-            assert len(assemble(case.scenario, policy).nodes) == sum(case.scenario.cluster.servers)
+            devices = sum(case.scenario.cluster.servers)
+            if policy.engines is None:
+                assert len(assemble(case.scenario, policy).nodes) == devices
+            else:
+                assert len(deploy(case.scenario, policy).devices) == devices
 
 
 def test_the_papers_cluster_and_load():
@@ -46,3 +52,16 @@ def test_resized_keeps_the_rate():
     assert (scenario.asked.count, scenario.asked.seconds, scenario.cluster.servers) == (100, 300.0, (4, 4, 2))
     with pytest.raises(InputError, match="no preset"):
         preset_named("nothing")
+
+
+def test_figure_7_comes_out_of_the_simulator():
+    """The hop model that all runs use, in its two readings: only the one with the whole context fits the paper."""
+    preset = preset_named("blockllm-figure7")
+    paper = preset.paper["figure 7"]
+    found = {
+        case.label: document_of(play(case.scenario, "blocks", case.scenario.demand(0)))["parts"]
+        for case in preset.cases
+    }
+    assert found["context"]["compute"] == pytest.approx(paper["compute"], abs=0.03)
+    assert found["context"]["between_servers"] == pytest.approx(paper["between_servers"], abs=0.03)
+    assert found["new"]["between_servers"] < 0.01

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runtime.chains import Array, Stage, cut
-from runtime.sim.cost.hardware import GPUS, ServerSpec
+from runtime.sim.cost.hardware import GPUS
 from runtime.sim.models.family import App, Cutting, SimulatedFamily, family_of
-from runtime.sim.run.engine import Hollow, Host, SimEngine
+from runtime.sim.run.engine import Hollow, SimEngine
 from runtime.types import Row, StepPlan
 from zoo.errors import NotFound
 
@@ -19,7 +19,7 @@ CUT = FAMILY.chain("base").uses[0].hi
 
 
 def engine(family: SimulatedFamily = FAMILY, *models: str) -> SimEngine:
-    made = SimEngine("s0g0", GPU, family, 1000, Host(ServerSpec(GPU, 2)))
+    made = SimEngine("s0g0", GPU, family, 1000)
     for model in models:
         made.load(Stage(model, 0, END))
     return made
@@ -87,29 +87,6 @@ def test_strides_are_the_steps_that_they_stand_for(strides: dict[str, int]):
     assert found == pytest.approx(expected, rel=1e-9, abs=20)
 
 
-def test_a_server_reads_its_disk_once():
-    host = Host(ServerSpec(GPU, 2))
-    first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
-    stage = Stage("base", 0, END)
-    cold, warm = first.loaded(stage, 0), second.loaded(stage, 10**11) - 10**11
-    nbytes = 2 * 6_738_149_376
-    assert cold - warm == pytest.approx(nbytes / 3e9 * 1e9, rel=1e-3)
-    assert warm == pytest.approx(nbytes / (0.8 * 32e9) * 1e9, rel=1e-3)
-    first.load(stage)
-    assert first.loaded(Stage("base", 0, CUT), 5) == 5
-    adapters = first.loaded(Stage("lora", 0, END), 0)
-    assert 0 < adapters < cold / 100
-
-
-def test_who_comes_while_a_piece_is_read_waits_for_it():
-    """Two devices of a server that load a stage at once wait for one disk read, then for their own links."""
-    host = Host(ServerSpec(GPU, 2))
-    first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
-    stage = Stage("base", 0, CUT)
-    assert second.loaded(stage, 0) == first.loaded(stage, 0)
-    assert first.loaded(stage, 10**12) - 10**12 < second.loaded(stage, 0)
-
-
 def test_what_is_none_is_refused():
     with pytest.raises(NotFound):
         engine().load(Stage("base", 0, CUT - 1))
@@ -134,14 +111,6 @@ def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
     assert took(branched, "one", "two") - took(joined, "one", "two") == pytest.approx(launches, rel=0.01)
     assert took(joined, "one", "two") - took(joined, "one") < 0.1 * launches
     assert took(branched, "one", "third") == took(joined, "one", "third") > took(joined, "one") + launches
-
-
-def test_a_piece_that_another_device_will_read_later_is_read_now():
-    """The other device's loads queue: its second load is planned for the end of the first."""
-    host = Host(ServerSpec(GPU, 2))
-    host.loaded("a", 10**9, 10**11)
-    assert host.loaded("a", 10**9, 0) == Host(ServerSpec(GPU, 2)).loaded("a", 10**9, 0)
-    assert host.loaded("a", 10**9, 10**11) - 10**11 < host.loaded("a", 10**9, 0), "by then it is in the server's memory"
 
 
 def test_a_buffer_without_bytes_can_be_cut_like_one_with_bytes() -> None:

@@ -128,9 +128,10 @@ def test_strides_change_the_number_of_steps_and_hardly_the_time():
         "cluster": {"servers": [1], "disk": "nvlink3"},
         "apps": {"count": 1, "foundations": ["llama-7b"]},
     }
+    one = {"provision": "pm", "strides": True, "batch_wait_us": 0, **PAGES}
     results = {}
     for stride in (1, 8):
-        scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, "batch_wait_us": 0, **PAGES}})
+        scenario = small(**whole, policies={"one": {**one, "stride": stride}})
         results[stride] = document_of(play(scenario, "one", scenario.demand(0)))
     assert results[8]["tokens"] == results[1]["tokens"]
     assert results[8]["steps"] < 0.5 * results[1]["steps"]
@@ -144,7 +145,7 @@ def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
         "apps": {"count": 1, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 8, "seconds": 1.0, "prompts": "32", "answers": "200"},
     }
-    scenario = small(**whole, policies={"one": {"provision": "pm", "batch_wait_us": linger_us, **PAGES}})
+    scenario = small(**whole, policies={"one": {"provision": "pm", "stride": 1, "batch_wait_us": linger_us, **PAGES}})
     return document_of(play(scenario, "one", scenario.demand(0)))
 
 
@@ -173,3 +174,16 @@ def test_what_is_forgotten_is_told():
     simulation._scheduler = Silent()
     with pytest.raises(Stalled, match="40 requests are alive"):
         simulation.run(scenario.demand(0).requests())
+
+
+def test_time_before_the_first_request_does_not_count():
+    """A later start changes only what was loaded by then; throughput and the number in the system count from it."""
+    asked = {"count": 40, "seconds": 10.0, "prompts": "uniform:8-64", "answers": "uniform:2-24"}
+    soon, later = (
+        document_of(play(made := small(asked={**asked, "after": after}), "pm", made.demand(0))) for after in (60, 600)
+    )
+    assert later["virtual_seconds"] == pytest.approx(soon["virtual_seconds"], rel=1e-6)
+    assert later["throughput_tokens"] == pytest.approx(soon["throughput_tokens"], rel=1e-6)
+    assert later["in_system"] == pytest.approx(soon["in_system"], rel=1e-6)
+    little = sum(later["latency"]["mean"] for _ in range(40)) / later["virtual_seconds"]
+    assert later["in_system"] == pytest.approx(little, rel=1e-6)

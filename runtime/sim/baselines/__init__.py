@@ -1,0 +1,1 @@
+"""Baselines of BlockLLM's evaluation, without this project's scheduler: engines that are deployed apart."""

@@ -1,0 +1,70 @@
+"""Policies as data: one way of provisioning and scheduling, and what it changes of the shipped settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from runtime.config import AgentConfig, ClusterConfig
+from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
+from runtime.sim.baselines.engine import EngineSettings
+from runtime.sim.experiments.tables import Settings, settings_of
+from runtime.sim.models.family import Cutting
+from runtime.sim.models.stand_ins import StandIns
+from zoo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One way of provisioning and scheduling.
+
+    Fields:
+        engines: Instead of this project's scheduler, engines that are deployed apart (the paper's baselines).
+        strides: Whether a device decodes all the tokens of its credit in one simulated step: fewer events, but rows
+            that come meanwhile wait for its end.
+    """
+
+    cutting: Cutting = field(default_factory=Cutting)
+    scheduler: ClusterConfig = field(default_factory=ClusterConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    stand_ins: StandIns = field(default_factory=StandIns)
+    strides: bool = False
+    engines: EngineSettings | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether requests allow more than the model they name."""
+        return self.cutting.equivalents or self.scheduler.speculation.mode == "similarity"
+
+
+def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
+    """Make a policy from one flat table: each value goes to every setting of its name.
+
+    The scheduler places blocks once all `devices` are up.
+    """
+    given = dict(values)
+    stand_ins = settings_of(StandIns, given.pop("stand_ins", {}), "stand_ins")
+    strides, engines = given.pop("strides", False), given.pop("engines", None)
+    if not isinstance(strides, bool):
+        raise InputError("policies.strides: true or false")
+    unknown = given.keys() - {each.name for kind in (Cutting, ClusterConfig, AgentConfig) for each in fields(kind)}
+    if unknown:
+        raise InputError(f"a policy has no {min(unknown)!r}")
+    scheduler, agent = shipped(devices)
+    apart = None if engines is None else settings_of(EngineSettings, engines, "engines")
+    return Policy(_named(Cutting(), given), _named(scheduler, given), _named(agent, given), stand_ins, strides, apart)
+
+
+def shipped(devices: int) -> tuple[ClusterConfig, AgentConfig]:
+    """Return what `zoo serve --device cuda --agents DEVICES` gives the scheduler and the agents."""
+    serving = Serving(devices, launches_ahead=True)
+    scheduler = cluster_config(serving, SHIPPED_CLUSTER, SHIPPED_AGENT.max_num_batched_tokens)
+    return scheduler, agent_config(serving, SHIPPED_AGENT)
+
+
+def _named(base: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return settings with the values of a table that have their names."""
+    kind = type(base)
+    names = [each.name for each in fields(kind) if each.name in values]  # type: ignore[arg-type]
+    return settings_of(kind, {name: values[name] for name in names}, "policies", base)

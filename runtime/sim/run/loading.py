@@ -1,0 +1,117 @@
+"""Simulate how weights come to a device: disk -> host memory -> device, one stage after the other, piece by piece.
+
+    submit(stage) -> advance(now): when the next piece is there -> advance(that time) -> ... -> a `FinishedLoad`
+
+- A server's disk reads one piece after the other, whichever device it is for. What was read stays in the server's
+  memory; the pieces that were used least recently make room for later ones.
+- A piece that is being read for one device is not read again for another one, which waits for it.
+- Each device copies over its own link. Only pieces that are not on the device are loaded (UN-04).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from runtime.chains import Stage
+from runtime.sim.cost.hardware import ServerSpec
+from runtime.sim.cost.steps import StepPiece
+from runtime.sim.run.engine import SimEngine
+from runtime.types import ModelSpec
+from zoo.errors import NotFound
+
+
+@dataclass(slots=True)
+class Host:
+    """A server's disk, and the memory that keeps what was read from it.
+
+    Fields:
+        memory: Bytes that are kept.
+        disk_bytes: Bytes read from disk so far.
+    """
+
+    server: ServerSpec
+    memory: int
+    disk_bytes: int = 0
+    _disk_free: int = 0
+    _kept: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
+    _held: int = 0
+
+    def read(self, piece: StepPiece, now: int) -> int:
+        """Return when a piece that is needed now is in memory, in ns; it is read from disk unless it is there."""
+        known = self._kept.get(piece.name)
+        if known is not None:
+            self._kept.move_to_end(piece.name)
+            return max(now, known[0])
+        disk = self.server.disk
+        self._disk_free = max(now, self._disk_free) + disk.busy_ns(piece.nbytes)
+        self.disk_bytes += piece.nbytes
+        there = self._disk_free + disk.latency
+        self._kept[piece.name] = there, piece.nbytes
+        self._held += piece.nbytes
+        while self._held > self.memory:
+            _, (_, nbytes) = self._kept.popitem(last=False)
+            self._held -= nbytes
+        return there
+
+    def copied(self, piece: StepPiece, now: int) -> int:
+        """Return when a piece is on a device if its copy from memory starts now."""
+        return now + self.server.host.latency + self.server.host.busy_ns(piece.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedLoad:
+    """A stage that is loaded, or could not be.
+
+    Fields:
+        nbytes: Bytes that came.
+        ns: How long they took.
+        error: Why it is not loaded.
+    """
+
+    stage: Stage
+    spec: ModelSpec | None = None
+    nbytes: int = 0
+    ns: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Loader:
+    """The loads of one device."""
+
+    engine: SimEngine
+    host: Host
+    _waiting: deque[Stage] = field(default_factory=deque)
+    _pieces: deque[StepPiece] = field(default_factory=deque)
+    _nbytes: int = 0
+    _began: int = 0
+    _started: bool = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, stage: Stage) -> bool:
+        """Load a stage after those submitted before; return whether it is the only one, so that `advance` is due."""
+        self._waiting.append(stage)
+        return len(self._waiting) == 1
+
+    def advance(self, now: int) -> int | FinishedLoad:
+        """Return when to call again, or the first stage once all of it is there.
+
+        Raises IndexError if nothing is to be loaded.
+        """
+        stage = self._waiting[0]
+        if not self._started:
+            try:
+                self._pieces = deque(self.engine.missing(stage))
+            except NotFound as error:
+                return FinishedLoad(self._waiting.popleft(), error=str(error))
+            self._nbytes, self._began, self._started = sum(piece.nbytes for piece in self._pieces), now, True
+        if self._pieces:
+            piece = self._pieces.popleft()
+            return self.host.copied(piece, self.host.read(piece, now))
+        self._waiting.popleft()
+        self._started = False
+        return FinishedLoad(stage, self.engine.load(stage), self._nbytes, now - self._began)
