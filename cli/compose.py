@@ -20,7 +20,7 @@ def compose(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compose a model from layers of others, with stitches where widths differ. It costs no bytes."""
+    """Compose a model from layers of several models, with stitches where widths differ. It costs no bytes."""
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:

@@ -32,7 +32,7 @@ Kind = Literal["sharing", "switching"]
 
 def experiment(
     kind: Annotated[Kind, typer.Argument(help="sharing: k layers in a row from A; switching: A and B by turns.")],
-    a: Annotated[str, typer.Argument(help="The model whose layers are taken: a foundation.")],
+    a: Annotated[str, typer.Argument(help="The foundation model that gives the layers.")],
     b: Annotated[str, typer.Argument(help="The model that they are put into: a fine-tune of the same shape.")],
     text: Annotated[
         str | None, typer.Option(help="A text or JSONL file, a dataset, library:mail.", show_default="the library")

@@ -71,7 +71,7 @@ def ingest(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a checkpoint into the zoo: only what it does not share with others takes space."""
+    """Put a checkpoint into the zoo: only what no stored model has takes space."""
     from zoo.api import Zoo
 
     scoring = _Scoring.from_options(threshold, probe, device)

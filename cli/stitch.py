@@ -29,8 +29,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 def stitch(
-    a: Annotated[str, typer.Option("--a", help="The model whose first layers run.")],
-    b: Annotated[str, typer.Option("--b", help="The model whose last layers run.")],
+    a: Annotated[str, typer.Option("--a", help="The model that gives the first layers.")],
+    b: Annotated[str, typer.Option("--b", help="The model that gives the last layers.")],
     points: Annotated[
         str | None,
         typer.Option(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def surrogate(
-    model: Annotated[str, typer.Argument(help="The model whose layers get a stand-in.")],
+    model: Annotated[str, typer.Argument(help="The model to make a stand-in for.")],
     layers: Annotated[
         str, typer.Option(metavar="LO-HI", help="Layers counted from 0, both ends included: 4-6 is three layers.")
     ],

@@ -90,6 +90,7 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
     else:
         parts += [_devices(cluster, None if before is None else before.get("cluster"), seconds), _instances(cluster)]
         parts += [_moves(cluster)] if cluster["migrations"] else []
+        parts += [_estimates(cluster)] if cluster.get("estimates") else []
         parts += [_links(cluster)] if any(each.get("links") for each in cluster["devices"]) else []
     parts.append(_models(state, cluster))
     return Group(*parts)
@@ -107,6 +108,9 @@ def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     line += f", {counters['preemptions']} preempted"
     if counters["speculations"]:
         line += f"; {counters['speculations']} hops predicted, {counters['speculation_hits']} rightly"
+    if counters.get("stage_loads"):
+        loaded = human_bytes(counters["loaded_bytes"])
+        line += f"; {counters['stage_loads']} loads of {loaded}, {counters['stage_unloads']} unloads"
     cluster = state.get("cluster")
     if cluster is not None:
         totals = cluster["migration_totals"]
@@ -147,7 +151,7 @@ def _devices(cluster: Mapping[str, Any], before: Mapping[str, Any] | None, secon
             each["device"],
             state,
             f"{each['pages_used']} / {each['pages']}",
-            human_bytes(each["weights"]),
+            _of(each["weights"], each.get("weights_limit", 0)),
             str(each["sequences"]),
             str(each["queued"]),
             busy,
@@ -172,6 +176,18 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
         stage = f"{each['stage']}{' (held)' if each['held'] else ''}"
         table.add_row(each["seq"], each["source"], each["target"], str(each["tokens"]), stage)
     return table
+
+
+def _estimates(cluster: Mapping[str, Any]) -> Table:
+    table = _table("estimate", "latest", "median", "error", "bias", title="estimates beside what was measured")
+    for each in cluster["estimates"]:
+        median = f"{1000 * each['seconds']:.2f} ms"
+        table.add_row(each["kind"], str(each["count"]), median, f"{each['error']:.0%}", f"{each['bias']:+.0%}")
+    return table
+
+
+def _of(nbytes: int, limit: int) -> str:
+    return f"{human_bytes(nbytes)} / {human_bytes(limit)}" if limit else human_bytes(nbytes)
 
 
 def _links(cluster: Mapping[str, Any]) -> Table:

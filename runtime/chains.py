@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -85,11 +85,14 @@ class Block:
         id: Digest over the digests of its components, without adapters.
         nbytes: Bytes of weights, each distinct tensor counted once.
         kv_layers: Attention layers in it.
+        tables: Bytes of the tensors of an embedding or a head in it, by digest. A tied head has the embedding's table,
+            and a device with both blocks holds it once.
     """
 
     id: str
     nbytes: int
     kv_layers: int
+    tables: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,24 @@ class BlockUse:
     domain: str
     adapter_bytes: int = 0
     input_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Describe a place between two components of a chain, where another chain may part from it (UN-15).
+
+    Fields:
+        at: Components before it.
+        layers: Attention layers before it, at least one.
+        domain: KV domain of these layers' pages, and of the hidden states here. Equal domains and equal tokens have
+            equal pages and hidden states, bit for bit.
+        nbytes: Bytes of the hidden states here per token.
+    """
+
+    at: int
+    layers: int
+    domain: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +158,8 @@ class Chain:
         source: Name under which engines load this version; empty for the model's name. Two versions loaded at the same
             time have different names.
         rewriting: Set if the model is a low-rank delta that may serve requests for the model that it rewrites.
+        boundaries: All places up to its last attention layer at which other chains may part from it, in order; empty if
+            it shares pages with no other chain.
     """
 
     spec: ModelSpec
@@ -144,6 +167,7 @@ class Chain:
     uses: tuple[BlockUse, ...]
     source: str = ""
     rewriting: Rewriting | None = None
+    boundaries: tuple[Boundary, ...] = ()
 
     @property
     def model(self) -> str:
@@ -380,10 +404,13 @@ class StageResult:
     Fields:
         result: The result as of any engine.
         outputs: Hidden states [tokens, width] by row name, from stages without a head.
+        saved: Hidden states [tokens, width] that rows asked for (`Row.saves`), in host memory, by row name and number
+            of the component that they enter.
     """
 
     result: StepResult
     outputs: Mapping[str, Array]
+    saved: Mapping[str, Mapping[int, Array]] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):
@@ -454,8 +481,8 @@ class StepRunner(Protocol):
 
 
 #: Feature that an engine lacks. `parts`: it runs whole chains only. `pages`: it keeps K and V by sequence instead of in
-#: pages, so shared prefixes are copied, and sequences cannot migrate.
-Lack = Literal["parts", "pages"]
+#: pages, so shared prefixes are copied, and sequences cannot migrate. `entry`: rows cannot enter inside a stage.
+Lack = Literal["parts", "pages", "entry"]
 
 
 class StageEngine(Protocol):
@@ -464,7 +491,8 @@ class StageEngine(Protocol):
     - `Row.model` is a stage's id. A sequence has a separate name in each stage, ending in `@<lo>`, so that a path that
       returns to a device has one page table per stage there.
     - Rows of a stage that does not begin with the embedding carry zeros as tokens; their hidden states [tokens, width]
-      are in `inputs` under the row's name. `sample` is true only in stages with a head.
+      are in `inputs` under the row's name. `sample` is true only in stages with a head. The same holds for rows that
+      enter inside their stage (`Row.enters`); the layers before are not run, and their pages only read.
     - A stage without attention takes no pages. Pages have the same bytes on all devices, and all stages of a model put
       the same number of tokens into a page. Positions before a table's first row are already in its pages: they are
       shared, or were written by `write_pages`.

@@ -89,13 +89,17 @@ class AgentConfig:
 #: - `on-demand`: one copy of each chain, on one device where it fits; more copies as load requires.
 #: - `eager`: as `on-demand`, but devices that would stay empty get copies at once.
 #: - `frag-min`: one copy of each block, placed separately where the least memory is left over (a paper's baseline).
-#: - `auto`: `replicate` on few devices, `on-demand` on many.
+#: - `auto`: `replicate` on few devices, `eager` on many.
 Placement = Literal["auto", "replicate", "partition", "on-demand", "eager", "frag-min"]
 
 #: What happens to models that do not fit the devices together. `fixed`: those that do not fit beside earlier ones are
 #: not served. `swap`: every model that fits alone is served; its stages are loaded when requests need them, and others
 #: are unloaded to make room (QL-13).
 ResidencyMode = Literal["fixed", "swap"]
+
+#: What models of one device have in common. `blocks`: every tensor that is equal, and the batches and pages of K and V
+#: of the blocks made of such tensors. `models`: nothing, each model's weights are its own (the baseline of UN-04).
+WeightSharing = Literal["blocks", "models"]
 
 #: How a new sequence's path, and devices for more copies, are chosen if blocks have no profile. `least-bytes`: the path
 #: with which all steps read the fewest bytes (`policy.routing.bytes_read`). `least-loaded`: the devices with the fewest
@@ -121,17 +125,18 @@ class ControlConfig:
             left over (frag-min).
         proactive: Migrate K and V of paused sequences before they resume (BL-17).
         rebalance: See `Rebalancing`.
-        high: Load, as a share of what a device's memory takes, above which a block gets another instance.
+        high: Load, as a share of what a device's memory takes, above which a block gets another instance: the paper's
+            t.
         low: Load below which an instance counts as having room; see `policy.scaling.autoscale`.
-        idle_ms: An instance without work for this long may be dropped.
-        cooldown_ms: A block is not scaled again for this long.
+        idle_ms: An instance without work for this long may be dropped; 0: none is.
+        cooldown_ms: A block is not scaled again for this long; 0: at once.
         rearrange_interval_ms: Time between two rearrangements.
         interval_ms: Time between two checks of the load.
         migration_timeout_ms: A sequence that could not be moved within this time stays.
         rebalance_margin: A device gives sequences away if it has this many more than another.
         max_migrations: Migrations at once.
-        bandwidth: Assumed transfer rate of K, V and weights, in bytes per second.
-        crossing_us: Time that a row loses between two servers.
+        bandwidth: Transfer rate of K, V and weights, in bytes per second, as assumed until it is measured.
+        crossing_us: Time that a row loses between two servers, which is not measured; within one, as assumed at first.
     """
 
     scaling: bool = True
@@ -152,14 +157,14 @@ class ControlConfig:
     crossing_us: float = 200.0
 
     def __post_init__(self) -> None:
-        times = (
-            self.idle_ms,
-            self.cooldown_ms,
-            self.rearrange_interval_ms,
-            self.interval_ms,
-            self.migration_timeout_ms,
-        )
-        if min(*times, self.max_migrations, self.rebalance_margin) < 1 or self.bandwidth <= 0 or self.crossing_us < 0:
+        times = (self.rearrange_interval_ms, self.interval_ms, self.migration_timeout_ms)
+        if min(self.idle_ms, self.cooldown_ms) < 0:
+            raise ValueError("idle_ms and cooldown_ms of a cluster's control are at least 0")
+        if (
+            min(*times, self.max_migrations, self.rebalance_margin) < 1
+            or not self.bandwidth > 0
+            or not self.crossing_us >= 0
+        ):
             raise ValueError("the periods of a cluster's control must be at least 1, its bandwidth more than 0")
         if not 0.0 <= self.low < self.high or self.rebalance not in get_args(Rebalancing):
             raise ValueError(f"control needs 0 <= low < high, and rebalance one of {', '.join(get_args(Rebalancing))}")
@@ -255,6 +260,8 @@ class ClusterConfig:
         residency: See `ResidencyMode`.
         eviction: Which stages leave first to make room: those with the furthest next use, or the least recently used.
         swap_patience_ms: Least time that a sequence waits for room before stages in use take no new sequences for it.
+        shared_prompt_bytes: Host memory for hidden states of prompts, from which equal prompts of models with the same
+            first layers start behind these (UN-15); 0: none are kept. On one device, with `prefix_caching`.
         dispatch: See `Dispatching`.
         broadcast_fanout: Devices that a hop is offered to.
     """
@@ -279,6 +286,7 @@ class ClusterConfig:
     residency: ResidencyMode = "fixed"
     eviction: EvictionOrder = "furthest"
     swap_patience_ms: int = 200
+    shared_prompt_bytes: int = 256 << 20
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
 
@@ -299,6 +307,8 @@ class ClusterConfig:
             raise ValueError("residency is fixed or swap, eviction furthest or lru")
         if self.swap_patience_ms < 0:
             raise ValueError("swap_patience_ms is at least 0")
+        if self.shared_prompt_bytes < 0:
+            raise ValueError("shared_prompt_bytes is at least 0")
         if not 0 <= self.row_timeout_s < float("inf"):
             raise ValueError("row_timeout_s is a number of seconds, 0 for no limit")
         whole = (
@@ -392,7 +402,7 @@ class EngineConfig:
         dtype: Dtype of the weights; None keeps each model's own.
         max_model_len: Cap on every model's context, in tokens.
         layers: `stock`: transformers' layers; `fused`: fewer and larger operations, for families that have them.
-        weights, kernels, bf16_products, graphs, async_scheduling: See the types above.
+        weights, kernels, bf16_products, graphs, async_scheduling, weight_sharing: See the types above.
         host_memory_bytes: Host memory for weights of unloaded stages, ready to be loaded again.
         trace_segments: Report each segment run to the trace; steps are then not recorded for replay.
         dense: Settings of the dense executor; the paged executor ignores them.
@@ -412,6 +422,7 @@ class EngineConfig:
     graphs: GraphChoice = "auto"
     async_scheduling: AheadChoice = "auto"
     host_memory_bytes: int = 0
+    weight_sharing: WeightSharing = "blocks"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -424,6 +435,8 @@ class EngineConfig:
             raise ValueError("page_tokens, weights_bytes and host_memory_bytes must be at least 0")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
+        if self.weight_sharing not in get_args(WeightSharing):
+            raise ValueError(f"weight_sharing must be one of {', '.join(get_args(WeightSharing))}")
         if self.weights not in get_args(Weights):
             raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
         if self.kernels not in get_args(KernelChoice):

@@ -110,6 +110,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         generated: Tokens produced so far, used as the counter of the random draw.
         awaits: The row's only token is the one that the sequence's row in the previous, still running step samples.
             `tokens` holds an unused 0 for it; `generated` counts it.
+        enters: Component of the stage, counted from its first one, at which the row enters with hidden states; 0: it
+            runs the whole stage.
+        saves: Components of the stage, in order, of which the input hidden states are returned (`StageResult.saved`).
     """
 
     seq: str
@@ -120,6 +123,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     sample: bool = True
     generated: int = 0
     awaits: bool = False
+    enters: int = 0
+    saves: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

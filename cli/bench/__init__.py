@@ -60,7 +60,7 @@ def bench(
         int, typer.Option(help="Random prompts have ids below this, and below the models' own where known.")
     ] = 1000,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and answer together; longer ones are cut.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="A stored model whose tokenizer reads a trace's texts.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Stored model for the tokenizer of a trace's texts.")] = None,
     slo_ttft: Annotated[
         float | None, typer.Option(min=0.0, help="Goodput: milliseconds to the first token at most.")
     ] = None,
@@ -79,7 +79,7 @@ def bench(
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="transformers, vllm: requests of a model at once.")] = 16,
     resident: Annotated[
-        int, typer.Option(min=1, help="transformers: models in memory at once; others are loaded when asked for.")
+        int, typer.Option(min=1, help="transformers: models in memory at once; the rest are loaded when asked for.")
     ] = 1,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a byte before a server counts as stuck.")

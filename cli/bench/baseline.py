@@ -7,7 +7,7 @@ each answer counts to its own length.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 
 
 class TransformersRunner:
-    """A `cli.bench.batches.Runner` over transformers."""
+    """A `cli.bench.batches.Runner` over transformers.
 
-    def __init__(self, zoo: Zoo, clock: Clock, device: str, dtype: str | None, resident: int) -> None:
+    Args:
+        keep: Receives the tokens of each answer.
+    """
+
+    def __init__(
+        self, zoo: Zoo, clock: Clock, device: str, dtype: str | None, resident: int,
+        keep: Callable[[WorkloadRequest, Sequence[int]], object] | None = None,
+    ) -> None:  # fmt: skip
         from cli.shared.progress import hush
 
         hush()
@@ -31,6 +38,7 @@ class TransformersRunner:
         self._device = device
         self._dtype = dtype
         self._resident = resident
+        self._keep = keep
         self._models: OrderedDict[str, Any] = OrderedDict()
 
     @torch.inference_mode()
@@ -44,7 +52,7 @@ class TransformersRunner:
             ids[row, longest - len(ask.prompt) :] = torch.tensor(ask.prompt)
             mask[row, longest - len(ask.prompt) :] = 1
         stamps: list[float] = []
-        held.generate(
+        made = held.generate(
             input_ids=ids.to(self._device),
             attention_mask=mask.to(self._device),
             max_new_tokens=steps,
@@ -53,6 +61,9 @@ class TransformersRunner:
             pad_token_id=0,
             stopping_criteria=_stamping(self._clock, stamps),
         )
+        if self._keep is not None:
+            for ask, answer in zip(asks, made[:, longest:].tolist(), strict=True):
+                self._keep(ask, answer[: ask.answer])
         return [tuple(stamps[: ask.answer]) for ask in asks]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def demo(
     size: Annotated[
         Size | None,
         typer.Option(
-            help="real: fine-tunes of SmolLM2-135M-Instruct, about four minutes on two cores. tiny: a family trained "
+            help="real: fine-tunes of SmolLM2-135M-Instruct, about five minutes on two cores. tiny: a family trained "
             "from random weights, seven to eight minutes. small: a better one in about twenty.",
             show_default="real; tiny where its weights are not installed",
         ),

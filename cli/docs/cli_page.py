@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
 import cli.app
 from cli.docs.tables import code, table
+from cli.serving.needs import SAID
+from cli.serving.options import ServeOptions
+from cli.shared.declared import declared, help_of, keys_of
 
 _HEAD = """\
 # Commands and options
@@ -44,7 +49,41 @@ def cli_page() -> str:
     for verb, each in commands.items():
         text = inspect.getdoc(each) or ""
         lines += ["", f"## zoo {verb}", "", " ".join(text.split()), "", *_parameters(each)]
+        lines += _tables() if verb == "serve" else []
     return "\n".join(lines) + "\n"
+
+
+def _tables() -> list[str]:
+    """Return the tables that only the configuration file of `zoo serve` has."""
+    lines = [
+        "",
+        "### Tables of the configuration file",
+        "",
+        "Settings without an option, such as `[control]` with `scaling = false`.",
+    ]
+    for each in fields(ServeOptions):
+        if declared(each).table:
+            kind, needs = get_type_hints(ServeOptions)[each.name], SAID
+            lines += ["", f"**`[{each.name}]`**: {help_of(each, needs)}", ""]
+            said, types = _notes(kind), get_type_hints(kind)
+            rows = [
+                (
+                    code(key.name),
+                    _TYPES[types[key.name]] or "true, false",
+                    code(str(key.default).lower()),
+                    said[key.name],
+                )
+                for key in keys_of(each, kind)
+            ]
+            lines += table(("key", "values", "default", "meaning"), rows)
+    return lines
+
+
+def _notes(kind: type[Any]) -> dict[str, str]:
+    """Return the notes on a dataclass's fields, from its docstring."""
+    text = inspect.getdoc(kind) or ""
+    found = re.findall(r"^    (\w+): (.*(?:\n        .*)*)", text.split("Fields:\n", 1)[1], re.MULTILINE)
+    return {name: " ".join(note.split()).rstrip(".") + "." for name, note in found}
 
 
 def _first(command: Callable[..., None]) -> str:

@@ -25,6 +25,7 @@ from runtime.tracing.sink import TraceSink
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
+    from runtime.chains import StageEngine
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.launch.launcher import AgentLauncher
     from runtime.config import EngineConfig
@@ -38,13 +39,15 @@ _WHOLE = 1 << 62
 
 def start_cluster(
     zoo: Zoo, options: ServeOptions, chosen: Chosen, database: str | None, trace: TraceSink | None,
-    log: Callable[[bytes], object] | None = None,
+    log: Callable[[bytes], object] | None = None, made: Callable[[StageEngine], object] | None = None,
 ) -> ClusterDriver:  # fmt: skip
     """Start a cluster with these models and return its driver. `log` receives the lines of the scheduler's log.
 
+    `made` is called with each engine of an inline agent before it is used.
+
     Raises InputError, Unavailable if agents cannot be started, and the errors of loading.
     """
-    from runtime.engine.catalog.block_profiles import measured_pieces
+    from runtime.engine.catalog.block_profiles import measured_links, measured_pieces
     from runtime.engine.catalog.describe import describe_chain
     from runtime.engine.catalog.surrogates import surrogates_of
     from runtime.engine.catalog.variants import DescribedVariant, rewriting_of, variants_in
@@ -91,7 +94,7 @@ def start_cluster(
     served = [describe(name) for name in names]
     blocks = {block.id: block for each in served for block in each.blocks}
     profiled = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
-    profiles = DeviceProfile(config.device, profiled, ())
+    profiles = DeviceProfile(config.device, profiled, measured_links(zoo.store, config.device, threads))
     adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
     cluster = options.cluster()
     if executor == "dense" and not options.decode_credit:
@@ -101,7 +104,9 @@ def start_cluster(
         for each in served
         if cluster.speculation.mode != "off"
     }
-    launcher = _alone(zoo, options, config, half, executor, trace) if inline else _launcher(options, settings, gpus)
+    launcher = (
+        _alone(zoo, options, config, half, executor, trace, made) if inline else _launcher(options, settings, gpus)
+    )
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, launcher, cluster, trace=trace,
         adaptation=adaptation, describe=describe, surrogates=known, log=log,
@@ -124,8 +129,9 @@ def weights_on_device(options: ServeOptions, blocks: int, adapters: int) -> int:
 
 
 def _alone(
-    zoo: Zoo, options: ServeOptions, config: EngineConfig, half_page: int, executor: Executor, trace: TraceSink | None
-) -> InlineAgent:
+    zoo: Zoo, options: ServeOptions, config: EngineConfig, half_page: int, executor: Executor,
+    trace: TraceSink | None, made: Callable[[StageEngine], object] | None,
+) -> InlineAgent:  # fmt: skip
     """Return one inline agent with an engine on this process's store and threads.
 
     Raises InputError if the engine does not fit the device.
@@ -133,10 +139,15 @@ def _alone(
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agents.inline import InlineAgent
 
-    agents = AgentSettings(weights=options.weights_limit)
-    made = [start_engine(zoo, config, half_page, executor)]
+    def make() -> StageEngine:
+        engine = start_engine(zoo, config, half_page, executor)
+        if made is not None:
+            made(engine)
+        return engine
+
+    agents, first = AgentSettings(weights=options.weights_limit), [make()]
     return InlineAgent(
-        lambda: made.pop() if made else start_engine(zoo, config, half_page, executor),
+        lambda: first.pop() if first else make(),
         options.agent(),
         agents,
         config.device,

@@ -17,15 +17,18 @@ from cli.serving.options import ServeOptions
 from runtime.tracing.sink import TraceSink
 
 if TYPE_CHECKING:
+    from runtime.chains import StageEngine
     from runtime.cluster.driver.driver import ClusterDriver
     from zoo.api import Zoo
 
 
 def start_driver(
     zoo: Zoo, options: ServeOptions, chosen: Chosen, database: str | None = None, trace: TraceSink | None = None,
-    log: Callable[[bytes], object] | None = None,
+    log: Callable[[bytes], object] | None = None, made: Callable[[StageEngine], object] | None = None,
 ) -> ClusterDriver:  # fmt: skip
     """Return a running driver with these models; the caller shuts it down.
+
+    `made` is called with each engine of an inline agent before it is used.
 
     Raises InputError, Unavailable and the errors of loading.
     """
@@ -33,4 +36,4 @@ def start_driver(
 
     options = options.settled()
     require_effects(options, chosen.executor)
-    return start_cluster(zoo, options, chosen, database, trace, log)
+    return start_cluster(zoo, options, chosen, database, trace, log, made)

@@ -30,6 +30,12 @@ def _several_devices(options: ServeOptions, executor: str) -> str | None:
     return "on one device: give --agents" if options.agents == 1 else None
 
 
+def _one_device(options: ServeOptions, executor: str) -> str | None:
+    if options.agents > 1:
+        return "over several devices: leave --agents 1"
+    return "without shared prefixes: leave out --prefix-caching off" if options.prefix_caching == "off" else None
+
+
 def _due_rows(options: ServeOptions, executor: str) -> str | None:
     return "on the only agent, which never waits: give --agents" if options.settled().backend == "inline" else None
 
@@ -71,6 +77,7 @@ def _native(options: ServeOptions, executor: str) -> str | None:
 
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
+    "one device": Need("--agents 1 and --prefix-caching", _one_device),
     "due rows": Need("agents apart from the scheduler (--agents or --backend)", _due_rows),
     "native kernels": Need("native kernels on a CPU", _native),
     "dense": Need("the dense executor", _dense),
@@ -93,4 +100,5 @@ def require_effects(options: ServeOptions, executor: str | None = None) -> None:
         for name in declared(each).needs:
             lacking = NEEDS[name].lacks(options, executor or options.executor)
             if lacking is not None:
-                raise InputError(f"{flag_of(each.name)} has no effect {lacking}")
+                name_of = f"[{each.name}]" if declared(each).table else flag_of(each.name)
+                raise InputError(f"{name_of} has no effect {lacking}")

@@ -6,6 +6,7 @@ torch and transformers are imported only when needed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cli.serving.models import Chosen, start_engine
@@ -29,6 +30,7 @@ def start_one_device(
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 256,
     prefix_caching: PrefixCaching = "active",
+    shared_prompt_bytes: int = 256 << 20,
     credit: int = 1,
     trace: TraceSink | None = None,
     made: Callable[[StageEngine], object] | None = None,
@@ -40,10 +42,10 @@ def start_one_device(
     """
     from runtime.cluster.agents.inline import InlineAgent
     from runtime.cluster.driver.driver import ClusterDriver
-    from runtime.config import AgentConfig, ClusterConfig, ControlConfig
     from runtime.control.scheduler_io import ServeModel
     from runtime.engine.catalog.describe import describe_chain
     from runtime.engine.models.registry import half_page
+    from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
 
     half = half_page(zoo.store, config, chosen.names, chosen.executor)
 
@@ -56,14 +58,16 @@ def start_one_device(
         made(engines[0])
     served = [describe(name) for name in chosen.names]
     blocks = {block.id: block for each in served for block in each.blocks}
-    agent = AgentConfig(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, chunk_prefill=True)
-    cluster = ClusterConfig(
-        max_num_seqs=max_num_seqs,
-        prefill_chunk=4 * max_num_batched_tokens,
-        control=ControlConfig.off(),
-        prefix_caching=prefix_caching,
-        stride=credit,
+    serving = Serving(inline=True, decode_credit=credit)
+    agent = agent_config(
+        serving,
+        replace(SHIPPED_AGENT, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs),
     )
+    settings = replace(
+        SHIPPED_CLUSTER, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching,
+        shared_prompt_bytes=shared_prompt_bytes,
+    )  # fmt: skip
+    cluster = cluster_config(serving, settings, max_num_batched_tokens)
     driver = ClusterDriver(
         [each.chain for each in served], list(blocks.values()), [config.device],
         InlineAgent(engines.pop, agent, device=config.device, trace=trace), cluster, trace=trace, describe=describe,

@@ -5,14 +5,14 @@ They are converted into the configurations of engine, agents, scheduler and serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from cli.serving.checks import check_values
 from cli.serving.needs import require_effects
-from cli.shared.declared import option, read_options
+from cli.shared.declared import option, read_options, table_option
 from cli.shared.sizes import size_of
 from runtime.config import (
     AgentConfig,
@@ -37,21 +37,24 @@ from runtime.config import (
     SpeculationConfig,
     SpeculationMode,
     Weights,
+    WeightSharing,
 )
 from runtime.policy.routing.variants import DispatchLimits
+from runtime.shipped import SHIPPED_AGENT, SHIPPED_CLUSTER, Serving, agent_config, cluster_config
 from zoo.errors import InputError
 
 __all__ = ["ServeOptions", "gather", "require_effects", "size_of"]
 
-#: An inline agent splits prompts over steps itself. It gets chunks of so many steps at once, so that few steps are half
-#: full.
-_STEPS = 4
 #: Default size of the KV cache on a CPU.
 _POOL = 1 << 30
-#: Default decode credit of a device that launches steps ahead: it waits for the scheduler once per so many tokens.
-_CREDIT = 8
 
 C = TypeVar("C")
+
+#: Settings of a cluster that options of their own decide, or other options together.
+_SET_BY_OPTIONS = (
+    "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
+    "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,12 @@ class ServeOptions:
              "leave.")
     block_size: int = option(0, group="Memory", needs=["paged"], shown="16; on a GPU what its attention kernel reads",
         help="Tokens in a page of the KV cache, for the model with the widest tokens.")
-    prefix_caching: str = option("active", group="Memory", choices=get_args(PrefixCaching),
+    prefix_caching: str = option(SHIPPED_CLUSTER.prefix_caching, group="Memory", choices=get_args(PrefixCaching),
         help="Share KV pages of equal prompt prefixes: off, with running sequences (active), or also with ended "
              "ones, while their memory is not needed (cached).")
+    shared_prompts: int | str = option("256MiB", group="Memory", needs=["one device", "paged"],
+        help="Host memory for hidden states of prompts: an equal prompt of a model with the same first layers shares "
+             "their pages, and runs only the layers behind them; 0: nothing is shared between models.")
     device_memory: int | str = option(0, group="Memory",
         help="Memory of one device for weights and KV cache together: weights get what the KV cache leaves; 0: no "
              "limit.")
@@ -109,24 +115,29 @@ class ServeOptions:
         help="Maximum size of the weights on one device, in place of --device-memory; 0: no limit.")
     host_memory: int | str = option(0, group="Memory", needs=["memory limit"],
         help="Host memory beside it for unloaded weights, ready to be loaded again; 0: none are kept.")
-    residency: str = option("swap", group="Memory", needs=["memory limit"],
+    residency: str = option(SHIPPED_CLUSTER.residency, group="Memory", needs=["memory limit"],
         choices=tuple(reversed(get_args(ResidencyMode))),
-        help="Models that do not fit together: loaded when requests need them, in place of others (swap), or not "
+        help="Models that do not fit together: loaded when requests need them, in place of unused ones (swap), or not "
              "served (fixed).")
-    eviction: str = option("furthest", group="Memory", needs=["memory limit"], choices=get_args(EvictionOrder),
+    eviction: str = option(SHIPPED_CLUSTER.eviction, group="Memory", needs=["memory limit"],
+        choices=get_args(EvictionOrder),
         help="Weights that leave first to make room: those that waiting requests need last (furthest), or the least "
              "recently used (lru).")
-    activation_cache_bytes: int | str = option(0, group="Memory", needs=["several devices"],
+    weight_sharing: str = option("blocks", group="Memory", choices=get_args(WeightSharing),
+        help="What models have in common: equal weights, once in memory and in one batch (blocks), or nothing, as a "
+             "baseline (models).")
+    activation_cache_bytes: int | str = option(SHIPPED_AGENT.activation_cache_bytes, group="Memory",
+        needs=["several devices"],
         help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
              "the middle of a chain; 0: none.")
 
-    max_num_batched_tokens: int = option(512, group="Batching",
+    max_num_batched_tokens: int = option(SHIPPED_AGENT.max_num_batched_tokens, group="Batching",
         help="Maximum number of tokens in a step.")
-    max_num_seqs: int = option(256, group="Batching",
+    max_num_seqs: int = option(SHIPPED_CLUSTER.max_num_seqs, group="Batching",
         help="Maximum number of sequences in a step.")
-    max_batch_per_block: int = option(0, group="Batching",
+    max_batch_per_block: int = option(SHIPPED_CLUSTER.max_batch_per_block, group="Batching",
         help="Maximum number of rows of a step that run through one block; 0: no limit of its own.")
-    batch_wait_us: int = option(2000, group="Batching", needs=["due rows"],
+    batch_wait_us: int = option(SHIPPED_AGENT.batch_wait_us, group="Batching", needs=["due rows"],
         help="Longest wait of an agent's step, in microseconds, for rows that are due back, so that they run in one "
              "batch; 0: no wait.")
     async_scheduling: str = option("auto", group="Batching", needs=["paged"], choices=get_args(AheadChoice),
@@ -148,33 +159,44 @@ class ServeOptions:
         choices=("auto", "inline", "local", "threads", "process", "processes", "ray"),
         help="Where agents run: in processes, threads, or Ray actors; inline or local: one, in the scheduler's thread. "
              "auto: inline for one device, else processes.")
-    placement: str = option("auto", group="Cluster", needs=["several devices"],
+    placement: str = option(SHIPPED_CLUSTER.placement, group="Cluster", needs=["several devices"],
         choices=("auto", "replicate", "partition", "on-demand", "eager"),
         help="Where blocks are first placed: copies of all chains (replicate), one copy cut over all devices "
-             "(partition), one copy and more by load (on-demand; eager: empty devices get copies at once); auto: by "
-             "the number of devices.")
-    routing: str = option("least-loaded", group="Cluster", needs=["several devices"],
+             "(partition), one copy and more by load (on-demand; eager: empty devices get copies at once); auto: "
+             "replicate on at most four devices, else eager.")
+    routing: str = option(SHIPPED_CLUSTER.routing, group="Cluster", needs=["several devices"],
         choices=tuple(reversed(get_args(Routing))),
         help="How a new sequence's path is chosen where blocks were not profiled (zoo profile): devices with the "
              "fewest sequences, or the fewest bytes read by all steps.")
-    rebalance: str = option("strict", group="Cluster", needs=["several devices"], choices=get_args(Rebalancing),
+    rebalance: str = option(SHIPPED_CLUSTER.control.rebalance, group="Cluster", needs=["several devices"],
+        choices=get_args(Rebalancing),
         help="Migration of running sequences away from busy devices: never (strict), where it gains more than it "
              "costs (owner), or always to the least busy device, K and V copied (least-busy) or recomputed "
              "(recompute).")
-    dispatch: str = option("placed", group="Cluster", needs=["several devices"], choices=get_args(Dispatching),
+    dispatch: str = option(SHIPPED_CLUSTER.dispatch, group="Cluster", needs=["several devices"],
+        choices=get_args(Dispatching),
         help="Which device runs a hop: decided by the scheduler (placed), or offered to several devices, of which "
              "the first to answer gets it (broadcast).")
     tensor_transport: str = option("host", group="Cluster", needs=["several devices"],
         choices=("host", "direct", "network"),
         help="How tensors pass between agents: through host memory (host), device to device by NCCL or gloo on one "
              "machine (direct), or also between machines, unencrypted, for a trusted network (network).")
+    control: ControlConfig = table_option(ControlConfig, group="Cluster", without=["rebalance"],
+        needs=["several devices"],
+        help="The scheduler's periodic controllers: scaling, placement by locality, proactive migration.")
+    cluster_limits: ClusterConfig = table_option(ClusterConfig, group="Cluster", without=_SET_BY_OPTIONS,
+        help="Limits of the scheduler, of one device as of several.")
 
-    speculation: str = option("off", group="Approximations", needs=["several devices"],
+    speculation: str = option(SHIPPED_CLUSTER.speculation.mode, group="Approximations", needs=["several devices"],
         choices=get_args(SpeculationMode),
         help="Run stored surrogates ahead of hops with long queues: exact keeps every token the model's own; "
              "similarity accepts predictions that are similar enough, in adaptive requests.")
-    speculation_lane: str = option("own", group="Approximations", needs=["speculation"], choices=get_args(LaneChoice),
+    speculation_lane: str = option(SHIPPED_CLUSTER.speculation.lane, group="Approximations", needs=["speculation"],
+        choices=get_args(LaneChoice),
         help="Surrogates run on a thread or CUDA stream of their own, or before the other steps (shared).")
+    speculation_limits: SpeculationConfig = table_option(SpeculationConfig, group="Approximations",
+        needs=["speculation"], without=["mode", "lane"],
+        help="Which hops are predicted, and which predictions are accepted.")
     serve_deltas: bool = option(False, group="Approximations",
         help="Answer adaptive requests by a model's low-rank delta where that is served too, or by composed models "
              "that were scored against it.")
@@ -244,30 +266,32 @@ class ServeOptions:
             page_tokens=self.block_size,
             max_model_len=self.max_model_len,
             host_memory_bytes=size_of(self.host_memory),
+            weight_sharing=self.weight_sharing,
             trace_segments=self.trace is not None,
             dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
         )
 
     @property
-    def credit(self) -> int:
-        """Tokens that a device may decode before it reports: one, or more where steps are launched ahead."""
+    def serving(self) -> Serving:
+        """What the configurations of scheduler and agents depend on beside their own options."""
         ahead = self.async_scheduling == "on" or (
             self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"
         )
-        return self.decode_credit or (_CREDIT if ahead else 1)
+        return Serving(self.agents, self.backend == "inline", ahead, self.decode_credit)
 
     def cluster(self) -> ClusterConfig:
         """Return the cluster's configuration. Raises InputError."""
-        inline, tokens = self.backend == "inline", self.max_num_batched_tokens
-        control = _built(ControlConfig, rebalance=self.rebalance)
-        return _built(
-            ClusterConfig, devices=self.agents, placement=self.placement, max_num_seqs=self.max_num_seqs,
-            prefill_chunk=_STEPS * tokens if inline else min(tokens, 256),
-            speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
+        chosen: ClusterConfig = _built(
+            replace, self.cluster_limits, placement=self.placement, max_num_seqs=self.max_num_seqs,
+            speculation=_built(
+                replace, self.speculation_limits, mode=self.speculation, lane=self.speculation_lane
+            ),
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
-            control=ControlConfig.off() if inline else control, dispatch=self.dispatch, stride=self.credit,
-            residency=self.residency, eviction=self.eviction,
+            control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
+            residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
         )  # fmt: skip
+        made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.max_num_batched_tokens)
+        return made
 
     @property
     def weights_limit(self) -> int:
@@ -288,11 +312,11 @@ class ServeOptions:
 
     def agent(self) -> AgentConfig:
         """Return the agents' configuration. Raises InputError."""
-        return _built(
+        chosen: AgentConfig = _built(
             AgentConfig, max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
             batch_wait_us=self.batch_wait_us, activation_cache_bytes=size_of(self.activation_cache_bytes),
-            chunk_prefill=self.backend == "inline",
         )  # fmt: skip
+        return agent_config(self.serving, chosen)
 
     def server(self) -> ServerConfig:
         return ServerConfig(
@@ -314,8 +338,8 @@ def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
     return options
 
 
-def _built(kind: type[C], **values: Any) -> C:
+def _built(kind: Callable[..., C], *given: Any, **values: Any) -> C:
     try:
-        return kind(**values)
+        return kind(*given, **values)
     except ValueError as error:
         raise InputError(str(error)) from None

@@ -11,7 +11,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -33,6 +33,8 @@ class Declared:
         needs: Names of conditions without which the option has no effect.
         choices: All allowed values; empty: any value of the field's type.
         shown: The default as shown in help; None: the default itself.
+        table: Whether the value is a table of a configuration file (a dataclass of plain values), without a flag.
+        without: Fields of a table's dataclass that other options set.
     """
 
     help: str
@@ -41,6 +43,8 @@ class Declared:
     choices: tuple[str, ...] = ()
     shown: str | None = None
     envvar: str | None = None
+    table: bool = False
+    without: tuple[str, ...] = ()
 
 
 def option(
@@ -49,6 +53,19 @@ def option(
 ) -> Any:  # fmt: skip
     """Declare a field of an options dataclass."""
     return field(default=default, metadata={_KEY: Declared(help, group, tuple(needs), tuple(choices), shown, envvar)})
+
+
+def table_option(
+    kind: type[Any], help: str, *, group: str, needs: Sequence[str] = (), without: Sequence[str] = ()
+) -> Any:
+    """Declare a table of the configuration file: a frozen dataclass of plain values, each with a default."""
+    said = Declared(help, group, tuple(needs), table=True, without=tuple(without))
+    return field(default_factory=kind, metadata={_KEY: said})
+
+
+def keys_of(each: Field[Any], kind: type[Any]) -> list[Field[Any]]:
+    """Return the fields that a configuration file can set in a table of this dataclass."""
+    return [one for one in fields(kind) if one.name not in declared(each).without]
 
 
 def declared(each: Field[Any]) -> Declared:
@@ -72,7 +89,7 @@ def takes_options(
 
     An option that is not given is None. `needs` has the help text of each condition.
     """
-    chosen = [each for each in fields(kind) if not only or each.name in only]
+    chosen = [each for each in fields(kind) if each.name in only or not (only or declared(each).table)]
     if missing := set(only) - {each.name for each in chosen}:
         raise ValueError(f"{kind.__name__} has no {min(missing)}")
 
@@ -137,7 +154,11 @@ def read_options(kind: type[Options], file: Path | None, given: Mapping[str, Any
 
 def changed_options(options: Any) -> list[Field[Any]]:
     """Return the fields with values other than their defaults."""
-    return [each for each in fields(options) if getattr(options, each.name) != each.default]
+    return [each for each in fields(options) if getattr(options, each.name) != _initial_value(each)]
+
+
+def _initial_value(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def check_choices(options: Any) -> None:
@@ -167,7 +188,27 @@ def _checked(kind: type[Any], source: str, values: dict[str, Any]) -> dict[str, 
     for key in sorted(set(values) - set(types)):
         refuse_renamed_key(source, key, types)
         raise InputError(f"{source}: unknown option {key!r}; known are {', '.join(types)}")
-    return {key: _typed(source, key, types[key], value) for key, value in values.items()}
+    tables = {each.name: each for each in fields(kind) if declared(each).table}
+    return {
+        key: _table_of(source, tables[key], types[key], value)
+        if key in tables
+        else _typed(source, key, types[key], value)
+        for key, value in values.items()
+    }
+
+
+def _table_of(source: str, each: Field[Any], kind: type[Any], values: Any) -> Any:
+    """Return a table's dataclass with the file's values. Raises InputError."""
+    known, types = [one.name for one in keys_of(each, kind)], get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise InputError(f"{source}: {each.name} must be a table of {', '.join(known)}")
+    for key in sorted(set(values) - set(known)):
+        raise InputError(f"{source}: unknown key {key!r} in [{each.name}]; known are {', '.join(known)}")
+    given = {key: _typed(source, f"{each.name}.{key}", types[key], value) for key, value in values.items()}
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise InputError(f"{source}: [{each.name}]: {error}") from None
 
 
 def _typed(source: str, key: str, kind: Any, value: Any) -> Any:

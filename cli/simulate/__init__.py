@@ -18,8 +18,8 @@ def simulate(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy}, scale, "
-            "full-device.",
+            help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy,figure7,swap}, "
+            "scale, full-device.",
             show_default="blockllm",
         ),
     ] = None,

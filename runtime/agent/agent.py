@@ -32,12 +32,14 @@ from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.migration.source import answer
 from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.prompt_states import PromptStates
 from runtime.agent.sequences.sequence import Credit, QueuedRow, following
 from runtime.agent.sequences.table import SequenceTable
 from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
 from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.early_rows import EarlyRows
+from runtime.agent.steps.hop_times import HopTimes
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
 from runtime.agent.steps.outbound import StepMessages, done_of, lost_of, onward
 from runtime.agent.steps.queue import Lane, RowQueue, stands
@@ -60,6 +62,7 @@ from runtime.messages import (
     AgentStats,
     Bid,
     CloseSequences,
+    DropStates,
     FinishMigration,
     ForwardRows,
     LoadStages,
@@ -103,9 +106,11 @@ class Agent:
         self._config = config
         self._tables = SequencePageTables(page_capacity)
         self._kept, self._keeps = ActivationCache(config.activation_cache_bytes), config.activation_cache_bytes > 0
+        self._states = PromptStates()
         self._moves = IncomingMigrations(device, self._tables, config, self._kept)
         self._shelf = StageTable(device, self._tables, config.max_num_seqs)
         self._round_trips = RoundTrips(config.batch_wait_us * 1000, config.return_slack)
+        self._hop_times = HopTimes()
         self._early = EarlyRows()
         self._bidding = HopBidding(device)
         self._ahead = SpeculativeHop(device, self._tables)
@@ -122,6 +127,7 @@ class Agent:
             self._ahead,
             self._kept,
             self._closed,
+            self._states,
             copies="pages" in lacks,
         )
         self._strides, self._looks_ahead = strides, looks_ahead
@@ -136,7 +142,7 @@ class Agent:
             looks_ahead,
         )
         self._earned: list[QueuedRow] = []
-        self._busy = self._tokens = 0
+        self._busy = self._tokens = self._step_ended = 0
 
     @property
     def inputs(self) -> int:
@@ -177,10 +183,13 @@ class Agent:
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
                     self._close(seq, epoch)
                 return []
+            case DropStates():
+                self._states.drop_keys(event.keys)
+                return []
             case Offer() | Bid() | Retract():
                 return self._bid(event)
             case LoadStages() | UnloadStages() | StageLoaded() | StageFailed():
-                return self._provide(event)
+                return self._provide(event, now)
             case (
                 StartMigration()
                 | FinishMigration()
@@ -235,14 +244,17 @@ class Agent:
             self._ran(plan, result.result, now)
         if lane != "ahead":
             self._round_trips.end_step(now)
+        self._step_ended = now
         self._tokens += plan.tokens
         if result.result.deferred:
             rows = self._put_off(rows, frozenset(result.result.deferred))
+        if result.saved:
+            self._save(rows, result.saved)
         if self._batches.already_sent(rows):
             self._all_through(rows, now)
             return [*self._bids(), *self._parted()]
         batch = self._batches.number_of_running(rows)
-        together = None if self._keeps else self._together(rows, result, sampled, batch)
+        together = None if self._keeps else self._together(rows, result, sampled, batch, now)
         if together is not None:
             self._all_through(rows, now)
             return [together, *self._bids(), *self._parted()]
@@ -272,19 +284,25 @@ class Agent:
             self._batches.end_step(rows, self._shelf.blocks)
         return [
             *out,
-            *told.commands(sampled, result.result.prompt_logprobs, batch),
+            *told.commands(sampled, result.result.prompt_logprobs, batch, now),
             *judged.drain_messages(),
             *self._bids(),
             *self._parted(),
         ]
 
+    def _save(self, rows: Sequence[QueuedRow], saved: Mapping[str, Mapping[int, Array]]) -> None:
+        """Save the hidden states that rows returned for their prompts (UN-15)."""
+        for each in rows:
+            if each.sequence.saving is not None and each.name in saved and each.sequence.here:
+                each.sequence.saving.returned(each.start, saved[each.name])
+
     def _together(
-        self, rows: Sequence[QueuedRow], result: StageResult, sampled: Mapping[str, Sampled], batch: int
+        self, rows: Sequence[QueuedRow], result: StageResult, sampled: Mapping[str, Sampled], batch: int, now: int
     ) -> Send | None:
         """Return one message with the results of all rows if they have one receiver and no other results."""
         if result.result.prompt_logprobs or result.result.deferred:
             return None
-        return self._batches.results(rows, sampled) or onward(rows, result.outputs, batch)
+        return self._batches.results(rows, sampled) or onward(rows, result.outputs, batch, now)
 
     def _put_off(self, rows: Sequence[QueuedRow], deferred: Collection[str]) -> list[QueuedRow]:
         """Put the rows that the engine deferred back at the head of the queue; return the rows that have run."""
@@ -421,7 +439,14 @@ class Agent:
             self._tokens,
             self._tables.book.free,
             queues,
+            prompt_tokens=sum(each.tokens for each in self._queue.rows if each.tokens > 1),
+            hops=self._hop_times.drain(),
         )
+
+    @property
+    def prompt_states(self) -> PromptStates:
+        """The saved hidden states of prompts."""
+        return self._states
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
@@ -488,6 +513,8 @@ class Agent:
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._sequence_table.sequences, self._early, now)
             self._batches.arrived(rows, came)
+        if rows.sent > self._step_ended and came and came[0].hop and not self._steps.under_way:
+            self._hop_times.record(came[0].sequence.path[came[0].hop - 1].device, rows, arrays, now)
         self._queue.add_rows(came, bool(rows.attempts), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
@@ -527,9 +554,9 @@ class Agent:
 
     # -- inside: stages and migrations ---------------------------------------------------------------------------------
 
-    def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
+    def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed, now: int) -> list[AgentCommand]:
         self._batches.clear()
-        out = self._shelf.handle(event)
+        out = self._shelf.handle(event, now)
         if isinstance(event, LoadStages):
             self._round_trips.slots = self._shelf.limited
         return [*out, *self._parted()] if isinstance(event, UnloadStages) else out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 from runtime.bench.answers import TokenTimes
 from runtime.bench.drive import Clock
@@ -13,10 +14,16 @@ from zoo.errors import InputError, ZooError
 
 
 class DriverClient:
-    """Requests greedy answers of exactly the given length, as far as the context allows."""
+    """Requests greedy answers of exactly the given length, as far as the context allows.
 
-    def __init__(self, driver: BaseDriver, clock: Clock) -> None:
-        self._driver = driver
+    Args:
+        keep: Receives the tokens of each answer.
+    """
+
+    def __init__(
+        self, driver: BaseDriver, clock: Clock, keep: Callable[[WorkloadRequest, Sequence[int]], object] | None = None
+    ) -> None:
+        self._driver, self._keep = driver, keep
         self._clock = clock
         self._numbers = itertools.count()
 
@@ -29,18 +36,22 @@ class DriverClient:
             name, name, ask.model, ask.prompt, SamplingParams(max_tokens=ask.answer, ignore_eos=True)
         )
         stamps: list[float] = []
+        made: list[int] = []
         lots: list[int] = []
         failed: str | None = None
         try:
             async with self._driver.open_stream([request]) as stream:
                 async for events in stream:
-                    if tokens := sum(event.token is not None for event in events):
+                    if tokens := [event.token for event in events if event.token is not None]:
                         stamps.append(self._clock.now())
-                        lots.append(tokens)
+                        lots.append(len(tokens))
+                        made += tokens
                     failed = next(
                         (event.error or "aborted" for event in events if event.finish in ("error", "abort")), None
                     )
         except ZooError as error:
             failed = str(error)
+        if self._keep is not None:
+            self._keep(ask, made)
         kind = None if failed is None else "engine"
         return TokenTimes(tuple(stamps), tuple(lots), sum(lots), len(ask.prompt), kind, failed)

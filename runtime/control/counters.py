@@ -92,7 +92,15 @@ class AgentCounters:
     load_ns: int = _shown("blockzoo:load_seconds", "Duration of these loads, from request to report.", per=1e9)
     shared: int = _shown("blockzoo:shared_sequences", "Sequences that started from cached pages.")
     shared_tokens: int = _shown("vllm:prefix_cache_hits", "Tokens that were found in cached pages.")
-
+    # Prompts shared between chains (UN-15).
+    shared_prompts: int = _shown(
+        "blockzoo:shared_prompts", "Sequences that started from another model's pages of their common first layers."
+    )
+    shared_prompt_tokens: int = _shown(
+        "blockzoo:shared_prompt_tokens", "Prompt tokens that skipped the first layers, with pages of another model."
+    )
+    saved_state_bytes: int = _shown("blockzoo:saved_state_bytes", "Bytes of hidden states of prompts that were saved.")
+    dropped_state_bytes: int = _shown("blockzoo:dropped_state_bytes", "Bytes of saved hidden states that were dropped.")
     prefix_queries: int = _shown("vllm:prefix_cache_queries", "Tokens for which cached pages were looked up.")
 
     def shown(self) -> Iterator[tuple[str, str, float]]:

@@ -64,6 +64,10 @@ class TraceEvents:
         """Record that a sequence starts from the cached pages of another one, so `tokens` tokens are not computed."""
         self._emit(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
 
+    def entered(self, now: int, request: SequenceRequest, other: str, tokens: int, layers: int, pages: int) -> None:
+        """Record that a sequence starts from the pages of another chain, so `tokens` tokens skip its first layers."""
+        self._emit(now, "kv.enter", request, n=pages, cause="UN-15", of=other, tokens=tokens, layers=layers)
+
     def token(self, now: int, request: SequenceRequest, index: int, token: int) -> None:
         self._emit(now, "token", request, n=index, token=token)
 
@@ -154,6 +158,12 @@ class TraceEvents:
         """Record a decision of a controller, such as `instance.*`, with its cause."""
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=device, block=block or None, cause=cause, extra=extra))
+
+    def estimate(self, now: int, kind: str, estimate: float, measured: float) -> None:
+        """Record an estimate of a hop, load or move beside what was measured, both in seconds (BL-21)."""
+        if self._sink is not None:
+            extra = {"of": kind, "seconds": estimate, "measured": measured}
+            self._sink.emit(TraceEvent(now, "estimate", dev=self._device, cause="BL-21", extra=extra))
 
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:

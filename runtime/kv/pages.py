@@ -67,11 +67,22 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
 
 @dataclass(slots=True)
 class _Table:
-    """Hold one sequence's page sets in token order. `tokens`: tokens written."""
+    """Hold one sequence's page sets in token order.
+
+    Fields:
+        tokens: Tokens written.
+        full: (page sets, layers): in the first page sets, the pages of the first layers are another table's, and full
+            before this table's other layers are written (`PageBook.share_layers`).
+    """
 
     spec: ModelSpec
     groups: list[Group] = field(default_factory=list)
     tokens: int = 0
+    full: tuple[int, int] = (0, 0)
+
+    def unwritten(self, index: int) -> Group:
+        """Return the pages of a page set that are written with this table's tokens."""
+        return self.groups[index][self.full[1] :] if index < self.full[0] else self.groups[index]
 
     @property
     def room(self) -> int:
@@ -81,7 +92,7 @@ class _Table:
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `recut`, `extend`, `fill`, `rewind`, `release`.
+    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `release`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -143,6 +154,30 @@ class PageBook:
         mine.tokens = tokens
         return tuple(groups)
 
+    def share_layers(self, seq: str, other: str, tokens: int, layers: int) -> None:
+        """Start the empty table of `seq` with the pages that `other` has of these first tokens and layers (UN-15).
+
+        The other layers get pages of their own. They count as written only with `fill`, the shared ones at once.
+
+        Raises ValueError, and changes nothing, if `tokens` are not whole page sets, if `other` has not written that
+        many, if `seq` already has page sets or has no further layers; OutOfPages; KeyError without a table.
+        """
+        mine, theirs = self._tables[seq], self._tables[other]
+        width, own = theirs.spec.page_tokens, mine.spec.kv_layers - layers
+        if mine.groups or tokens % width or tokens > theirs.tokens or mine.spec.page_tokens != width:
+            raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
+        if not 0 < layers <= theirs.spec.kv_layers or own < 1:
+            raise ValueError(f"{seq} cannot share {layers} layers of {other}")
+        groups = theirs.groups[: tokens // width]
+        if len(groups) * own > len(self._free):
+            raise OutOfPages(f"{len(groups) * own} pages needed, {len(self._free)} free")
+        for group in groups:
+            shared = group[:layers]
+            for page in shared:
+                self._refs[page] += 1
+            mine.groups.append((*shared, *self._allocate_group(own)))
+        mine.full = len(groups), layers
+
     def recut(
         self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Sequence[str], tokens: int
     ) -> None:
@@ -202,7 +237,7 @@ class PageBook:
         for name, (spec, sources) in new.items():
             if name in self._tables or sum(last - first for _, first, last in sources) != spec.kv_layers:
                 raise ValueError(f"{name} is there, or its layers do not add up")
-        if any(table.tokens < tokens for table in old.values()):
+        if any(table.tokens < max(tokens, table.full[0] * table.spec.page_tokens) for table in old.values()):
             raise ValueError(f"only tables with {tokens} tokens can be made into others")
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
@@ -233,7 +268,7 @@ class PageBook:
             raise ValueError(f"sequence {seq}: {after} tokens do not fit {table.room}")
         for index in range(table.tokens // width, groups_for(table.spec, after)):
             full = (index + 1) * width <= after
-            self._move(table.groups[index], PageState.RESIDENT if full else PageState.FILLING)
+            self._move(table.unwritten(index), PageState.RESIDENT if full else PageState.FILLING)
         table.tokens = after
 
     def rewind(self, seq: str, tokens: int) -> None:
@@ -247,7 +282,10 @@ class PageBook:
         table = self._tables[seq]
         width = table.spec.page_tokens
         groups = table.groups[tokens // width : groups_for(table.spec, table.tokens)]
-        if not 0 <= tokens <= table.tokens or any(self._refs[page] != 1 for group in groups for page in group):
+        shared = table.full[0] * width
+        if not min(shared, table.tokens) <= tokens <= table.tokens or any(
+            self._refs[page] != 1 for group in groups for page in group
+        ):
             raise ValueError(f"sequence {seq}: what lies behind {tokens} of {table.tokens} tokens cannot be forgotten")
         if tokens == table.tokens:
             return
@@ -307,9 +345,12 @@ class PageBook:
                 expected = PageState.RESERVED
             else:
                 expected = PageState.RESIDENT if written == width else PageState.FILLING
-            if any(
-                self._state[page] != expected for page in group
-            ):  # a shared page set is full in every table that has it
+            pages = table.unwritten(index) if written < width else group
+            # A shared page set is full in every table that has it.
+            if any(self._state[page] != expected for page in pages) or (
+                len(pages) < len(group)
+                and any(self._state[page] != PageState.RESIDENT for page in group[: table.full[1]])
+            ):
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _allocate_group(self, layers: int) -> Group:

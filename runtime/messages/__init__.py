@@ -1,7 +1,7 @@
 """Define the messages between a scheduler, its agents and their drivers.
 
     to_agent        scheduler -> agent     LoadStages UnloadStages   OpenSequences CloseSequences   RunRows PeerDown
-                                                                     StartMigration FinishMigration
+                                                                     StartMigration FinishMigration   DropStates
     between_agents  agent -> agent         ForwardRows (hidden states)   PageRequest PageData (K and V)   Offer Bid
                                                                          Retract (hops dispatched by agents)
     to_scheduler    agent -> scheduler     AgentHello   StageReady StageLoadFailed   RowsDone RowsLost SpeculationResult
@@ -34,10 +34,13 @@ from runtime.messages.membership import (
 )
 from runtime.messages.to_agent import (
     CloseSequences,
+    DropStates,
     FinishMigration,
     LoadStages,
     OpenSequences,
     PeerDown,
+    PromptEntry,
+    PromptSave,
     RunRows,
     StartMigration,
     UnloadStages,
@@ -60,6 +63,7 @@ ToAgent = (
     | UnloadStages
     | OpenSequences
     | CloseSequences
+    | DropStates
     | RunRows
     | PeerDown
     | StartMigration
@@ -92,6 +96,7 @@ __all__ = [
     "AgentStats",
     "Bid",
     "CloseSequences",
+    "DropStates",
     "FinishMigration",
     "ForwardRows",
     "Heartbeat",
@@ -108,6 +113,8 @@ __all__ = [
     "PeerDisconnected",
     "PeerDown",
     "PeerList",
+    "PromptEntry",
+    "PromptSave",
     "Rejected",
     "RendezvousKey",
     "Retract",

@@ -65,6 +65,7 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
         attempts: As in RunRows. An odd attempt is a tentative prediction of the row with the next even attempt (BL-25).
         speculate: As in RunRows.
         batch: As in RunRows.
+        sent: Time on the sender's clock in ns at which the rows left; 0 if it does not matter.
     """
 
     seqs: tuple[str, ...]
@@ -77,6 +78,7 @@ class ForwardRows(Message, frozen=True, tag=True, array_like=True):
     attempts: tuple[int, ...] = ()
     speculate: tuple[bool, ...] = ()
     batch: int = 0
+    sent: int = 0
 
 
 class Offer(Message, frozen=True, tag=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from runtime.chains import Hop, RunAhead, Stage
 from runtime.messages.base import Message
 from runtime.types import SequenceRequest
@@ -26,6 +28,34 @@ class UnloadStages(Message, frozen=True, tag=True, array_like=True):
     stages: tuple[Stage, ...]
 
 
+class PromptEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Start a sequence from the K and V of another chain's first layers, and hidden states behind them (UN-15).
+
+    Fields:
+        seq: Sequence on this device of which the first pages are shared, in the first layers.
+        tokens: Tokens that are shared.
+        layers: Attention layers with shared pages.
+        at: Component that these tokens enter, with saved hidden states.
+        keys: Keys of these states, one per page set.
+    """
+
+    seq: str
+    tokens: int
+    layers: int
+    at: int
+    keys: tuple[bytes, ...]
+
+
+class PromptSave(msgspec.Struct, frozen=True, array_like=True):
+    """Save the hidden states of a prompt that enter component `at`, under these keys, one per page set (UN-15).
+
+    An empty key: not that page set.
+    """
+
+    at: int
+    keys: tuple[bytes, ...]
+
+
 class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     """Open sequences that run on this device.
 
@@ -38,6 +68,8 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
             None without sharing.
         speculative_hops: Hop of each sequence that is predicted (BL-25); empty if none is.
         offers: Hops of each sequence that are offered to several devices, as (hop, devices) (BL-23).
+        entries: How each sequence starts with the first layers of another chain; empty if none does.
+        saves: Hidden states to be saved while each sequence's prompt runs; empty if none are.
     """
 
     epochs: tuple[int, ...]
@@ -49,6 +81,14 @@ class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     shared: tuple[tuple[str, int] | None, ...]
     speculative_hops: tuple[RunAhead | None, ...] = ()
     offers: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = ()
+    entries: tuple[PromptEntry | None, ...] = ()
+    saves: tuple[tuple[PromptSave, ...], ...] = ()
+
+
+class DropStates(Message, frozen=True, tag=True, array_like=True):
+    """Drop saved hidden states of prompts (UN-15). Sequences that have started from them keep them."""
+
+    keys: tuple[bytes, ...]
 
 
 class CloseSequences(Message, frozen=True, tag=True, array_like=True):

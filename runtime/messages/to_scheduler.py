@@ -39,12 +39,18 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):
-    """Report that a stage is loaded. `nbytes`: bytes of all weights on the device now."""
+    """Report that a stage is loaded.
+
+    Fields:
+        nbytes: Bytes of all weights on the device now.
+        took: Nanoseconds of work for this stage, without the time it waited for earlier ones.
+    """
 
     device: str
     stage: Stage
     spec: ModelSpec
     nbytes: int
+    took: int = 0
 
 
 class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
@@ -141,6 +147,8 @@ class MigrationReady(Message, frozen=True, tag=True, array_like=True):
         nbytes: Bytes of K and V received.
         activation_bytes: Bytes of hidden states received.
         reason: Why recomputing did not work as planned; empty if it did.
+        copying, recomputing: Nanoseconds from the first StartMigration until the latest page was written, and until the
+            latest token was recomputed; 0 for none.
     """
 
     device: str
@@ -151,6 +159,8 @@ class MigrationReady(Message, frozen=True, tag=True, array_like=True):
     nbytes: int
     activation_bytes: int = 0
     reason: str = ""
+    copying: int = 0
+    recomputing: int = 0
 
 
 class MigrationFailed(Message, frozen=True, tag=True, array_like=True):
@@ -173,6 +183,9 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
         queues: (block at which rows enter, rows waiting there).
         links: (agent, state of the direct link to it): `direct`, `making`, or the reason why tensors go through host
             memory.
+        prompt_tokens: Tokens of prompts among the rows waiting.
+        hops: (device that rows came from, their bytes, nanoseconds on the way) of rows that came while this device
+            waited, since the last report. Clocks of devices on different machines differ.
     """
 
     device: str
@@ -183,3 +196,5 @@ class AgentStats(Message, frozen=True, tag=True, array_like=True):
     pages_free: int
     queues: tuple[tuple[str, int], ...]
     links: tuple[tuple[str, str], ...] = ()
+    prompt_tokens: int = 0
+    hops: tuple[tuple[str, int, int], ...] = ()

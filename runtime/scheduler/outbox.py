@@ -13,7 +13,16 @@ from typing import Protocol
 from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import EmitTokens, ModelUpdated, MoveAnswered, ReplaceAgent, SchedulerCommand
-from runtime.messages import CloseSequences, LoadStages, Message, OpenSequences, RunRows, UnloadStages
+from runtime.messages import (
+    CloseSequences,
+    LoadStages,
+    Message,
+    OpenSequences,
+    PromptEntry,
+    PromptSave,
+    RunRows,
+    UnloadStages,
+)
 from runtime.scheduler.decode.batch_numbers import BatchNumbers
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.in_flight import InFlightRow
@@ -54,6 +63,8 @@ class _Opens:
     shared: list[tuple[str, int] | None] = field(default_factory=list)
     ahead: list[RunAhead | None] = field(default_factory=list)
     offers: list[tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=list)
+    entries: list[PromptEntry | None] = field(default_factory=list)
+    saves: list[tuple[PromptSave, ...]] = field(default_factory=list)
 
     def message(self) -> OpenSequences:
         return OpenSequences(
@@ -66,6 +77,8 @@ class _Opens:
             tuple(self.shared),
             tuple(self.ahead) if any(self.ahead) else (),
             tuple(self.offers) if any(self.offers) else (),
+            tuple(self.entries) if any(self.entries) else (),
+            tuple(self.saves) if any(self.saves) else (),
         )
 
 
@@ -125,9 +138,16 @@ class CommandOutbox:
         last.epochs.append(epoch)
 
     def open(
-        self, device: str, sequence: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None
-    ) -> None:
-        """Open a sequence on a device. `shared`: another sequence, and how many of its first tokens are shared."""
+        self, device: str, sequence: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None,
+        entry: PromptEntry | None = None, saves: tuple[PromptSave, ...] = (),
+    ) -> None:  # fmt: skip
+        """Open a sequence on a device.
+
+        Args:
+            shared: Another sequence, and how many of its first tokens are shared.
+            entry: How it starts with the first layers of another chain (UN-15).
+            saves: Hidden states to be saved while its prompt runs (UN-15).
+        """
         self._open(
             device,
             sequence.epoch,
@@ -139,6 +159,8 @@ class CommandOutbox:
             shared,
             sequence.ahead,
             tuple(sequence.offered.hops.items()),
+            entry,
+            saves,
         )
 
     def hold_sequence(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
@@ -216,6 +238,8 @@ class CommandOutbox:
         shared: tuple[str, int] | None,
         ahead: RunAhead | None = None,
         offers: tuple[tuple[int, tuple[str, ...]], ...] = (),
+        entry: PromptEntry | None = None,
+        saves: tuple[PromptSave, ...] = (),
     ) -> None:
         last = self._last(device)
         if not isinstance(last, _Opens):
@@ -229,6 +253,8 @@ class CommandOutbox:
         last.shared.append(shared)
         last.ahead.append(ahead)
         last.offers.append(offers)
+        last.entries.append(entry)
+        last.saves.append(saves)
 
     def _last(self, device: str) -> _Batch | None:
         batches = self._devices.setdefault(device, [])

@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
-from runtime.control.counters import AgentState, block_loads, model_loads
+from runtime.control.counters import AgentState, Counters, block_loads, model_loads
 from runtime.control.scheduler_io import (
     AbortSequence,
     AddRequest,
@@ -65,9 +65,11 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.devices.events import DeviceEvents
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.kv.shared_prompts import SharedPrompts
 from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
+from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -100,13 +102,20 @@ class Scheduler:
         surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: VariantChoice | None = None,
     ) -> None:  # fmt: skip
         devices, adaptation = Devices(), adaptation or VariantChoice()
-        estimates = _estimates(adaptation, config)
         placed = BlockMap(blocks, config, devices)
         used = UsedPaths(placed)
+        tell = TraceEvents(trace, "scheduler")
+        times = MeasuredTimes(config.control, adaptation.profiles, tell)
+        measured = () if adaptation.profiles is None else adaptation.profiles.blocks
+        estimates = LatencyEstimates({each.block: each for each in measured}, times, config.prefill_chunk)
         router = Router(config, devices, placed, used.reads, estimates)
         served = {chain.model: chain for chain in chains}
-        tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.max_batch_per_block)
-        self._state = ClusterState(config, served, devices, placed, router, used, tell, PageAccounting(devices), out)
+        out, counters = CommandOutbox(config.max_batch_per_block), Counters()
+        prompts = SharedPrompts(config, served, devices, out, counters)
+        self._state = ClusterState(
+            config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, out,
+            counters=counters,
+        )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)
         self._updates.know(adaptation.variants)
@@ -149,7 +158,7 @@ class Scheduler:
                 self._fleet.down(event, now)
                 self.residency.remove_device(event.device)
             case StageReady():
-                self._fleet.loaded(event)
+                self._fleet.loaded(event, now)
                 self.residency.record_load(event.device, event.stage, now)
             case StageLoadFailed():
                 self._fleet.refused(event, now)
@@ -233,6 +242,11 @@ class Scheduler:
     @property
     def sequences(self) -> Mapping[str, ScheduledSequence]:
         return self._state.sequences
+
+    @property
+    def times(self) -> MeasuredTimes:
+        """What hops, loads and moves take."""
+        return self._state.times
 
     @property
     def devices(self) -> Devices:
@@ -345,18 +359,8 @@ class Scheduler:
             *(cached_prefix.holding for cached_prefix in self._prefix_cache),
         ]
         state.page_accounting.check(holdings, self.migrations.moves.held())
-        state.prefixes.check(
-            [*(m.shared.prefix for m in state.running.values() if m.shared.prefix is not None), *self._prefix_cache]
-        )
+        prefixes = [m.shared.prefix for m in state.running.values() if m.shared.prefix is not None]
+        state.prefixes.check([*prefixes, *self._prefix_cache])
+        state.prompts.check([*prefixes, *self._prefix_cache])
         if any(sequence.pages.holding.ends or sequence.shared.prefix is not None for sequence in state.waiting):
             raise RuntimeError("a sequence that waits holds pages")
-
-
-def _estimates(adaptation: VariantChoice, config: ClusterConfig) -> LatencyEstimates:
-    """Build the latency estimates from the measured block profiles.
-
-    All devices are of one kind, so one table serves all of them. `hop` is the time that a row loses between two
-    devices.
-    """
-    blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
-    return LatencyEstimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

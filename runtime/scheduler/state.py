@@ -18,6 +18,8 @@ from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
+from runtime.scheduler.kv.shared_prompts import SharedPrompts
+from runtime.scheduler.observe.measured_times import MeasuredTimes
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap, blocks_of
 from runtime.scheduler.routing.router import Router
@@ -51,6 +53,8 @@ class ClusterState:
     used_paths: UsedPaths
     tell: TraceEvents
     page_accounting: PageAccounting
+    times: MeasuredTimes
+    prompts: SharedPrompts
     out: CommandOutbox = field(default_factory=CommandOutbox)
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     counters: Counters = field(default_factory=Counters)
@@ -82,6 +86,7 @@ class ClusterState:
         stages.loading.add(stage)
         stages.wanted[stage] = blocks = blocks_of(chain, stage)
         stages.own_bytes[stage] = self.weights_of(chain, stage).own
+        self.times.begin_load(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], stages.warm)
         self.out.load(device, [(stage, blocks)])
         return True
 
@@ -105,8 +110,12 @@ class ClusterState:
         return StageWeights(self.sizes_of(blocks_of(chain, stage)), own)
 
     def sizes_of(self, blocks: Iterable[str]) -> Mapping[str, int]:
-        """Return the bytes of blocks; those of a removed chain are left out."""
-        return {block: self.block_map.block(block).nbytes for block in blocks if self.block_map.knows(block)}
+        """Return the bytes of blocks and of their tables, by name; those of a removed chain are left out."""
+        found: dict[str, int] = {}
+        for block in (self.block_map.block(name) for name in blocks if self.block_map.knows(name)):
+            found.update(block.tables)
+            found[block.id] = block.nbytes - sum(size for _, size in block.tables)
+        return found
 
     def check(self) -> None:
         """Raise RuntimeError unless sequences and queues agree."""

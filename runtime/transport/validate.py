@@ -26,6 +26,7 @@ from runtime.messages import (
     PageData,
     PageRequest,
     PeerList,
+    PromptEntry,
     RendezvousKey,
     Retract,
     RowsDone,
@@ -44,6 +45,8 @@ class WireError(Exception):
 #: Most characters of a tensor transport's name and of a rendezvous key, and most bytes of a key's value (mostly
 #: addresses of some hundred bytes).
 _MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
+#: Most hops in a report.
+_MAX_HOPS = 8
 
 #: Columns of equal length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
@@ -62,7 +65,7 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
 }
 #: Columns that are as long as `epochs`, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
-    OpenSequences: ("speculative_hops", "offers"),
+    OpenSequences: ("speculative_hops", "offers", "entries", "saves"),
     RunRows: ("attempts", "speculate"),
     ForwardRows: ("attempts", "speculate"),
     RowsDone: ("attempts", "earlier"),
@@ -81,11 +84,12 @@ _NATURAL = {
 }
 #: Fields with numbers >= 0.
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
-    **dict.fromkeys((RunRows, ForwardRows, RowsDone), ("batch",)),
+    **dict.fromkeys((RunRows, RowsDone), ("batch",)),
+    ForwardRows: ("batch", "sent"),
     AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
-    StageReady: ("nbytes",),
-    MigrationReady: ("nbytes", "activation_bytes"),
-    AgentStats: ("queued", "steps", "busy", "tokens", "pages_free"),
+    StageReady: ("nbytes", "took"),
+    MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
+    AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens"),
     PageRequest: ("lo", "hi"),
     PageData: ("lo", "hi"),
 }
@@ -150,14 +154,24 @@ def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
 
 
 def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
-    """Return whether predicted hops lie in the path and are not its last, and offered hops are not its first."""
+    """Return whether predicted hops lie in the path and are not its last, and offered hops are not its first.
+
+    Entries must be inside a stage, with as many tokens per key.
+    """
     ahead = zip(message.speculative_hops, message.paths, strict=False)
     offers = zip(message.offers, message.paths, strict=False)
     return (
         not arrays
         and all(each is None or 0 <= each.hop < len(path) - 1 for each, path in ahead)
         and all(0 < hop < len(path) and devices for some, path in offers for hop, devices in some)
+        and all(each is None or _enters(each) for each in message.entries)
+        and all(each.at > 0 for some in message.saves for each in some)
     )
+
+
+def _enters(entry: PromptEntry) -> bool:
+    whole = bool(entry.keys) and entry.tokens > 0 and entry.tokens % len(entry.keys) == 0
+    return whole and entry.layers > 0 and entry.at > 0
 
 
 def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
@@ -197,6 +211,10 @@ def _ready(message: AgentHello, arrays: Sequence[Array]) -> bool:
     return not arrays and len(message.tensor_transport) <= _MAX_RAIL
 
 
+def _report(message: AgentStats, arrays: Sequence[Array]) -> bool:
+    return not arrays and len(message.hops) <= _MAX_HOPS and all(min(hop[1:]) >= 0 for hop in message.hops)
+
+
 def _peers(message: PeerList, arrays: Sequence[Array]) -> bool:
     return not arrays and len(message.tensor_transports) in (0, len(message.agents))
 
@@ -225,6 +243,7 @@ _CHECKS: dict[type[Message], Callable[..., bool]] = {
     RowsDone: _done,
     SpeculationResult: _outcome,
     AgentHello: _ready,
+    AgentStats: _report,
     PeerList: _peers,
     RendezvousKey: _meet,
 }

@@ -37,6 +37,15 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 _BY_NAME: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
 
 
+#: Between a digest and the name of a copy of its tensor.
+_COPY = "@"
+
+
+def copy_name(digest: str, owner: str) -> str:
+    """Return the name under which `TensorPool` holds a copy of a tensor for one owner."""
+    return f"{digest}{_COPY}{owner}"
+
+
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
     """Return a dtype by torch's name for it, such as `bfloat16`. Raises InputError if no stored tensor can have it."""
     found = name if isinstance(name, torch.dtype) else _BY_NAME.get(str(name).removeprefix("torch."))
@@ -162,6 +171,8 @@ class Counted:
 class TensorPool:
     """Holds every distinct tensor at most once on a device. Pair each `acquire` with a `release`.
 
+    A tensor acquired as an owner's copy (`copy_name`) is read and held apart from that of its digest.
+
     Args:
         dtype: Cast floating-point tensors to this when loading; None keeps the stored dtype.
         uploads: Transfer to the device; None for the default of the device (see `surgery.tensors.upload`).
@@ -183,7 +194,7 @@ class TensorPool:
     def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
         """Return the tensors of digests, in order, and add a user for each occurrence; none is added on an error."""
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
-        read = self._placed(stored_tensors(self._store, new))
+        read = self._placed(stored_tensors(self._store, [name.partition(_COPY)[0] for name in new]))
         for digest, tensor in zip(new, read, strict=True):
             self._counted.put(digest, tensor)
         return [self._counted.acquire(digest) for digest in digests]

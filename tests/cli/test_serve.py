@@ -22,7 +22,7 @@ import cli.app
 from cli.serve import ended_by_sigterm
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions, gather, size_of
-from runtime.config import AgentConfig, ClusterConfig
+from runtime.config import AgentConfig
 from runtime.frontend.served_models import SamplingDefaults, defaults_from
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.api import Zoo
@@ -227,20 +227,20 @@ def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
         None,
         {
             "agents": 2,
-            "routing": "least-bytes",
+            "routing": "least-loaded",
             "batch_wait_us": 500,
             "placement": "partition",
             "prefix_caching": "off",
         },
     )
     assert (
-        options.cluster().routing == "least-bytes"
+        options.cluster().routing == "least-loaded"
         and options.cluster().prefix_caching == "off"
         and options.agent().batch_wait_us == 500
     )
     assert (
         gather(None, {"agents": 2}).agent() == AgentConfig()
-        and gather(None, {"agents": 2}).cluster().routing == ClusterConfig().routing
+        and gather(None, {"agents": 2}).cluster().routing == "least-bytes"
     )
     for wrong in ({"routing": "bytes"}, {"batch_wait_us": -1}):
         with pytest.raises(InputError):

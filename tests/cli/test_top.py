@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.app import main
-from cli.shared.output import plain_console, print_table
+from cli.shared.output import human_bytes, plain_console, print_table
 from cli.top import look, picture
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
@@ -84,6 +84,23 @@ def test_a_cluster_with_a_sequence_on_its_way() -> None:
     assert "1 under way" in shown and "travels" in shown
     assert all(name in shown for name in ("d0", "d1", "d2"))
     assert "d0 > d1 > d2" in shown or "d0 > d1" in shown
+
+
+def test_loads_on_demand_and_estimates_are_shown() -> None:
+    models = [counting_model(name, f"{at}1 {at}2*", max_model_len=64) for at, name in enumerate("abc", 1)]
+    nbytes = sum(block.nbytes for block in models[0].blocks())
+    config = ClusterConfig(devices=1, residency="swap")
+    cluster = VirtualCluster(models, devices=1, config=config, limits=(nbytes,))
+    for number, name in enumerate("abc"):
+        cluster.ask(request(name, (1, 2), name), at=number * 100 * MS)
+    cluster.run()
+    document = state(5, picture_of(cluster.scheduler).document())
+    assert " loads of " not in text(document)
+    document["counters"] |= {"stage_loads": 3, "stage_unloads": 2, "loaded_bytes": 4_000_000}
+    shown = text(document)
+    assert "3 loads of 4.0 MB, 2 unloads" in shown
+    assert "estimates beside what was measured" in shown and "1.00 ms" in shown
+    assert f" / {human_bytes(nbytes)}" in shown
 
 
 def test_links_between_devices_are_shown_and_those_that_failed_first() -> None:

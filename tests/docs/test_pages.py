@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -13,7 +14,7 @@ from cli.docs.__main__ import PAGES, main
 from cli.docs.http_page import served_routes
 from cli.docs.http_words import FIELDS, OURS, ROUTES, VLLM
 from cli.serving.options import ServeOptions
-from cli.shared.declared import declared, flag_of
+from cli.shared.declared import declared, flag_of, keys_of
 from runtime.frontend.schemas import ChatBody, CompletionBody
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,11 @@ def test_every_command_and_every_option_of_serve_is_on_the_page() -> None:
     assert re.findall(r"^## zoo (\w+)$", CLI, re.MULTILINE) == list(cli.app.VERBS)
     serve = CLI.split("## zoo serve\n")[1].split("\n## ")[0]
     for each in fields(ServeOptions):
+        if declared(each).table:
+            head, rows = serve.split(f"**`[{each.name}]`**: {declared(each).help}")[1].split("\n|---", 1)
+            keys = [one.name for one in keys_of(each, get_type_hints(ServeOptions)[each.name])]
+            assert "| key |" in head and re.findall(r"^\| `(\w+)`", rows.split("\n\n")[0], re.MULTILINE) == keys
+            continue
         section = serve.split(f"### {declared(each).group}\n")[1].split("\n### ")[0]
         row = next(line for line in section.splitlines() if line.startswith(f"| `{flag_of(each.name)}` |"))
         assert declared(each).help.split("|")[0] in row

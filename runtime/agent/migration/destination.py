@@ -35,6 +35,7 @@ from runtime.control.agent_io import (
     WritePages,
 )
 from runtime.messages import SCHEDULER, FinishMigration, MigrationFailed, MigrationReady, PageData, StartMigration
+from runtime.policy.migration.pace import PaceMemory
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 
@@ -50,6 +51,7 @@ class IncomingMigrations:
         self._incoming: dict[int, IncomingMigration] = {}
         self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
         self._rows: list[QueuedRow] = []
+        self._paces = PaceMemory()
 
     def keys(self) -> set[str]:
         """Return the page tables of migrations, which belong to no open sequence yet."""
@@ -95,7 +97,17 @@ class IncomingMigrations:
         )
         fetch = ActivationFetch(order.stage.lo) if order.from_activations else None
         self._incoming[order.move] = IncomingMigration(
-            self._device, self._tables, self._config, order, key, spec, ends, sequence, fetch
+            self._device,
+            self._tables,
+            self._config,
+            order,
+            key,
+            spec,
+            ends,
+            sequence,
+            fetch,
+            pace=self._paces.begin(order.stage.id, order.source),
+            began=now,
         )
         return self._go_on(self._incoming[order.move], now)
 
@@ -123,6 +135,7 @@ class IncomingMigrations:
             move.ends.copy_failed(span)
         else:
             move.ends.copied(span)
+            move.copying = now - move.began
             move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
             move.shared.record_arrival("pages", span.start, span.stop, move.groups(len(span)), now)
         move.pace.back_since = now
@@ -146,6 +159,7 @@ class IncomingMigrations:
         if move is None or move.key != row.name:
             return []
         stop, width = row.start + row.tokens, move.spec.page_tokens
+        move.recomputing = now - move.began
         # Tokens before the row were copied and are here: a row runs only after everything it attends to.
         self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
         move.ends.recomputed(range(row.start // width * width, stop))
@@ -250,12 +264,24 @@ class IncomingMigrations:
         if move.told == order.upto:
             return []
         move.told = order.upto
+        self._paces.end(order.stage.id, order.source, move.pace)
         fetched, reason = (move.fetch.nbytes, move.fetch.reason) if move.fetch is not None else (0, "")
         copied, recomputed = ends.copied_spans, ends.recomputed_spans
         return [
             Send(
                 SCHEDULER,
-                MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fetched, reason),
+                MigrationReady(
+                    self._device,
+                    order.move,
+                    order.seq,
+                    copied,
+                    recomputed,
+                    move.nbytes,
+                    fetched,
+                    reason,
+                    move.copying,
+                    move.recomputing,
+                ),
             )
         ]
 

@@ -41,6 +41,8 @@ class IncomingMigration:
         told: Tokens covered by the latest MigrationReady; -1 before the first.
         pace: Measured speed of both ends.
         shared: The same where hidden states and pages share the link.
+        began: Time of the first request in ns; `copying` and `recomputing`: until the latest page was written and the
+            latest row recomputed.
     """
 
     device: str
@@ -57,6 +59,9 @@ class IncomingMigration:
     told: int = -1
     pace: MigrationPace = field(default_factory=MigrationPace)
     shared: SharedPace = field(default_factory=SharedPace)
+    began: int = 0
+    copying: int = 0
+    recomputing: int = 0
 
     @property
     def is_exhausted(self) -> bool:

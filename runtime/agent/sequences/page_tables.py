@@ -70,6 +70,17 @@ class SequencePageTables:
             return False
         return True
 
+    def share_layers(self, key: str, other: str, tokens: int, layers: int) -> bool:
+        """Share the first `tokens` tokens of the first `layers` layers of table `other` (`PageBook.share_layers`).
+
+        Returns False, and changes nothing, if that is not possible.
+        """
+        try:
+            self.book.share_layers(key, other, tokens, layers)
+        except (ValueError, KeyError, OutOfPages):
+            return False
+        return True
+
     def copy(self, key: str, tokens: int) -> bool:
         """Take pages for `tokens` tokens that the engine copies into a new table.
 

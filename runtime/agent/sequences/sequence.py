@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
+from runtime.agent.sequences.prompt_states import EnteringPrompt, SavingPrompt
 from runtime.chains import Array, Path, RunAhead, Slice
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
@@ -32,6 +33,8 @@ class AgentSequence:
         offers: By hop behind this device: the devices that it is offered to (BL-23).
         here: False once the sequence is closed, or opened again under a newer epoch.
         scores: Log-probabilities of its prompt, from the parts that ran of a divided row.
+        entry: The first tokens of its prompt that enter inside the stage, until they have run (UN-15).
+        saving: What is to be saved of its prompt (UN-15).
 
     `latest` and `again` are kept by hop, because a path may pass a device more than once: the real row at one hop must
     not supersede its own prediction at a later hop.
@@ -51,6 +54,8 @@ class AgentSequence:
     offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
     here: bool = True
     scores: list[PromptLogprobs] = field(default_factory=list)
+    entry: EnteringPrompt | None = None
+    saving: SavingPrompt | None = None
     seq: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +162,18 @@ class QueuedRow(msgspec.Struct, eq=False, gc=False):
             and not self.attempt
             and len(self.sequence.path) == 1
         )
+
+    @property
+    def enters(self) -> int:
+        """Component of the stage at which it enters with saved hidden states; 0 for its first one."""
+        entry = self.sequence.entry
+        return entry.at if entry is not None and self.start < entry.tokens and not self.move else 0
+
+    @property
+    def saves(self) -> tuple[int, ...]:
+        """Components of the stage of which the input is to be saved."""
+        saving = self.sequence.saving
+        return () if saving is None or self.move else saving.wanted(self.start, self.tokens, self.enters)
 
     @property
     def work(self) -> int:

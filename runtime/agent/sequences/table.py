@@ -14,11 +14,12 @@ from dataclasses import replace
 from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.sequences.page_tables import SequencePageTables, TableSlice
+from runtime.agent.sequences.prompt_states import EnteringPrompt, PromptStates, SavingPrompt
 from runtime.agent.sequences.sequence import AgentSequence
 from runtime.agent.speculation.hop import SpeculativeHop
 from runtime.agent.stages.stages import StageTable
 from runtime.chains import Hop, Stage
-from runtime.messages import OpenSequences
+from runtime.messages import OpenSequences, PromptEntry
 from runtime.types import Copied, ModelSpec, Opened
 
 
@@ -27,6 +28,7 @@ class SequenceTable:
 
     Args:
         left: Called with the key of each page table of a sequence that leaves.
+        states: Saved hidden states of prompts.
         copies: Whether the engine keeps K and V by sequence, so that a shared prefix is copied instead of shared.
 
     Attribute `copied` lists what the engine must copy with its next plan, in order.
@@ -41,6 +43,7 @@ class SequenceTable:
         ahead: SpeculativeHop,
         kept: ActivationCache,
         left: Callable[[str], None],
+        states: PromptStates,
         copies: bool = False,
     ) -> None:
         self._device = device
@@ -50,6 +53,7 @@ class SequenceTable:
         self._ahead = ahead
         self._kept = kept
         self._left = left
+        self._states = states
         self._copies = copies
         self.copied: list[Copied] = []
         self.sequences: dict[str, AgentSequence] = {}
@@ -83,6 +87,11 @@ class SequenceTable:
             if known is not None:
                 self._let_go(known)
             seated = self._seat(sequence, order.shared[at])
+            if seated and order.entries and (entry := order.entries[at]) is not None:
+                seated = self._enter(sequence, entry)
+            if seated and order.saves and order.saves[at]:
+                width = self._tables.spec(sequence.keys[0]).page_tokens
+                sequence.saving = SavingPrompt(self._states, order.saves[at], width)
         if seated:
             self._ahead.opened(sequence, self._shelf.specs)
         else:
@@ -137,6 +146,14 @@ class SequenceTable:
         request = replace(sequence.request, seq=key, model=sequence.stages[lo])
         self.copied.append(Copied(Opened(request, sequence.output), source, tokens))
         return True
+
+    def _enter(self, sequence: AgentSequence, entry: PromptEntry) -> bool:
+        """Begin a sequence's only table with another chain's first layers; return False if that is not possible."""
+        other, states = self.sequences.get(entry.seq), self._states.find(entry.keys)
+        if other is None or states is None or not states or other.keys.keys() != {0} or sequence.keys.keys() != {0}:
+            return False
+        sequence.entry = EnteringPrompt(entry.at, entry.tokens, states)
+        return self._tables.share_layers(sequence.keys[0], other.keys[0], entry.tokens, entry.layers)
 
     def take_copied(self) -> tuple[Copied, ...]:
         """Return what the engine must copy; each entry is returned once."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.agent.stages.unloading import UnloadingStages
+from runtime.chains import Stage
 from runtime.control.agent_io import AgentCommand, DropStage, LoadStage, Send, StageFailed, StageLoaded
 from runtime.kv.pages import pages_for
 from runtime.messages import SCHEDULER, LoadStages, StageLoadFailed, StageReady, UnloadStages
@@ -28,6 +29,9 @@ class StageTable:
         #: Stages that are dropped between steps, once no page table is on them.
         self.unloading = UnloadingStages(tables)
         self._blocks: dict[str, tuple[str, ...]] = {}
+        #: Times in ns: when each stage that is being loaded was ordered, and when the engine was done with one.
+        self._ordered: dict[str, int] = {}
+        self._loaded_last = 0
         self._limits: dict[str, int] = {}
         self.specs: dict[str, ModelSpec] = {}
         #: Blocks of each stage and row limits of blocks, for the batching policy.
@@ -47,10 +51,10 @@ class StageTable:
         """Return the block that rows of a stage wait for: its first one."""
         return self._blocks.get(stage, (stage,))[0]
 
-    def handle(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
+    def handle(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed, now: int) -> list[AgentCommand]:
         match event:
             case LoadStages():
-                return self._load(event)
+                return self._load(event, now)
             case UnloadStages():
                 for stage in event.stages:
                     self.specs.pop(stage.id, None)
@@ -61,12 +65,14 @@ class StageTable:
                 self.unloading.schedule_unload(event.stages)
                 return []
             case StageLoaded():
+                took = self._work_on(event.stage, now)
                 if (why := self._too_small(event.spec)) is not None:
                     self._blocks.pop(event.stage.id, None)
                     return [DropStage(event.stage), Send(SCHEDULER, StageLoadFailed(self._device, event.stage, why))]
                 self.specs[event.stage.id] = event.spec
-                return [Send(SCHEDULER, StageReady(self._device, event.stage, event.spec, event.nbytes))]
+                return [Send(SCHEDULER, StageReady(self._device, event.stage, event.spec, event.nbytes, took))]
             case StageFailed():
+                self._work_on(event.stage, now)
                 self._blocks.pop(event.stage.id, None)
                 return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
 
@@ -77,9 +83,16 @@ class StageTable:
             return None
         return f"{spec.name} needs {need} pages for its first token, the device has {have}: enlarge the KV pool"
 
-    def _load(self, order: LoadStages) -> list[AgentCommand]:
+    def _work_on(self, stage: Stage, now: int) -> int:
+        """Return the time in ns that the engine, which loads one stage after another, has spent on a stage."""
+        began = max(self._ordered.pop(stage.id, now), self._loaded_last)
+        self._loaded_last = now
+        return max(now - began, 0)
+
+    def _load(self, order: LoadStages, now: int) -> list[AgentCommand]:
         for stage, blocks in zip(order.stages, order.blocks, strict=True):
             self._blocks[stage.id] = blocks
+            self._ordered[stage.id] = now
             for block in blocks:
                 self._limits.setdefault(block, self._max_rows)
         self._limits.update(order.limits)

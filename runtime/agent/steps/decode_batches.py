@@ -276,11 +276,16 @@ def _key(message: ForwardRows | RunRows) -> _Key:
 
 
 def _decodes(rows: Sequence[QueuedRow]) -> bool:
-    """Return whether every row decodes one token, without migration, speculation, division or credit."""
+    """Return whether every row decodes one token, without migration, speculation, division or credit.
+
+    The last rows of a prompt with hidden states to be saved do not count as such.
+    """
     return all(
         [  # noqa: C419
             row.tokens == row.steps == 1
             and not (row.move or row.attempt or row.shadow or row.part or row.before or row.credit is not None)
+            and (row.sequence.saving is None or row.start >= row.sequence.saving.end)
+            and (row.sequence.entry is None or row.start >= row.sequence.entry.tokens)
             for row in rows
         ]
     )

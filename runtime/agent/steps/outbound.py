@@ -39,15 +39,20 @@ class StepMessages:
         """Keep the prompt log-probabilities of a row's part; they are sent with the row's last part."""
         row.sequence.scores += [each for each in scores if each.seq == row.name]
 
-    def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs], batch: int = 0) -> list[Send]:
+    def commands(
+        self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs], batch: int = 0, now: int = 0
+    ) -> list[Send]:
         """Return the messages of the step: one for each device, one for the scheduler.
 
         Args:
             sampled: Sampled tokens by table name.
             scores: Prompt log-probabilities, under table names.
             batch: The number of the step's persistent batch.
+            now: Time at which the rows leave, in ns.
         """
-        out = [Send(device, pass_of(rows, batch), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
+        out = [
+            Send(device, pass_of(rows, batch, now), tuple(arrays)) for device, (rows, arrays) in self._onward.items()
+        ]
         if self._ended:
             prompts: dict[str, list[PromptLogprobs]] = {}
             for part in (*self._scores, *scores):
@@ -56,7 +61,7 @@ class StepMessages:
         return out
 
 
-def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int = 0) -> Send | None:
+def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int = 0, now: int = 0) -> Send | None:
     """Return one message with all rows of a step, or None.
 
     None unless all rows go on to one device and their outputs are one array.
@@ -68,7 +73,7 @@ def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array], batch: int =
     ):
         return None
     device = next_device(rows)
-    return None if device is None else Send(device, pass_of(rows, batch), (outputs.whole,))
+    return None if device is None else Send(device, pass_of(rows, batch, now), (outputs.whole,))
 
 
 def next_device(rows: Sequence[QueuedRow]) -> str | None:
@@ -88,7 +93,7 @@ def next_device(rows: Sequence[QueuedRow]) -> str | None:
     return device
 
 
-def pass_of(rows: Sequence[QueuedRow], batch: int = 0) -> ForwardRows:
+def pass_of(rows: Sequence[QueuedRow], batch: int = 0, now: int = 0) -> ForwardRows:
     """Return the message that forwards these rows, each to its next hop."""
     columns = [
         (each.sequence.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated)
@@ -107,6 +112,7 @@ def pass_of(rows: Sequence[QueuedRow], batch: int = 0) -> ForwardRows:
         attempts,
         tuple(each.ahead for each in rows) if attempts else (),
         batch,
+        now,
     )
 
 

@@ -21,7 +21,7 @@ from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.decode_batches import DecodeBatches
 from runtime.agent.steps.queue import Lane, RowQueue
 from runtime.agent.steps.round_trips import RoundTrips
-from runtime.chains import stacked
+from runtime.chains import Array, Slice, stacked
 from runtime.control.agent_io import StageStep
 from runtime.types import Opened, Row, Sampled, StepPlan, StepResult
 
@@ -104,8 +104,8 @@ class StepPlanner:
             return None
         opened: list[Opened] = []
         rows = tuple([self._row(each, opened) for each in chosen])
-        brought = [each for each in chosen if each.array is not None]
-        inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
+        brought = [(each.name, array) for each in chosen if (array := _input(each)) is not None]
+        inputs = stacked([name for name, _ in brought], [array for _, array in brought])
         plan = self._begin(now, lane, rows, tuple(opened), chosen, self._batches.number_of(chosen))
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
@@ -161,16 +161,29 @@ class StepPlanner:
                 opened.append(Opened(replace(each.sequence.request, seq=name, model=each.stage), each.sequence.output))
             groups = tables.announce_pages(name, end)
         sample = each.sample and each.move == 0 and each.hop + 1 == len(each.sequence.path)
+        enters = each.enters
+        if not enters and each.sequence.entry is not None and not each.move:
+            each.sequence.entry = None  # its rows have run
         return Row(
             name,
             each.stage,
-            (0,) * count if ids is None else ids,
+            (0,) * count if ids is None or enters else ids,
             start,
             groups,
             sample,
             each.generated,
             each.awaits > 0,
+            enters,
+            each.saves,
         )
+
+
+def _input(row: QueuedRow) -> Array | Slice | None:
+    """Return the hidden states that a row enters with, None for one that starts from tokens."""
+    entry = row.sequence.entry
+    if row.array is not None or entry is None or not row.enters:
+        return row.array
+    return entry.array(row.start, row.tokens)
 
 
 def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:

@@ -3,11 +3,15 @@
 Those are: load and drop stages, read and write pages, send and verify kept hidden states.
 `CommandExecutor.do` carries out one command and returns the resulting event for the agent. A stage that cannot be
 loaded and bytes that do not verify are reported in the event; only EngineLost and defects are raised.
+
+Stages that are prepared beside steps are loaded, and stages dropped, in the order of the commands: a stage that came
+first may use weights of one that leaves after it.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -45,6 +49,8 @@ class CommandExecutor:
         prepares = isinstance(engine, Preparing) and engine.prepares
         #: Stages that are being prepared.
         self.preparing = 0
+        self._loads = 0
+        self._drops: deque[tuple[int, Stage]] = deque()  # each behind so many loads
         self.loader = StageLoader(engine, messenger.wake) if prepares and isinstance(engine, Preparing) else None
 
     def do(self, command: AgentCommand) -> AgentEvent | None:
@@ -54,8 +60,10 @@ class CommandExecutor:
                     return self._load(command.stage)
                 self.loader.submit(command.stage)
                 self.preparing += 1
+                self._loads += 1
             case DropStage():
-                self._engine.unload(command.stage)
+                self._drops.append((self._loads, command.stage))
+                self._drop_due()
             case ReadPages():
                 self._read_pages(command)
             case WritePages():
@@ -70,9 +78,17 @@ class CommandExecutor:
 
     def load_prepared(self) -> list[AgentEvent]:
         """Load the stages that are prepared by now, and return the resulting events."""
-        ready = [] if self.loader is None else self.loader.drain_ready()
-        self.preparing -= len(ready)
-        return [self._load(stage) for stage in ready]
+        events: list[AgentEvent] = []
+        for stage in () if self.loader is None else self.loader.drain_ready():
+            events.append(self._load(stage))
+            self.preparing -= 1
+            self._drop_due()
+        return events
+
+    def _drop_due(self) -> None:
+        """Drop the stages that no earlier load keeps waiting."""
+        while self._drops and self._drops[0][0] <= self._loads - self.preparing:
+            self._engine.unload(self._drops.popleft()[1])
 
     def _load(self, stage: Stage) -> AgentEvent:
         try:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from runtime.chains import BlockUse, Chain
 from runtime.engine.catalog.describe import Sizes
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
-from runtime.policy.profiles import BlockProfile, DeviceProfile, alike, chain_of, part_of, profile_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of, part_of, profile_of
 from zoo.catalog import Reader
 from zoo.manifest import ChainBlock, Component
 from zoo.store import Store
@@ -43,25 +43,34 @@ def measured_pieces(store: Store, chains: Mapping[str, Chain], device: str, thre
     return tuple(found.values())
 
 
-def _known(reader: Reader, device: str, threads: int) -> dict[str, BlockProfile]:
-    """Return measured blocks by digest: profiles with this number of threads override those with this process's number.
+def measured_links(store: Store, device: str, threads: int) -> tuple[LinkProfile, ...]:
+    """Return the links of the latest profile of this kind of device; none without a profile."""
+    with store.catalog.reading() as reader:
+        profiles = list(_profiles(reader, device, threads))
+    return profiles[-1].links if profiles else ()
 
-    The latest profile of a key counts.
+
+def _known(reader: Reader, device: str, threads: int) -> dict[str, BlockProfile]:
+    """Return measured blocks by digest."""
+    profiles = _profiles(reader, device, threads)
+    return {each.block: each for profile in profiles for each in profile.blocks if each.stands_for is None}
+
+
+def _profiles(reader: Reader, device: str, threads: int) -> Iterator[DeviceProfile]:
+    """Yield profiles of this kind of device; those that count most come last.
+
+    Profiles with this number of threads override those with this process's number; of a key the latest counts.
     """
     here = hardware_of(device)
     alike = {**here, "threads": threads} if "threads" in here else here
     documents = reader.documents(KIND)
-    found: dict[str, BlockProfile] = {}
     for key in dict.fromkeys((device_key(device, here), device_key(device, alike))):
         for document in documents:
             if document.key == key:
                 try:
-                    found.update(
-                        (each.block, each) for each in profile_of(document.value).blocks if each.stands_for is None
-                    )
+                    yield profile_of(document.value)
                 except (KeyError, TypeError, ValueError):
                     continue  # a profile in another format is ignored
-    return found
 
 
 def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockProfile]) -> Iterator[BlockProfile]:

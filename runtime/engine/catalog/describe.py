@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from runtime.chains import Block, BlockUse, Chain
+from runtime.chains import Block, BlockUse, Boundary, Chain
 from runtime.config import EngineConfig
 from runtime.engine.attention.varlen import page_multiple
 from runtime.engine.models.load import spec_of
+from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.registry import dtype_named
-from runtime.engine.models.servable import Executor, servable
+from runtime.engine.models.servable import Executor, Servable, servable
 from runtime.engine.models.versions import pinned, version_of
 from runtime.kv.pool import PageSizes
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
@@ -28,6 +29,12 @@ from zoo.store import Store
 
 #: Component kinds that a piece may begin with; an FFN stays with the attention before it.
 _BEGINS = frozenset(["attention", "layer", "lm_head", "stitch"])
+
+#: Component kinds that may share a tensor, in a model with a tied head.
+_ENDS = frozenset(["embedding", "lm_head"])
+
+#: Hexadecimal digits of a boundary's domain: enough that collisions cannot be found.
+_DOMAIN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ def describe_chain(
     """
     with store.catalog.reading() as catalog:
         name = catalog.resolve(name)
-        manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+        manifest, chain = manifest_for(catalog.model(name), config.weight_sharing), tuple(catalog.chain(name))
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     found = servable(store, manifest, dtype, executor)
     layers = sum(_attends(placed.component) for placed in manifest.components)
@@ -74,11 +81,13 @@ def describe_chain(
         domain = digest_of(["kv", upstream, str(found.dtype)])
         into = found.widths[lo] * found.dtype.itemsize if lo else 0
         uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components), into))
-        blocks.append(Block(block, sizes.weights(components), attends))
+        blocks.append(Block(block, sizes.weights(components), attends, sizes.tables(components)))
     version = version_of(manifest, found.dtype)
     spec = spec if serve_as is None else replace(spec, name=serve_as)
     # Two models with the same components are two chains: each is loaded and requested under its own name.
-    return DescribedChain(Chain(spec, f"{name}#{version}", tuple(uses), pinned(name, version)), tuple(blocks))
+    parts = () if spec.virtual_tokens else tuple(boundaries_of(manifest, found))
+    made = Chain(spec, f"{name}#{version}", tuple(uses), pinned(name, version), boundaries=parts)
+    return DescribedChain(made, tuple(blocks))
 
 
 class Sizes:
@@ -92,9 +101,29 @@ class Sizes:
             self._bytes[digest] for digest in {digest for component in components for _, digest in component.tensors}
         )
 
+    def tables(self, components: Sequence[Component]) -> tuple[tuple[str, int], ...]:
+        """Return the tensors of embeddings and heads, each with its bytes, by digest."""
+        ends = [component for component in components if component.kind in _ENDS]
+        return tuple((digest, self._bytes[digest]) for digest in sorted({d for end in ends for _, d in end.tensors}))
+
     def adapters(self, components: Sequence[Component]) -> int:
         own = [component.adapter for component in components if component.adapter is not None]
         return sum(self._bytes[digest] for digest in {digest for adapter in own for _, digest in adapter.tensors})
+
+
+def boundaries_of(manifest: ModelManifest, found: Servable) -> Iterator[Boundary]:
+    """Yield the boundaries of a chain: behind its first attention layer, up to its last one (UN-15).
+
+    A component's digest covers its weights, the settings that change what it computes (norms, rotary positions and
+    their scaling), and its adapter. Each domain includes the domain before it, and so everything upstream.
+    """
+    components = [placed.component for placed in manifest.components]
+    last = max((at for at, component in enumerate(components) if _attends(component)), default=0)
+    domain, layers = digest_of(["kv of layers", str(found.dtype)]), 0
+    for at, component in enumerate(components[:last], 1):
+        domain, layers = digest_of([domain, component.digest])[:_DOMAIN], layers + _attends(component)
+        if layers:
+            yield Boundary(at, layers, domain, found.widths[at] * found.dtype.itemsize)
 
 
 def _pieces(

@@ -56,11 +56,18 @@ def rows_of(
 
 
 def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
-    """Do the same as `rows_of` for a plan with its new pages in the page tables already."""
-    by_model: dict[str, list[Row]] = {}
+    """Do the same as `rows_of` for a plan with its new pages in the page tables already.
+
+    Rows that enter inside a model are a batch beside those of the whole model. No name of a model has the separator.
+    """
+    by_model: dict[str, dict[int, list[Row]]] = {}
     for row in plan.rows:
-        by_model.setdefault(row.model, []).append(row)
-    return {name: _rows(model, by_model[name], before) for name, model in models.items() if name in by_model}
+        by_model.setdefault(row.model, {}).setdefault(row.enters, []).append(row)
+    return {
+        f"{name}\x1f{enters}" if enters else name: _rows(models[name].rest(enters), rows, before)
+        for name in models if name in by_model
+        for enters, rows in sorted(by_model[name].items())
+    }  # fmt: skip
 
 
 def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> ModelBatch:
@@ -92,7 +99,8 @@ def _awaited(
 def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
     """Append each row's new pages to its page table, and zero the empty ones that this step does not fill.
 
-    Pages with tokens before a row's start have been written already (a shared prefix, or pages written by a migration).
+    Pages with tokens before a row's start have been written already (a shared prefix, or pages written by a migration),
+    and so have those of the layers before the one that it enters at.
     `kv.pool` explains why pages are zeroed.
     """
     new: list[int] = []
@@ -103,6 +111,7 @@ def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan
             width = model.spec.page_tokens
             filled = max((row.start + len(row.tokens)) // width, -(-row.start // width)) - held.groups
             model.tables.append(held, row.new_pages)
-            new.extend(page for group in row.new_pages[max(filled, 0) :] for page in group)
+            first = sum(unit.attends for unit in model.units[: row.enters])
+            new.extend(page for group in row.new_pages[max(filled, 0) :] for page in group[first:])
     if new:
         pool.clear(new)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from runtime.chains import Array, Stacked, StageResult
+from runtime.chains import Array, Stacked, StageResult, cut
 from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
@@ -37,19 +37,23 @@ class Begun:
         begin: When the step began, in ns (`time.perf_counter_ns`).
         sampling: The tokens to be read from the device; None if `made` has them already.
         made: Outputs and trace of the step; also its tokens if it reused a decode step.
+        saved: By batch, its rows and the hidden states that they ask for (`StepRun.saved`).
     """
 
     step: int
     begin: int
     sampling: Sampling | None
     made: ReusedStep
+    saved: Sequence[tuple[ModelBatch, Mapping[int, Tensor]]] = ()
 
     def result(self) -> StageResult:
         """Wait for the sampled tokens and return the step's result."""
         outcome = self.made.outcome if self.sampling is None else self.sampling.read()
         busy = time.perf_counter_ns() - self.begin
         return StageResult(
-            StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy), self.made.outputs
+            StepResult(self.step, outcome.sampled, outcome.prompts, self.made.segments, busy),
+            self.made.outputs,
+            _saved(self.saved),
         )
 
 
@@ -98,9 +102,8 @@ def stepped(
     if decode_reuse is not None:
         sampling.read()
         decode_reuse.remember_step(plan, batches, run)
-    return Begun(
-        plan.step, begin, sampling, ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
-    )
+    told = ReusedStep(_NOTHING, _outputs(batches, run.behind, stays), tuple(run.segments))
+    return Begun(plan.step, begin, sampling, told, [(batches[name], states) for name, states in run.saved.items()])
 
 
 def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
@@ -111,6 +114,18 @@ def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], st
         for rows, hidden in parts
     ]
     return arrays[0] if len(arrays) == 1 else {name: array for one in arrays for name, array in one.items()}
+
+
+def _saved(batches: Sequence[tuple[ModelBatch, Mapping[int, Tensor]]]) -> Mapping[str, Mapping[int, Array]]:
+    """Return the hidden states that rows asked for, by row's sequence name and component of the stage."""
+    saved: dict[str, dict[int, Array]] = {}
+    for batch, states in batches:
+        for at, hidden in states.items():
+            whole = whole_of(hidden[None])
+            for row, span in zip(batch.rows, batch.spans, strict=True):
+                if (place := at + row.enters) in row.saves:
+                    saved.setdefault(row.seq, {})[place] = cut(whole, span.lo, span.hi)
+    return saved
 
 
 def _replayed(

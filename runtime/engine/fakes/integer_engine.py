@@ -190,9 +190,10 @@ class IntegerEngine:
         sampled: list[Sampled] = []
         prompts: list[PromptLogprobs] = []
         behind: dict[str, array[int]] = {}
+        saved: dict[str, dict[int, Array]] = {}
         for row in plan.rows:
             self._store_row(row)
-            values = self._values(row, inputs.get(row.seq))
+            values = self._values(row, inputs.get(row.seq), saved)
             held = self._held[row.seq]
             if held.stage.hi < len(self._models[held.stage.model].parts):
                 behind[row.seq] = array("q", values)
@@ -203,7 +204,7 @@ class IntegerEngine:
         counts = [len(values) for values in behind.values()]
         whole = Array("int64", (sum(counts), 1), b"".join(behind.values()))
         outputs = Stacked([*behind], whole, counts) if behind else {}
-        return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs)
+        return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs, saved)
 
     # -- checking a plan -----------------------------------------------------------------------------------------------
 
@@ -243,7 +244,7 @@ class IntegerEngine:
             held = self._held[row.seq]
             self._verify_row(row, held)
             self._verify_input(row, held, inputs.get(row.seq))
-            for page in _written(row, held):
+            for page in self._writes(row, held):
                 others = (self._tables.get(page, set()) | new.get(page, set())) - {row.seq}
                 require(not others, f"{row.seq}: writes page {page}, which is {', '.join(sorted(others))}'s, too")
 
@@ -280,7 +281,14 @@ class IntegerEngine:
         )
 
     def _verify_input(self, row: Row, held: _HeldTable, given: Array | None) -> None:
-        if held.stage.lo:
+        entered = self._parts(held.stage)[: row.enters]
+        require(
+            all(0 < at < len(self._parts(held.stage)) and at > row.enters for at in row.saves) and row.enters >= 0
+            and (not row.enters or any(part.attends for part in entered)),
+            f"{row.seq}: enters at {row.enters}, saves {row.saves}",
+        )  # fmt: skip
+        if held.stage.lo or row.enters:
+            require(not row.enters or not row.sample, f"{row.seq}: samples a row that enters inside its stage")
             require(given is not None, f"{row.seq}: no hidden states to start from")
             require(not any(row.tokens), f"{row.seq}: tokens where hidden states are to come from")
             known = given is not None and (given.dtype, given.shape, memoryview(given.data).nbytes)
@@ -300,18 +308,21 @@ class IntegerEngine:
 
     def _store_row(self, row: Row) -> None:
         held = self._held[row.seq]
-        self._brought -= _written(row, held)
+        self._brought -= self._writes(row, held)
         held.groups.extend(row.new_pages)
         held.computed = row.start + len(row.tokens)
         for page in (page for group in row.new_pages for page in group):
             self._tables.setdefault(page, set()).add(row.seq)
 
-    def _values(self, row: Row, given: Array | None) -> list[int]:
-        """Return the values of a row's tokens after its stage."""
+    def _values(self, row: Row, given: Array | None, saved: dict[str, dict[int, Array]]) -> list[int]:
+        """Return the values of a row's tokens after its stage; add those that it asks for to `saved`."""
         held = self._held[row.seq]
         values = list(row.tokens) if given is None else memoryview(given.data).cast("B").cast("q").tolist()
-        layer = 0
-        for part in self._parts(held.stage):
+        parts = self._parts(held.stage)
+        layer = sum(part.attends for part in parts[: row.enters])
+        for place, part in enumerate(parts[row.enters :], row.enters):
+            if place in row.saves:
+                saved.setdefault(row.seq, {})[place] = Array("int64", (len(values), 1), array("q", values).tobytes())
             attended: Iterable[int] = [0] * len(values)
             if part.attends:
                 attended = self._attend(held, layer, row.start, values)
@@ -362,8 +373,9 @@ class IntegerEngine:
         layers = sum(part.attends for part in self._parts(stage))
         return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
 
-
-def _written(row: Row, held: _HeldTable) -> set[int]:
-    """Return the pages that a row writes."""
-    groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
-    return {page for group in groups[row.start // width : -(-(row.start + len(row.tokens)) // width)] for page in group}
+    def _writes(self, row: Row, held: _HeldTable) -> set[int]:
+        """Return the pages that a row writes: those of the layers that it passes."""
+        groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
+        first = sum(part.attends for part in self._parts(held.stage)[: row.enters])
+        ran = groups[row.start // width : -(-(row.start + len(row.tokens)) // width)]
+        return {page for group in ran for page in group[first:]}

@@ -11,11 +11,11 @@ token is the last component's value mod vocab_size; where `min_tokens` forbids a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from runtime.chains import Block, BlockUse, Chain
+from runtime.chains import Block, BlockUse, Boundary, Chain
 from runtime.engine.fakes.tokens import allowed, alternatives, ends_of
 from runtime.types import Logprob, ModelSpec, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest
 
@@ -54,7 +54,7 @@ class IntegerModel:
         """Return the model as blocks, cut before the parts with these numbers. Equal blocks have equal ids."""
         bounds = [0, *cuts, len(self.parts)]
         uses = tuple(self._use(lo, hi) for lo, hi in pairwise(bounds))
-        return Chain(self.spec, _name(self.parts), uses)
+        return Chain(self.spec, _name(self.parts), uses, boundaries=tuple(self._boundaries()))
 
     def blocks(self, *cuts: int) -> tuple[Block, ...]:
         """Return the blocks of `chain` in order."""
@@ -62,6 +62,14 @@ class IntegerModel:
             Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers)
             for use in self.chain(*cuts).uses
         )
+
+    def _boundaries(self) -> Iterator[Boundary]:
+        layers = 0
+        for at, part in enumerate(self.parts, 1):
+            layers += part.attends
+            if 0 < layers < self.spec.kv_layers and not self.spec.virtual_tokens:
+                domain = repr([(part.seed, part.attends, part.misses) for part in self.parts[:at]])
+                yield Boundary(at, layers, domain, 8)
 
     def _use(self, lo: int, hi: int) -> BlockUse:
         layers = sum(part.attends for part in self.parts[lo:hi])

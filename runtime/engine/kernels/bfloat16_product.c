@@ -72,8 +72,8 @@ static int linear_narrow(const float *x, int64_t rows, int64_t k, const struct p
     if (paired == NULL) return 1;
     const int64_t most = ROUND_BYTES / (height * step * 4) + 1, rounds = (blocks + most - 1) / most;
     /* Threads take panels dynamically, an eighth of an equal share at a time, so that a thread that is descheduled does
-     * not delay the end much. */
-    const int64_t share = rounds * panels / (8 * threads) > 0 ? rounds * panels / (8 * threads) : 1;
+     * not delay the end much. A panel times many rows is long enough to be taken alone. */
+    const int64_t share = rows < 128 && rounds * panels / (8 * threads) > 0 ? rounds * panels / (8 * threads) : 1;
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][TILES_HEIGHT * NR] ALIGNED;

@@ -179,12 +179,9 @@ class ComponentPool:
     @property
     def nbytes(self) -> int:
         """Resident bytes of all weights in use, each distinct tensor once, adapters included."""
-        return (
-            self.pool.nbytes
-            + self.packs.nbytes
-            - self.idle.nbytes
-            + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
-        )
+        with self._lock:  # `prepare` adds to the pools on its thread
+            own = sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
+            return self.pool.nbytes + self.packs.nbytes - self.idle.nbytes + own
 
     def _free(self, units: Iterable[SharedComponent]) -> None:
         for unit in units:

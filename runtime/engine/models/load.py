@@ -50,10 +50,10 @@ def load_model(
     """
     found = servable(store, manifest, dtype, executor)
     page_tokens = found.page_tokens(pool)  # raises before anything is loaded if a token does not fit into a page
-    own, links, width = manifest, found.plan.links, found.widths[0]
+    own, links, widths = manifest, found.plan.links, found.widths
     if part is not None:
         own = part_of(manifest, part)
-        links, width = links[part.lo : part.hi], found.widths[part.lo]
+        links, widths = links[part.lo : part.hi], widths[part.lo : part.hi]
     keys = adapter_keys(own)
     held = _acquire(own, ChainPlan(found.plan.sources, links), keys, units, executor)
     try:
@@ -65,7 +65,7 @@ def load_model(
         raise
     tables = PageTables(layers, pool.padding, units.device)
     own_spec, widened = replace(spec, name=own.name), units.widens(found.dtype)
-    return LoadedModel(own, own_spec, tuple(held), indices, keys, tables, width, found.dtype, widened)
+    return LoadedModel(own, own_spec, tuple(held), indices, keys, tables, widths, found.dtype, widened)
 
 
 def prepare_stage(

@@ -81,7 +81,7 @@ class LoadedModel:
     Fields:
         kv_index: Number of the attention layer of each component of the chain; None for components without one.
         adapters: Key of the model's adapter parts on each unit; None for a model without adapters.
-        width: Size of the hidden states [1, tokens, width] that the first component reads.
+        widths: Size of the hidden states [1, tokens, width] that each component reads.
         dtype: Dtype of these hidden states between stages.
         widened: Whether they are float32 inside a step (`engine.layers.mixed_precision`).
         sequences: Open sequences by name.
@@ -93,17 +93,42 @@ class LoadedModel:
     kv_index: tuple[int | None, ...]
     adapters: tuple[str | None, ...]
     tables: PageTables
-    width: int
+    widths: tuple[int, ...]
     dtype: torch.dtype
     widened: bool = False
     sequences: dict[str, Held] = field(default_factory=dict)
     _chain: tuple[str, ...] = ()
     _drops_from: int = 0
+    _rests: dict[int, LoadedModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._chain = tuple(unit.digest for unit in self.units)
         attention = max((at for at, index in enumerate(self.kv_index) if index is not None), default=-1)
         self._drops_from = attention + 1 if self.has_head else len(self.units)
+
+    @property
+    def width(self) -> int:
+        """Size of the hidden states that the first component reads."""
+        return self.widths[0]
+
+    def rest(self, at: int) -> LoadedModel:
+        """Return components [at, end) as a view, with the same sequences, page tables and layer numbers.
+
+        Its rows enter at component `at` with hidden states (`types.Row.enters`). Raises ValueError if there is no such
+        component.
+        """
+        if not at:
+            return self
+        if not 0 < at < len(self.units):
+            raise ValueError(f"{self.spec.name} has no component {at} to enter at")
+        known = self._rests.get(at)
+        if known is None:
+            manifest = replace(self.manifest, components=self.manifest.components[at:])
+            known = self._rests[at] = replace(
+                self, manifest=manifest, units=self.units[at:], kv_index=self.kv_index[at:],
+                adapters=self.adapters[at:], widths=self.widths[at:], _rests={},
+            )  # fmt: skip
+        return known
 
     @property
     def inside(self) -> torch.dtype:

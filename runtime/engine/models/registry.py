@@ -18,6 +18,7 @@ from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, prepare_stage, release_units
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.models.openmp import give_back, use_one_thread
+from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.versions import check_version, unpinned
 from runtime.kv.pool import Pages
@@ -72,7 +73,8 @@ class ModelRegistry:
                 known = name if part is None else part.id
                 if known in self.models:
                     return self.models[known]
-                manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+                chain = tuple(catalog.chain(name))
+                manifest = manifest_for(catalog.model(name), self._config.weight_sharing)
             if version:
                 check_version(manifest, self._dtype or stored_dtype(manifest), version)
             try:
@@ -95,7 +97,7 @@ class ModelRegistry:
         name, _ = unpinned(stage.model)
         with self._store.keeping():
             with self._store.catalog.reading() as catalog:
-                manifest = catalog.model(catalog.resolve(name))
+                manifest = manifest_for(catalog.model(catalog.resolve(name)), self._config.weight_sharing)
             prepare_stage(self._store, manifest, self.units, self._dtype, self._executor, stage)
 
     def unload(self, name: str) -> None:

@@ -37,6 +37,8 @@ class ModelBatch:
         hidden: Hidden states that the tokens start from [1, tokens, width], if the stage does not begin with the
             embedding.
         awaited: The ids that are still on the device; None if there are none.
+
+    Rows that enter inside a stage (`Row.enters`) are a batch of their own, of a view (`LoadedModel.rest`).
     """
 
     model: LoadedModel
@@ -49,6 +51,11 @@ class ModelBatch:
     @property
     def tokens(self) -> int:
         return len(self.ids)
+
+    @property
+    def saves(self) -> frozenset[int]:
+        """Units, counted from the batch's first one, of which a row asks for the input."""
+        return frozenset(at - row.enters for row in self.rows for at in row.saves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +152,15 @@ def virtual_spans(batches: Sequence[ModelBatch], adapters: Sequence[str | None])
 
 
 def adapter_spans(adapters: Sequence[str | None], counts: Sequence[int]) -> tuple[AdapterSpan, ...]:
-    """Return which tokens use which adapter. `counts`: tokens of each model."""
-    spans, base = [], 0
+    """Return which tokens use which adapter. `counts`: tokens of each model.
+
+    Neighbours with one adapter are one span: rows of a model that enter inside it follow its other rows.
+    """
+    spans: list[AdapterSpan] = []
+    base = 0
     for adapter, count in zip(adapters, counts, strict=True):
         if adapter is not None and count:
-            spans.append(AdapterSpan(adapter, base, base + count))
+            before = spans.pop() if spans and spans[-1].adapter == adapter and spans[-1].hi == base else None
+            spans.append(AdapterSpan(adapter, base if before is None else before.lo, base + count))
         base += count
     return tuple(spans)

@@ -27,7 +27,7 @@ from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling
 from runtime.engine.sampling.sampler import Largest, stock_largest
 from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
 from runtime.engine.step.context import AdapterMix, ForwardContext, Kept, PagedMetadata, running
-from runtime.engine.step.segments import Segment, plan_segments
+from runtime.engine.step.segments import Segment, cut_segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
 from surgery.chains.plan import STITCH
@@ -74,6 +74,7 @@ class StepRun:
     Attributes:
         segments: The segments that ran, if traced.
         calls: The units that ran in one call.
+        saved: Hidden states [tokens, width] that rows ask for (`Row.saves`), by model and by unit that they enter.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class StepRun:
         self._trace = trace
         self.segments: list[SegmentRun] = []
         self.calls: list[Call] = []
+        self._saves = {name: batch.saves for name, batch in batches.items() if batch.saves}
+        self.saved: dict[str, dict[int, Tensor]] = {name: {} for name in self._saves}
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
         self._picks = (
@@ -120,7 +123,9 @@ class StepRun:
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment; return the logits [wanted rows, vocabulary] by model, for models that want any."""
         for segment in segments_of(self._batches):
-            self._run(segment)
+            for piece in cut_segment(segment, self._saves) if self._saves else (segment,):
+                self._run(piece)
+                self._save(piece)
         return self._logits
 
     @property
@@ -144,6 +149,13 @@ class StepRun:
         chain = self._batches[name].model.chain
         self._run(Segment((name,), chain[lo:hi], (lo,)))
         return self._hidden[name] if hi < len(chain) else self._logits[name]
+
+    def _save(self, segment: Segment) -> None:
+        """Copy the hidden states behind a segment for rows that ask for them; later units may write in place."""
+        for name, start in zip(segment.models, segment.starts, strict=True):
+            if (at := start + len(segment.units)) in self._saves.get(name, ()):
+                dtype = self._batches[name].model.dtype
+                self.saved[name][at] = self._hidden[name][0].to(dtype, copy=True)
 
     # -- segments ------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ that run back to back for the same models into one segment. Pure functions, with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,19 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
             left[model][unit] -= 1
             wanted[unit] -= left[model][unit] == 0
     return tuple(segments)
+
+
+def cut_segment(segment: Segment, saves: Mapping[str, Collection[int]]) -> Iterator[Segment]:
+    """Yield a segment in pieces that end before each unit of which the input is to be saved.
+
+    Args:
+        saves: By model, the indexes of these units in its chain.
+    """
+    count, bounds = len(segment.units), {0}
+    for model, start in zip(segment.models, segment.starts, strict=True):
+        bounds.update(at - start for at in saves.get(model, ()) if start < at < start + count)
+    for lo, hi in pairwise([*sorted(bounds), count]):
+        yield Segment(segment.models, segment.units[lo:hi], tuple(start + lo for start in segment.starts))
 
 
 def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wanted: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ Pure arithmetic on what the caller records; times in nanoseconds.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,6 +43,26 @@ class MigrationPace:
         if self.front is None or self.back is None:
             return most
         return min(most, int(tokens * self.back / max(self.front + self.back, 1.0)))
+
+
+class PaceMemory:
+    """Paces of earlier migrations, by stage and source: another one begins as the last of its kind ended."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._most = most
+        self._paces: OrderedDict[tuple[str, str], tuple[float | None, float | None]] = OrderedDict()
+
+    def begin(self, stage: str, source: str) -> MigrationPace:
+        """Return the pace that a migration begins with."""
+        front, back = self._paces.get((stage, source), (None, None))
+        return MigrationPace(front, back)
+
+    def end(self, stage: str, source: str, pace: MigrationPace) -> None:
+        """Keep the pace that a migration has ended with."""
+        self._paces[stage, source] = pace.front, pace.back
+        self._paces.move_to_end((stage, source))
+        if len(self._paces) > self._most:
+            self._paces.popitem(last=False)
 
 
 @dataclass(slots=True)

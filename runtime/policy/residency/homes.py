@@ -20,6 +20,7 @@ def homes(
     own: Sequence[int],
     limits: Sequence[int],
     planned: Sequence[Collection[str]] = (),
+    tied: Sequence[int] = (),
 ) -> tuple[tuple[int, ...] | None, ...]:
     """Return the device number of each block of each chain, None for a chain that does not fit alone.
 
@@ -29,15 +30,16 @@ def homes(
         own: Bytes of each chain beside its blocks (adapters), counted with its first block.
         limits: Bytes that each device takes, 0 for no limit.
         planned: Blocks that are planned on each device already.
+        tied: Bytes that two blocks of each chain have in common (a tied head): a single device holds them once.
     """
-    size = max(
-        (_devices_needed(chain, sizes, extra, limits) for chain, extra in zip(chains, own, strict=True)), default=1
-    )
+    common = tied or [0] * len(chains)
+    size = max((_devices_needed(*each, sizes, limits) for each in zip(chains, own, common, strict=True)), default=1)
     cells = [tuple(range(first, first + size)) for first in range(0, len(limits) - size + 1, size)]
     there: list[set[str]] = [{block for at in cell if at < len(planned) for block in planned[at]} for cell in cells]
     held = [sum(sizes.get(block, 0) for block in some) for some in there]
     made: list[tuple[int, ...] | None] = []
-    for chain, extra in zip(chains, own, strict=True):
+    for chain, beside, shared in zip(chains, own, common, strict=True):
+        extra = beside - (shared if size == 1 else 0)
         cuts = [spread(_sizes(chain, sizes, extra), [limits[at] for at in cell]) for cell in cells]
         able = [at for at, cut in enumerate(cuts) if cut is not None]
         if not able:
@@ -51,11 +53,12 @@ def homes(
     return tuple(made)
 
 
-def _devices_needed(chain: Sequence[str], sizes: Mapping[str, int], own: int, limits: Sequence[int]) -> int:
+def _devices_needed(chain: Sequence[str], own: int, tied: int, sizes: Mapping[str, int], limits: Sequence[int]) -> int:
     """Return the size of the smallest group of neighbouring devices that holds a chain alone; 1 if none does."""
     for size in range(1, len(limits) + 1):
         groups = (limits[first : first + size] for first in range(len(limits) - size + 1))
-        if any(spread(_sizes(chain, sizes, own), group) is not None for group in groups):
+        extra = own - (tied if size == 1 else 0)
+        if any(spread(_sizes(chain, sizes, extra), group) is not None for group in groups):
             return size
     return 1
 

@@ -34,12 +34,16 @@ class PathCosts:
     Fields:
         blocks: For each block, the cost of running it on each candidate device.
         hop: Cost of each change of device.
+        across: Cost of a change of device to another server, on top of that.
+        servers: The server of each device; empty where `across` is 0.
         enters: By device, additional cost of entering it; empty for none.
     """
 
     blocks: Sequence[Mapping[str, float]]
     hop: float
     enters: Mapping[str, float] = field(default_factory=dict)
+    across: float = 0.0
+    servers: Mapping[str, str] = field(default_factory=dict)
 
 
 def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop: float) -> PathCosts:
@@ -48,9 +52,12 @@ def by_load(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop
     return PathCosts([{device: loads[device] * share for device in some} for some in candidates], hop)
 
 
-def by_latency(table: Sequence[Mapping[str, Latency]], hop: float) -> PathCosts:
-    """Build a table in which a block costs the sum of its latency terms, in seconds; `hop` is in seconds, too."""
-    return PathCosts([{device: each.total for device, each in row.items()} for row in table], hop)
+def by_latency(
+    table: Sequence[Mapping[str, Latency]], hop: float, across: float = 0.0, servers: Mapping[str, str] | None = None
+) -> PathCosts:
+    """Build a table in which a block costs the sum of its latency terms, in seconds; hops are in seconds, too."""
+    blocks = [{device: each.total for device, each in row.items()} for row in table]
+    return PathCosts(blocks, hop, across=across, servers=servers or {})
 
 
 def by_bytes(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop: float) -> PathCosts:
@@ -72,12 +79,20 @@ def cheapest(costs: PathCosts) -> tuple[str, ...] | None:
     total = {device: enters[device] + cost if enters else cost for device, cost in costs.blocks[0].items()}
     came: list[dict[str, str]] = []
     for row in costs.blocks[1:]:
-        least = min(total, key=total.__getitem__)
-        by_hop = total[least] + costs.hop
+        least = anywhere = min(total, key=total.__getitem__)
+        near = _least_by_server(total, costs)
         after: dict[str, float] = {}
         before: dict[str, str] = {}
         for device, cost in row.items():
-            stays, changes = total.get(device), by_hop + enters[device] if enters else by_hop
+            changes = total[anywhere] + costs.hop
+            least = anywhere
+            if near:
+                changes += costs.across
+                beside = near.get(costs.servers[device])
+                if beside is not None and total[beside] + costs.hop <= changes:
+                    changes, least = total[beside] + costs.hop, beside
+            changes += enters[device] if enters else 0.0
+            stays = total.get(device)
             if stays is not None and stays <= changes:
                 after[device], before[device] = stays + cost, device
             else:
@@ -88,6 +103,17 @@ def cheapest(costs: PathCosts) -> tuple[str, ...] | None:
     for before in reversed(came):
         path.append(before[path[-1]])
     return tuple(reversed(path))
+
+
+def _least_by_server(total: Mapping[str, float], costs: PathCosts) -> dict[str, str]:
+    """Return the device with the least cost so far on each server; nothing where servers do not matter."""
+    near: dict[str, str] = {}
+    if costs.across and costs.servers:
+        for device, so_far in total.items():
+            known = near.get(costs.servers[device])
+            if known is None or so_far < total[known]:
+                near[costs.servers[device]] = device
+    return near
 
 
 def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: float) -> float:

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from runtime.chains import Chain, Stage, devices_of
+from runtime.chains import Chain, Path, Stage, devices_of
 from runtime.control.request_checks import refusal
 from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
@@ -106,9 +106,7 @@ class Admission:
                         groups=sequence.longest,
                         on_table=told,
                     )
-            if route is None or not (
-                self._joins(sequence, route, full, now) or self._let_in(sequence, route, full, now)
-            ):
+            if route is None or not self._enters(sequence, route, full, now):
                 heapq.heappop(heads)
                 continue
             after = state.waiting.first(sequence.chain.version)
@@ -124,9 +122,21 @@ class Admission:
             if why is not None:
                 self._seating.end(sequence, "error", now, why)
 
-    def _joins(self, sequence: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
+    def _enters(self, sequence: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
+        """Place a sequence where its prefix is, or on a route; return False where it has to wait."""
+        shares = self._may_share(sequence)
+        found = self._matches(sequence, route.path) if shares else ()
+        layers = sequence.chain.spec.kv_layers
+        best = max((match.pages(layers) for match in found), default=0)
+        if shares and self._state.prompts.waits(sequence, route.path, best, self._state.running):
+            return False
+        return self._joins(sequence, route, found, full, now) or self._let_in(sequence, route, full, now)
+
+    def _joins(
+        self, sequence: ScheduledSequence, cheapest: Route, found: Sequence[PrefixMatch], full: set[str], now: int
+    ) -> bool:
         """Place a sequence on the path with the longest cached prefix that has room and costs little enough (BL-19)."""
-        for match in self._matches(sequence):
+        for match in found:
             if any(hop.device in full for hop in match.path) or not self._state.router.allows(
                 sequence.chain, match.path
             ):
@@ -140,20 +150,27 @@ class Admission:
                 return True
         return False
 
-    def _matches(self, sequence: ScheduledSequence) -> list[PrefixMatch]:
-        """Return the cached prefixes of a sequence, longest first; none where sharing is off or impossible for it.
+    def _matches(self, sequence: ScheduledSequence, path: Path) -> list[PrefixMatch]:
+        """Return the cached prefixes of a sequence, those with the most pages first.
+
+        Along `path` also prefixes of other chains, of which it shares the first layers (UN-15).
+        """
+        state, spec = self._state, sequence.chain.spec
+        own = state.prefixes.matches(sequence.realm, sequence.mark(), (sequence.tokens - 1) // spec.page_tokens)
+        found = state.prompts.matches(sequence, path)
+        return sorted([*own, *found], key=lambda match: -match.pages(spec.kv_layers)) if found else own
+
+    def _may_share(self, sequence: ScheduledSequence) -> bool:
+        """Return whether a sequence may start from a cached prefix.
 
         Prompt scores need every token to run, and virtual tokens are not shared.
         """
-        state, spec = self._state, sequence.chain.spec
-        if (
-            state.config.prefix_caching == "off"
+        return not (
+            self._state.config.prefix_caching == "off"
             or sequence.shared.alone
-            or spec.virtual_tokens
+            or sequence.chain.spec.virtual_tokens
             or sequence.request.sampling.prompt_logprobs is not None
-        ):
-            return []
-        return state.prefixes.matches(sequence.realm, sequence.mark(), (sequence.tokens - 1) // spec.page_tokens)
+        )
 
     def _worth_it(self, sequence: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
         """Return whether a cached prefix justifies its path: not much dearer than the cheapest, and as roomy."""
@@ -268,9 +285,9 @@ class Admission:
         devices, config = self._state.devices, self._state.config
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
             return False
-        copies = any(devices[name].copies for name in route.devices)
-        groups = groups_for(sequence.chain.spec, sequence.tokens) - (0 if match is None or copies else match.groups)
-        needs = {name: pages * groups for name, pages in route.weights}
+        shared = None if any(devices[name].copies for name in route.devices) else match
+        groups = groups_for(sequence.chain.spec, sequence.tokens)
+        needs = {name: pages * groups - (0 if shared is None else shared.pages(pages)) for name, pages in route.weights}
         slack = {
             name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0
             for name in needs

@@ -7,11 +7,12 @@ The latency of an option is that of the batches that wait for the devices of its
 request would join. As load grows, the latencies of all options grow. With accuracy first, a latency limit is what makes
 a lower score acceptable.
 
-- Latencies follow from profiles if all blocks of all options have one. Otherwise they follow from the bytes of the
-  blocks, which ranks chains but measures nothing.
+- Latencies are those of the request's prompt, from profiles, if all blocks of all options have one. Otherwise they
+  follow from the bytes of the blocks, which ranks chains but measures nothing.
 - If paths are chosen by bytes read (`policy.routing.bytes_read`), an option without profiles counts the bytes that
   steps read with the new sequence. Chains that are loaded then go before those that are not (BL-13: an instance, an
   equivalent one, a new one).
+- With profiles, a path's hops and loading what is not resident on its devices count as they were measured.
 - With a low-rank delta among the options, latencies are those of one step (BL-21), because the rows of a delta join the
   batch of its base. The queue is the batches of the other options, and the request joins the option's own batch.
 - With profiles of the chain and its delta, variants without one are left out. Otherwise the delta counts the bytes that
@@ -27,13 +28,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
+from itertools import pairwise
 
 from runtime.chains import Chain, Path, Variant
 from runtime.control.request_checks import refusal
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, RowWork
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
-from runtime.scheduler.routing.estimates import LatencyEstimates
+from runtime.scheduler.routing.estimates import LatencyEstimates, work_of
 from runtime.scheduler.state import ClusterState
 from runtime.types import ModelSpec, SequenceRequest
 
@@ -87,7 +89,9 @@ class VariantChooser:
             for each, profile, beside in zip(known, self._chain_profiles(known), batches, strict=True)
         ]
         options = self._warm(chains, options)
-        found = dispatch(options, RowWork(1, len(request.prompt)), request.adaptive, self._limits)
+        as_prompt = not deltas and all(map(self._measured, known))
+        work = work_of(len(request.prompt)) if as_prompt else RowWork(1, len(request.prompt))
+        found = dispatch(options, work, request.adaptive, self._limits)
         if not isinstance(found, Dispatch):
             return None
         at = options.index(found.chosen)
@@ -129,7 +133,25 @@ class VariantChooser:
             return Option(Candidate(variant.name, whole), kind, score)
         queue = tuple(RowWork(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].passing.count for hop in path)
-        return Option(Candidate(variant.name, profile, queue, joins), kind, score)
+        transfer, swap = self._ways(chain, path, context) if self._measured(variant) else (0.0, 0.0)
+        return Option(
+            Candidate(variant.name, profile, queue, joins, transfer, swap, not joins, self._state.config.prefill_chunk),
+            kind,
+            score,
+        )
+
+    def _ways(self, chain: Chain, path: Path, context: int) -> tuple[float, float]:
+        """Return the seconds of a path's hops for a prompt, and of the loads that it lacks (T_transfer, T_swap)."""
+        state, times = self._state, self._state.times
+        servers = [state.devices[hop.device].facts.server for hop in path]
+        nbytes = context * max(use.input_bytes for use in chain.uses)
+        transfer = sum(times.hop_seconds(one == other, nbytes) for one, other in pairwise(servers))
+        swaps: dict[str, float] = {}
+        for device, stage in state.router.missing(chain, path):
+            weights, warm = state.weights_of(chain, stage), state.devices[device].stages.warm
+            sizes = {block: size for block, size in weights.blocks.items() if block not in warm}
+            swaps[device] = swaps.get(device, 0.0) + times.load_seconds(device, sizes, weights.own)
+        return transfer, max(swaps.values(), default=0.0)
 
     def _by_reading(self, chain: Chain) -> bool:
         """Return whether the paths of a chain are chosen by bytes read, and not by profiles."""

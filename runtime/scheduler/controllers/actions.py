@@ -22,10 +22,11 @@ Contract:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from runtime.chains import Chain
+from runtime.policy.migration.order import Mover, order_moves
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.migration.migrations import Migrations
@@ -126,6 +127,27 @@ class Actions:
                 self.counts.grown += 1
                 state.tell.control(now, "instance.add", cause, device, block)
         state.changed = True
+
+    def withdraw(self, blocks: Collection[str], device: str, cause: str, now: int) -> None:
+        """Remove instances that `grow` has added, before anything was loaded for them."""
+        for block in blocks:
+            self._state.block_map.remove(block, device)
+            self.counts.dropped += 1
+            self._state.tell.control(now, "instance.drop", cause, device, block)
+
+    def order_moves(self, sequences: Iterable[ScheduledSequence], device: str) -> list[str]:
+        """Return which sequences leave a device first, so that few shared pages exist twice (BL-18).
+
+        Leaves out those that cannot move: they are in a migration, or about to be preempted.
+        """
+        accounting = self._state.page_accounting
+        able, unable = list[Mover](), list[Mover]()
+        for each in sequences:
+            groups = each.computed // each.spec.page_tokens
+            mover = accounting.mover(each.seq, each.pages.holding, groups, device, each.waits.paused or 0)
+            (unable if each.waits.move or each.waits.doomed else able).append(mover)
+        cached = (accounting.mover(each.name, each.holding, each.known, device) for each in self._prefix_cache)
+        return [one.mover.seq for one in order_moves(able, (*unable, *cached))]
 
     def move_request(self, move_request: MoveRequest) -> None:
         """Add a move request; ignored if the sequence has one already."""

@@ -16,18 +16,19 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from runtime.policy.migration.order import Mover, order_moves
+from runtime.policy.migration.order import Mover
 from runtime.policy.placement.locality import ClusterLayout, Instance, Policy
 from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.scaling.autoscale import BlockDemand, ScalingLimits, scale
 from runtime.policy.scaling.replicate import ByBytes, BySequences, Replica, ReplicaSpot, replicate
 from runtime.scheduler.controllers.actions import Actions, Drain, MoveRequest, holders, runs
-from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, movers_of, parts_of, queues_of, stages_of
+from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, parts_of, queues_of, stages_of
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.placement.traffic import TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
+_NEVER = 1 << 62
 #: Limits: busy devices that are examined at once, and candidates for new instances.
 _HOT, _SPOTS = 16, 64
 
@@ -41,7 +42,8 @@ class Autoscaler:
         self._actions = actions
         self._traffic = traffic
         self._asked = asked
-        self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.cooldown_ms * _MS)
+        idle = config.idle_ms * _MS or _NEVER
+        self._limits = ScalingLimits(config.high, config.low, idle, config.cooldown_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
         self._changed: dict[tuple[str, ...], int] = {}
         #: (blocks, device) of an added instance -> time in ns since which it has no sequence; None while it has one.
@@ -196,7 +198,7 @@ class Autoscaler:
                 measure = BySequences(loads[name], max(len(part.sequences), 1), margin)
                 found = replicate(self._spots(part.blocks, idle, loads), measure)
                 if found is not None:
-                    moves = [each.mover.seq for each in order_moves(movers_of(part.sequences))[: found.moves]]
+                    moves = self._actions.order_moves(part.sequences, name)[: found.moves]
                     self._state.tell.control(
                         now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks)
                     )
@@ -232,7 +234,7 @@ class Autoscaler:
 
     def _relieved(self, name: str, part: ChainPart, relief: Replica, now: int) -> None:
         """Move some of a part's sequences to a device that has its blocks, or to a new copy."""
-        moves = [each.mover.seq for each in order_moves(movers_of(part.sequences))[: relief.moves]]
+        moves = self._actions.order_moves(part.sequences, name)[: relief.moves]
         copied = not self._state.devices[relief.device].plan.blocks.issuperset(part.blocks)
         extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
         self._state.tell.control(

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import heapq
 
-from runtime.policy.migration.order import order_moves
 from runtime.scheduler.controllers.actions import Actions, MoveRequest, holders
-from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, movers_of, stages_of
+from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, stages_of
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.state import ClusterState
 
@@ -52,9 +51,8 @@ class Balancer:
         target = min(others, key=lambda each: (each.passing.count, each.pages.used), default=None)
         if target is None or device.passing.count - target.passing.count <= self._margin:
             return
-        movers = [
-            one.mover.seq for one in order_moves(movers_of(part.sequences)) if not self._actions.wished(one.mover.seq)
-        ]
+        ordered = self._actions.order_moves(part.sequences, device.name)
+        movers = [seq for seq in ordered if not self._actions.wished(seq)]
         waiting = len(part.sequences) - len(movers)  # their migrations are pending
         count = (device.passing.count - target.passing.count) // 2 - waiting
         for seq in movers[: max(count, 0)]:

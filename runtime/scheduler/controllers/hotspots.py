@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from runtime.chains import Chain
 from runtime.kv.pages import groups_for
-from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
@@ -151,19 +150,3 @@ def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
             found.setdefault(blocks, [])
     parts = [ChainPart(blocks, tuple(sequences), 0, 1) for blocks, sequences in found.items()]
     return sorted(parts, key=lambda part: (-len(part.sequences), part.blocks))
-
-
-def movers_of(sequences: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
-    """Return sequences of a part for `order_moves`, with page sets as pages, none shared; paused ones resume later.
-
-    Leaves out sequences that are in a migration or about to be preempted.
-    """
-    made: list[Mover] = []
-    first = 0
-    for sequence in sequences:
-        if not sequence.waits.move and not sequence.waits.doomed:
-            made.append(
-                Mover(sequence.seq, frozenset(range(first, first + sequence.pages.groups)), sequence.waits.paused or 0)
-            )
-            first += sequence.pages.groups
-    return tuple(made)

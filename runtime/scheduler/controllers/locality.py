@@ -2,8 +2,8 @@
 
 `policy.placement.locality.rearrange` decides on the traffic that `placement.traffic` has counted.
 
-A row that changes its device waits for that device's step to end, half a step on average; between servers `crossing_us`
-is added. The cost of a hop is therefore learned from reported steps, and rows that stay on one device are worth most.
+A row that changes its device waits for that device's step to end, half a step on average; between servers the time of
+a hop is added. Both are learned (`scheduler.observe.measured_times`), so rows that stay on one device are worth most.
 
 Contract:
 - `decide` is called once per period, and skipped while moves of the last period are pending; `look` on every tick.
@@ -55,8 +55,7 @@ class LocalityController:
         self._state = state
         self._actions = actions
         self._traffic = traffic
-        self._crossing = config.crossing_us / 1e6
-        self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.rearrange_interval_ms * _MS)
+        self._costs = MoveCosts(0.0, 0.0, period=config.rearrange_interval_ms * _MS)
         self._patience = config.migration_timeout_ms * _MS
         self._moved: dict[tuple[str, str], int] = {}
         self._todo: deque[_Planned] = deque()
@@ -69,7 +68,8 @@ class LocalityController:
         cluster = self._cluster(now)
         if not cluster.pairs:
             return
-        found = rearrange(cluster, replace(self._costs, crossing=self._crossing + self._wait()), now, _EFFORT)
+        costs = replace(self._costs, crossing=self._crossing() + self._wait(), nbyte=self._state.times.seconds_per_byte)
+        found = rearrange(cluster, costs, now, _EFFORT)
         weights = {"before": found.before.weight, "after": found.after.weight}
         self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)
 
@@ -99,7 +99,13 @@ class LocalityController:
         self._state.tell.control(now, "placement.move", "BL-26", move.target, move.block, **extra)
         self._moved[move.block, move.target] = now
         self._actions.grow([move.block], move.target, "BL-26", now)
-        self._actions.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
+        drain = Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26")
+        if self._actions.drain(drain) is not None:  # the old instance stays: no copy is wanted
+            self._actions.withdraw([move.block], move.target, "BL-26", now)
+
+    def _crossing(self) -> float:
+        """Return the seconds that a row loses between two servers."""
+        return self._state.times.hop_seconds(False, 0)
 
     def _wait(self) -> float:
         """Return the seconds that a row waits for the step of a device it enters: half of a mean step."""
@@ -130,5 +136,5 @@ class LocalityController:
         places = tuple(Place(each.name, each.facts.server, each.plan.room) for each in devices)
         nbytes = {block: state.block_map.block(block).nbytes for block in known}
         wait = self._wait()
-        hop = max(NEAR, wait / (wait + self._crossing)) if wait else NEAR
+        hop = max(NEAR, wait / (wait + self._crossing())) if wait else NEAR
         return ClusterLayout(places, tuple(instances), nbytes, pairs, hop)

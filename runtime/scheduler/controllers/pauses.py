@@ -11,6 +11,7 @@ from runtime.policy.migration.paused import PausedSequence as Waiting
 from runtime.policy.migration.paused import foresee
 from runtime.scheduler.controllers.actions import Actions, MoveRequest, holders, runs
 from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.migration.estimate import move_seconds
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
@@ -24,7 +25,7 @@ class Pauses:
         self._state = state
         self._actions = actions
         config = state.config.control
-        self._proactive, self._low, self._bandwidth = config.proactive, config.low, config.bandwidth
+        self._proactive, self._low = config.proactive, config.low
         self._patience = config.migration_timeout_ms * _MS
         self._paused: dict[str, Waiting] = {}
         self._again: dict[str, int] = {}
@@ -67,7 +68,8 @@ class Pauses:
         target = self._roomier(short, tuple(use.block for use in uses), pages)
         if target is None:
             return
-        seen = foresee(waiting, int(pages * short.pages.page_bytes / self._bandwidth * 1e9), now)
+        needed = move_seconds(self._state, sequence, uses, short.name, copy=True, recompute=True)
+        seen = foresee(waiting, int(needed * 1e9), now)
         if not seen.migrate:
             self._again[sequence.seq] = seen.again or now
             return

@@ -291,7 +291,8 @@ class DecodeLoop:
         if sequence.phase == "decode":
             count, steps = 1, self._stride(sequence)
         else:
-            count, steps = min(state.config.prefill_chunk, sequence.tokens - sequence.computed), 1
+            left = sequence.shared.entered if sequence.computed < sequence.shared.entered else sequence.tokens
+            count, steps = min(state.config.prefill_chunk, left - sequence.computed), 1
         after = sequence.computed + count + steps - 1
         if after > sequence.pages.room:
             more = groups_for(sequence.spec, after) - sequence.pages.groups

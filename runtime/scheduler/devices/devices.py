@@ -215,6 +215,7 @@ class Work:
         queues: Waiting rows by the block at which they enter.
         steps, busy, tokens: Totals since its agent started; `busy` in ns.
         links: Other agents with a direct tensor link, each with its state: `direct`, `making`, or why it is not used.
+        prompt_tokens: Tokens of prompts among the rows that wait there.
     """
 
     queued: int = 0
@@ -223,6 +224,7 @@ class Work:
     busy: int = 0
     tokens: int = 0
     links: tuple[tuple[str, str], ...] = ()
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -266,6 +268,11 @@ class Device:
     def copies(self) -> bool:
         """Whether a shared prefix is copied for each of its sequences, since the engine cannot share pages."""
         return "pages" in self.facts.lacks
+
+    @property
+    def enters(self) -> bool:
+        """Whether rows can enter inside a stage, with pages that were shared for the layers before (UN-15)."""
+        return not {"pages", "entry"} & set(self.facts.lacks)
 
 
 class Devices:

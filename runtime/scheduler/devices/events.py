@@ -17,7 +17,7 @@ from runtime.messages import PROTOCOL, AgentHello, AgentStats, PeerDown, StageLo
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
 from runtime.scheduler.decode.stall_detector import MOVES, StallDetector
-from runtime.scheduler.devices.devices import Work
+from runtime.scheduler.devices.devices import Device, Work
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
@@ -79,6 +79,7 @@ class DeviceEvents:
         state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
         state.devices.down(down.device)
         self._overdue.remove_device(down.device)
+        state.times.remove_device(down.device)
         state.out.remove_device(down.device)
         for other in state.devices:
             if other.alive:
@@ -130,8 +131,16 @@ class DeviceEvents:
             else:
                 self._seating.preempt(sequence, now)
 
-    def loaded(self, loaded: StageReady) -> None:
+    def _record_hops(self, device: Device, report: AgentStats, now: int) -> None:
+        """Record the hops that a device has measured; clocks of different servers cannot be compared."""
+        for source, nbytes, taken in report.hops:
+            sender = self._state.devices.get(source)
+            if sender is not None and sender.facts.server == device.facts.server:
+                self._state.times.add_hop(now, True, nbytes, taken / 1e9)
+
+    def loaded(self, loaded: StageReady, now: int) -> None:
         """Record that a stage is loaded."""
+        self._state.times.end_load(now, loaded.device, loaded.stage, loaded.took / 1e9)
         device = self._state.devices[loaded.device]
         device.stages.gained(loaded.stage, loaded.spec)
         device.stages.nbytes = loaded.nbytes
@@ -154,6 +163,7 @@ class DeviceEvents:
         """
         device = self._state.devices[refused.device]
         device.stages.refuses(refused.stage, refused.reason, now)
+        self._state.times.end_load(now, refused.device, refused.stage, None)
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
         if refused.stage in device.stages.wanted:
             self._state.block_map.shun(device.name, device.stages.wanted[refused.stage])
@@ -174,4 +184,7 @@ class DeviceEvents:
             if device.alive:
                 self._overdue.report(device.name, report.queued == 0 and report.steps == device.work.steps, now)
             queues = dict(report.queues)
-            device.work = Work(report.queued, queues, report.steps, report.busy, report.tokens, report.links)
+            device.work = Work(
+                report.queued, queues, report.steps, report.busy, report.tokens, report.links, report.prompt_tokens
+            )
+            self._record_hops(device, report, now)

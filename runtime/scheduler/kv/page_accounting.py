@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device, Devices
@@ -81,11 +82,14 @@ class PageHolding:
         ends: Last extent, by number of the block in the chain; blocks without attention layers have none.
         groups: Page sets, the same for each block.
         cached_prefix: Whether it belongs to the prefix cache.
+        bounds: Layers at which its extents begin and end if it is cut by layers instead of blocks, from 0 to the number
+            of layers: then `ends` are numbered in this order. Only on a path of one device.
     """
 
     ends: dict[int, PageExtent] = field(default_factory=dict)
     groups: int = 0
     cached_prefix: bool = False
+    bounds: tuple[int, ...] = ()
 
     def extents(self) -> Iterator[PageExtent]:
         """Iterate over all extents."""
@@ -121,6 +125,23 @@ class PageAccounting:
                     _use(extent, 1, 0)
         return made
 
+    def allocate_cut(
+        self, device: str, bounds: tuple[int, ...], groups: int, like: PageHolding | None = None, shared: int = 0,
+        layers: int = 0,
+    ) -> PageHolding:  # fmt: skip
+        """Return a new holding on one device, cut at these layers, so that chains can share its first layers (UN-15).
+
+        The first `shared` page sets, fewer than all, of the first `layers` layers are those of `like`, which must be
+        cut at the same layers up to there.
+        """
+        made = PageHolding(groups=groups, bounds=bounds)
+        for at, (lo, hi) in enumerate(pairwise(bounds)):
+            before = _upto(like.ends[at], shared) if like is not None and hi <= layers else None
+            made.ends[at] = self._new(device, hi - lo, groups - (0 if before is None else shared), before)
+            for extent in before.path() if before is not None else ():
+                _use(extent, 1, 0)
+        return made
+
     def grow(self, holding: PageHolding, groups: int) -> None:
         """Add page sets to a holding."""
         holding.groups += groups
@@ -135,11 +156,11 @@ class PageAccounting:
         """Free all pages of a holding; extents with other users stay."""
         for extent in holding.extents():
             _use(extent, -1, -1 if holding.cached_prefix else 0)
-        holding.ends, holding.groups = {}, 0
+        holding.ends, holding.groups, holding.bounds = {}, 0, ()
 
     def share_groups(self, holding: PageHolding, groups: int) -> PageHolding:
         """Return a holding for the prefix cache of the first page sets of another holding."""
-        made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
+        made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True, holding.bounds)
         for extent in made.extents():
             _use(extent, 1, 1)
         return made
@@ -147,8 +168,11 @@ class PageAccounting:
     def rehouse(self, holding: PageHolding, places: Places) -> None:
         """Update a holding after its sequence changed its path: blocks on another device get new pages there.
 
-        Their former pages are released; other users of them keep them.
+        Their former pages are released; other users of them keep them. A holding cut by layers is cut by blocks again.
         """
+        for at in list(holding.ends) if holding.bounds else ():
+            self._release_at(holding, at)
+        holding.bounds = ()
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
                 self._release_at(holding, at)

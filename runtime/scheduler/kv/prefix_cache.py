@@ -104,6 +104,7 @@ class PrefixCache:
             used=now,
         )
         self._state.prefixes.reaches(cached_prefix, groups)
+        self._state.prompts.show(cached_prefix, sequence.chain, min(groups, sequence.prompt_groups))
         self._prefix_cache[name] = self._ends[shelf, cached_prefix.marks[-1]] = cached_prefix
         self._kept += 1
         request = SequenceRequest(name, name, sequence.chain.loaded_as, (), _NOTHING, tenant=sequence.request.tenant)
@@ -199,6 +200,7 @@ class PrefixCache:
         state = self._state
         del self._prefix_cache[cached_prefix.name]
         del self._ends[cached_prefix.shelf, cached_prefix.marks[-1]]
+        state.prompts.hide(cached_prefix.name, cached_prefix)
         state.prefixes.remove_prefix(cached_prefix)
         state.page_accounting.free(cached_prefix.holding)
         for device in sorted({hop.device for hop in cached_prefix.path}):

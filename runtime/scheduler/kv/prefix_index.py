@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from runtime.chains import Path
+from runtime.chains import Boundary, Path
 from runtime.scheduler.kv.page_accounting import PageHolding
 
 #: Bytes of a mark: enough that collisions cannot be found.
@@ -87,14 +87,25 @@ class CachedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """A match of a new sequence: its first `groups` page sets are computed by `prefix`."""
+    """A match of a new sequence: its first `groups` page sets are computed by `prefix`.
+
+    Fields:
+        boundary: Where the chains part, if `prefix` is of another chain: only layers before it are shared (UN-15).
+        own_path: The sequence's path in that case.
+    """
 
     prefix: CachedPrefix
     groups: int
+    boundary: Boundary | None = None
+    own_path: Path = ()
 
     @property
     def path(self) -> Path:
-        return self.prefix.path
+        return self.own_path or self.prefix.path
+
+    def pages(self, layers: int) -> int:
+        """Return how many pages are shared, of a chain with this many attention layers."""
+        return self.groups * (layers if self.boundary is None else self.boundary.layers)
 
 
 class PrefixIndex:

@@ -32,6 +32,8 @@ class Migration:
         asked: Whether an answer of the destination is awaited.
         orphan: Whether the source is dead.
         last: Latest answer of the destination.
+        began: Time of the first request in ns.
+        estimate: Expected time until its answer, in seconds.
     """
 
     number: int
@@ -48,6 +50,8 @@ class Migration:
     asked: bool = True
     orphan: bool = False
     last: MigrationReady | None = None
+    began: int = 0
+    estimate: float = 0.0
 
     @property
     def source(self) -> str:

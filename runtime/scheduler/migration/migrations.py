@@ -24,6 +24,7 @@ from runtime.messages import FinishMigration, MigrationFailed, MigrationReady, S
 from runtime.policy.migration.cost import MigrationStage as Phase
 from runtime.policy.migration.cost import next_stage
 from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
+from runtime.scheduler.migration.estimate import move_seconds, record_move
 from runtime.scheduler.migration.migration import Migration, MigrationCounts, Moves, part_of
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -113,6 +114,10 @@ class Migrations:
         move = Migration(self._number, sequence, chain, part, target, path, copy, front)
         if not self._allocate_pages(move, sequence.computed):
             return f"no room for its pages on {target}"
+        move.began = now
+        move.estimate = move_seconds(
+            self._state, sequence, [chain.uses[at] for at in blocks], part.device, copy, move.recompute
+        )
         self.moves.begin(move)
         self._trace_move(now, "kv.move.start", move)
         self._request_upto(move, sequence.computed)
@@ -132,6 +137,7 @@ class Migrations:
         if move is None:
             return
         move.asked, move.last = False, event
+        record_move(self._state, move, event, now)
         sequence = move.sequence
         if sequence.waits.held and not sequence.flying:
             self._finish(move, now)

@@ -60,6 +60,7 @@ class ModelUpdates:
             state.out.updated(event.model, "", f"model {event.model!r} is not loaded")
             return
         self._retire(chain)
+        state.prompts.chains_changed()
         state.out.updated(event.model, "")
         state.tell.version(now, "model.withdraw", chain)
 
@@ -134,6 +135,7 @@ class ModelUpdates:
         del state.coming[model]
         before = state.chains.get(model)
         state.chains[model] = event.chain
+        state.prompts.chains_changed()
         if before is not None and before.loaded_as != event.chain.loaded_as:
             self._retire(before)
         self._back(event.chain)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from runtime.chains import devices_of
+from runtime.scheduler.observe.measured_times import KINDS, Kind
 
 if TYPE_CHECKING:
     from runtime.scheduler.devices.devices import Device
@@ -102,10 +104,29 @@ class MovePicture:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatePicture:
+    """How far the latest estimates of a kind were from what was measured (BL-21).
+
+    Fields:
+        count: Estimates that are compared.
+        seconds: Median of what was measured.
+        error: Median of the estimate's distance, as a share of what was measured.
+        bias: Median of the same with its sign; above 0: estimated too long.
+    """
+
+    kind: str
+    count: int
+    seconds: float
+    error: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPicture:
     """The whole cluster.
 
     Fields:
+        estimates: Of hops, loads and moves, where there are any.
         migration_totals: Fields of `scheduler.migration.migration.MigrationCounts`.
         starved: Running sequences that wait for pages.
     """
@@ -116,6 +137,7 @@ class ClusterPicture:
     migrations: tuple[MovePicture, ...]
     migration_totals: Mapping[str, int]
     starved: int
+    estimates: tuple[EstimatePicture, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Return the snapshot as a JSON-compatible dictionary."""
@@ -143,7 +165,17 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
         ),
         migration_totals=asdict(scheduler.migrations.counts()),
         starved=scheduler.starved,
+        estimates=tuple(made for kind in KINDS if (made := _estimates(scheduler, kind)) is not None),
     )
+
+
+def _estimates(scheduler: Scheduler, kind: Kind) -> EstimatePicture | None:
+    outcomes = scheduler.times.outcomes(kind)
+    if not outcomes:
+        return None
+    off = [(each.estimate - each.measured) / max(each.measured, 1e-9) for each in outcomes]
+    seconds = median(each.measured for each in outcomes)
+    return EstimatePicture(kind, len(outcomes), seconds, median(map(abs, off)), median(off))
 
 
 def _device(each: Device) -> DevicePicture:

@@ -69,7 +69,7 @@ class BlockMap:
 
         A chain that does not fit beside those before it is left out, with a reason.
         """
-        how = "on-demand" if self._config.placement == "auto" and self.by_demand else self._config.placement
+        how = "eager" if self._config.placement == "auto" and self.by_demand else self._config.placement
         found = laid_out(chains, self._blocks, list(self._devices), how, self._config.residency == "swap")
         for chain in chains:
             self._why.pop(chain.version, None)

@@ -54,6 +54,12 @@ def laid_out(
     return _copied(chains, blocks, devices, placing == "partition")
 
 
+def _tied(chain: Chain, blocks: Mapping[str, Block]) -> int:
+    """Return the bytes of the tables that two blocks of a chain have in common."""
+    tables = [table for name in {use.block for use in chain.uses} for table in blocks[name].tables]
+    return sum(size for _, size in tables) - sum(dict(tables).values())
+
+
 def at_home(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> InitialPlacement:
     """Give each chain devices that hold it alone (`policy.residency.homes`), beside the blocks planned there."""
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
@@ -64,12 +70,13 @@ def at_home(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Seque
         [sum(use.adapter_bytes for use in chain.uses) for chain in chains],
         limits,
         [device.plan.blocks for device in devices],
+        [_tied(chain, blocks) for chain in chains],
     )
     made: list[tuple[str, str]] = []
     lacking: dict[str, str] = {}
     for chain, plan in zip(chains, plans, strict=True):
         if plan is None:
-            need = sum(blocks[name].nbytes for name in {use.block for use in chain.uses})
+            need = sum(blocks[name].nbytes for name in {use.block for use in chain.uses}) - _tied(chain, blocks)
             have = ", ".join(str(limit) if limit else "any" for limit in limits)
             lacking[chain.version] = f"{chain.model} fits no device: it needs {need} bytes of weights, they take {have}"
         made += [(use.block, devices[at].name) for use, at in zip(chain.uses, plan or (), strict=False)]

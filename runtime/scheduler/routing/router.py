@@ -20,7 +20,7 @@ from runtime.kv.pages import groups_for
 from runtime.policy.profiles import BlockProfile
 from runtime.policy.routing.bytes_read import added
 from runtime.policy.routing.latency import Latency
-from runtime.policy.routing.paths import by_bytes, by_latency, by_load, cheapest, choose_roomy
+from runtime.policy.routing.paths import by_bytes, by_load, cheapest, choose_roomy
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.routing.block_usage import BlockUsage
@@ -88,8 +88,8 @@ class Router:
     ) -> Route | None:  # fmt: skip
         """Return the cheapest route now, or None while a block has no candidate.
 
-        Cheapest by profiles, for a row at `context` tokens, where all of the chain has been measured; else by load or
-        by bytes read (`config.routing`).
+        Cheapest by profiles, for a prompt of `context` tokens, where all of the chain has been measured; else by load
+        or by bytes read (`config.routing`).
 
         Args:
             chain: The chain.
@@ -111,7 +111,8 @@ class Router:
             table = self.estimates.table(
                 chain, [[self._devices[name] for name in some] for some in candidates], context
             )
-            chosen = cheapest(by_latency(table, self.estimates.hop))
+            servers = {name: self._devices[name].facts.server for row in table for name in row}
+            chosen = cheapest(self.estimates.path_costs(chain, table, servers, context))
             if on_table is not None:
                 on_table(chain, table, chosen)
         elif self._config.routing == "least-bytes":

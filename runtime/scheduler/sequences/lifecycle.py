@@ -23,6 +23,7 @@ from runtime.kv.pages import groups_for
 from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.page_taking import PageTaking
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Planned
 from runtime.scheduler.state import ClusterState
@@ -67,6 +68,7 @@ class SequenceLifecycle:
         self.prefix_cache = prefix_cache
         self._shares = state.config.prefix_caching != "off"
         self._hooks = hooks
+        self._page_taking = PageTaking(state, prefix_cache)
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         """Emit the only event of a request that is not admitted: an error with this reason."""
@@ -97,10 +99,12 @@ class SequenceLifecycle:
         sequence.holds(groups_for(sequence.spec, sequence.tokens))
         if self._shares:
             self._state.counters.prefix_queries += sequence.tokens
-        shared = self._allocate_pages(sequence, match, planned, now)
+        start = self._page_taking.take_pages(sequence, match, planned, now)
+        self.show(sequence)
+        saves = state.prompts.saves(sequence, start.entry)
         for name in sorted(sequence.place.devices):
             state.devices.enter(name, sequence)
-            state.out.open(name, sequence, shared=shared)
+            state.out.open(name, sequence, shared=start.shared, entry=start.entry, saves=saves)
         for name in sorted(sequence.offered.devices):
             state.devices[name].passing.asked.add(sequence.seq)
             state.out.open(name, sequence)
@@ -164,9 +168,13 @@ class SequenceLifecycle:
             shelf = self._state.prefixes.shelf(sequence.realm, sequence.path)
             sequence.shared.prefix = CachedPrefix(sequence.seq, sequence.pages.holding, marks, shelf)
         self._state.prefixes.reaches(sequence.shared.prefix, min(groups, len(marks)))
+        if sequence.pages.holding.bounds:
+            known = min(sequence.shared.prefix.known, sequence.prompt_groups)
+            self._state.changed |= self._state.prompts.show(sequence.shared.prefix, sequence.chain, known)
 
     def hide(self, sequence: ScheduledSequence) -> None:
         """Remove a sequence from the prefix index."""
+        self._state.prompts.hide(sequence.seq, sequence.shared.prefix)
         if sequence.shared.prefix is not None:
             self._state.prefixes.remove_prefix(sequence.shared.prefix)
             sequence.shared.prefix = None
@@ -229,36 +237,6 @@ class SequenceLifecycle:
         self._state.used_paths.remove_sequence(sequence.place.path_usage)
         sequence.unseated()
         state.changed = True
-
-    def _allocate_pages(
-        self, sequence: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int
-    ) -> tuple[str, int] | None:
-        """Take pages for all of a sequence's context; with a match, its first page sets are shared.
-
-        Returns the name of the shared sequence or cached prefix, and how many of its tokens are shared; None without a
-        match.
-        """
-        page_accounting, places = self._state.page_accounting, sequence.place.path_usage.places
-        if match is None:
-            stand_in = sequence.spare if planned is None else ((planned.device, planned.pages),)
-            sequence.pages.holding = page_accounting.allocate((*places, *stand_in), sequence.pages.groups)
-            return None
-        other, tokens = match.prefix, match.groups * sequence.spec.page_tokens
-        copies = any(self._state.devices[name].copies for name in sequence.place.devices)
-        sequence.pages.holding = (
-            page_accounting.allocate(places, sequence.pages.groups)
-            if copies
-            else page_accounting.allocate(places, sequence.pages.groups, other.holding, match.groups)
-        )
-        sequence.computed = tokens
-        self._state.counters.shared += 1
-        self._state.counters.shared_tokens += tokens
-        self.prefix_cache.used(other, now)
-        self.show(sequence)
-        self._state.tell.shared(
-            now, sequence.request, other.name, tokens, match.groups * sum(pages for _, pages in sequence.place.weights)
-        )
-        return other.name, tokens
 
     def _depart(self, name: str, sequence: ScheduledSequence, epoch: int) -> None:
         if self._state.devices.alive(name):

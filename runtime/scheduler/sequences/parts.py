@@ -72,6 +72,7 @@ class Shared:
         alone: Whether it shares nothing any more.
         tentative: Whether a hop of it was predicted on this path, so that no other sequence may share its K and V
             (UN-13).
+        entered: Tokens of its prompt that enter behind the layers that it shares with another chain (UN-15).
     """
 
     prefix: CachedPrefix | None = None
@@ -79,6 +80,7 @@ class Shared:
     width: int = 0
     alone: bool = False
     tentative: bool = False
+    entered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

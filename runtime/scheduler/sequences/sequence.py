@@ -90,6 +90,11 @@ class ScheduledSequence(LiveSequence):
         )
 
     @property
+    def prompt_groups(self) -> int:
+        """Page sets that its prompt fills."""
+        return len(self.request.prompt) // self.chain.spec.page_tokens
+
+    @property
     def realm(self) -> tuple[str, str]:
         """Version of its chain and tenant: within these, equal tokens have equal K and V, which may be shared."""
         return self.chain.version, self.request.tenant
@@ -144,6 +149,7 @@ class ScheduledSequence(LiveSequence):
         self.path, self.place = (), Place()
         self.holds(0)
         self.flying = self.shared.tentative = False
+        self.shared.entered = 0
         self._wait(Waits(self.waits.paused))
         self.predicted, self.offered = None, SETTLED
 

@@ -15,7 +15,8 @@ from cli.shared.renamed import RENAMED
 from zoo.errors import InputError
 
 GROUPS = {"Model", "Memory", "Batching", "Cluster", "Approximations", "Observability", "Server"}
-FLAGS = {flag_of(each.name) for each in fields(ServeOptions)}
+OPTIONS = [each for each in fields(ServeOptions) if not declared(each).table]
+FLAGS = {flag_of(each.name) for each in OPTIONS}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_help_of_serve_has_every_option_in_its_group(ran) -> None:
     assert code == 0
     sections = {part.split(":\n", 1)[0].strip(): part for part in text.split("\n\n") if ":\n" in part}
     assert set(sections) == GROUPS | {"Arguments", "Options"}
-    for each in fields(ServeOptions):
+    for each in OPTIONS:
         assert f"  {flag_of(each.name)} " in sections[declared(each).group] + " ", each.name
     assert "--kv-cache-memory-bytes SIZE" in sections["Memory"] and "1GiB" in sections["Memory"]
     assert "--prefix-caching off|active|cached" in text
@@ -94,7 +95,7 @@ def test_a_value_that_is_no_choice_is_refused(name: str) -> None:
     ("changed", "beside"),
     [
         *(({name: value}, {}) for name, value in {
-            "activation_cache_bytes": "1MiB", "placement": "partition", "routing": "least-bytes", "rebalance": "owner",
+            "activation_cache_bytes": "1MiB", "placement": "partition", "routing": "least-loaded", "rebalance": "owner",
             "dispatch": "broadcast", "tensor_transport": "direct", "speculation": "exact",
         }.items()),
         ({"batch_wait_us": 0}, {"backend": "local"}),
@@ -120,7 +121,7 @@ def test_options_have_an_effect_where_what_they_need_is_there() -> None:
         {
             "agents": 2,
             "placement": "partition",
-            "routing": "least-bytes",
+            "routing": "least-loaded",
             "rebalance": "owner",
             "dispatch": "broadcast",
             "tensor_transport": "direct",
@@ -135,7 +136,7 @@ def test_options_have_an_effect_where_what_they_need_is_there() -> None:
         },
     )
     cluster, relay = several.cluster(), several.agent()
-    assert (cluster.placement, cluster.routing, cluster.control.rebalance) == ("partition", "least-bytes", "owner")
+    assert (cluster.placement, cluster.routing, cluster.control.rebalance) == ("partition", "least-loaded", "owner")
     assert (cluster.dispatch, cluster.prefix_caching, cluster.max_batch_per_block) == ("broadcast", "cached", 4)
     assert (cluster.speculation.mode, cluster.speculation.lane, relay.batch_wait_us) == ("exact", "shared", 0)
     dense = (
@@ -170,3 +171,43 @@ def test_no_old_name_was_forgotten() -> None:
         and RENAMED["--paths"] == "--routing"
         and RENAMED["--log"] == "--scheduler-log"
     )
+
+
+def test_tables_of_the_file_set_every_switch_of_the_controllers(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'agents = 2\nspeculation = "exact"\n'
+        "[control]\nscaling = false\nlocality = false\nrearranging = false\nproactive = false\nhigh = 0.7\n"
+        "idle_ms = 0\ncooldown_ms = 0\nrearrange_interval_ms = 5000\nbandwidth = 2e9\n"
+        "[speculation_limits]\ntop = 0.2\nthreshold = 1\n"
+        "[cluster_limits]\nswap_patience_ms = 0\n"
+    )
+    made = gather(file, {"rebalance": "owner"}).cluster()
+    control, speculated = made.control, made.speculation
+    assert (control.scaling, control.locality, control.rearranging, control.proactive) == (False,) * 4
+    assert (control.high, control.idle_ms, control.cooldown_ms, control.rearrange_interval_ms) == (0.7, 0, 0, 5000)
+    assert (control.bandwidth, control.rebalance) == (2e9, "owner")
+    assert (speculated.mode, speculated.top, speculated.threshold, made.swap_patience_ms) == ("exact", 0.2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("agents = 2\ncontrol = 1", "control must be a table of scaling"),
+        ("agents = 2\n[control]\nscales = true", r"unknown key 'scales' in \[control\]; known are scaling"),
+        ("agents = 2\n[control]\nrebalance = 'owner'", "unknown key 'rebalance'"),
+        ("agents = 2\n[control]\nscaling = 1", "control.scaling must be bool, not 1"),
+        ("agents = 2\n[control]\nidle_ms = 0.5", "control.idle_ms must be int, not 0.5"),
+        ("agents = 2\n[control]\nbandwidth = nan", r"\[control\]: .*bandwidth more than 0"),
+        ("agents = 2\n[control]\nlow = 0.9", r"\[control\]: control needs 0 <= low < high"),
+        ("[control]\nscaling = false", r"\[control\] has no effect on one device"),
+        ("agents = 2\n[speculation_limits]\ntop = 0.2", r"\[speculation_limits\] has no effect where no hop"),
+        ("[cluster_limits]\nswap_patience_ms = -1", "swap_patience_ms is at least 0"),
+    ],
+)
+def test_a_wrong_table_gives_one_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said) as raised:
+        gather(file, {})
+    assert "\n" not in str(raised.value)

@@ -76,6 +76,50 @@ def test_what_others_hold_too_is_never_written_again() -> None:
         book.rewind("a", 5)
 
 
+def test_layers_are_shared_by_tables_of_several_models() -> None:
+    """The shared pages are full at once; the others are written with the second table's tokens, and its own to free."""
+    deep = spec("deep", kv_layers=4, page_tokens=2)
+    book = PageBook(30)
+    book.open("a", WIDE)
+    book.extend("a", 5)
+    book.fill("a", 5)
+    book.open("b", deep)
+    book.share_layers("b", "a", 4, 2)
+    assert [group[:2] for group in book.groups_of("b")] == [group[:2] for group in book.groups_of("a", 0, 2)]
+    assert (book.free, book.tokens_of("b")) == (30 - 9 - 4, 0)
+    book.check()
+    book.release("a")
+    assert book.free == 30 - 4 - 4, "the shared pages stay"
+    with pytest.raises(ValueError, match="made into others"):
+        book.recut({"c": (deep, [("b", 0, 4)])}, ["b"], 0)
+    for written in (1, 3, 1):
+        book.extend("b", written)
+        book.fill("b", written)
+        book.check()
+    book.rewind("b", 4)
+    with pytest.raises(ValueError, match="cannot be forgotten"):
+        book.rewind("b", 3)
+    book.check()
+    assert book.release("b") == 12
+    book.check()
+
+
+@pytest.mark.parametrize("tokens, layers", [(3, 2), (6, 2), (4, 0), (4, 3), (4, 4)])
+def test_only_whole_written_page_sets_and_some_layers_are_shared(tokens: int, layers: int) -> None:
+    book = PageBook(30)
+    for name in "ab":
+        book.open(name, WIDE)
+    book.extend("a", 5)
+    book.fill("a", 5)
+    with pytest.raises(ValueError, match="cannot share"):
+        book.share_layers("b", "a", tokens, layers)
+    assert book.free == 21 and not book.holds("b")
+    with pytest.raises(OutOfPages):
+        book.extend("a", 14)  # leaves no pages for the other layers
+        book.share_layers("b", "a", 4, 2)
+    book.check()
+
+
 def test_states_follow_what_is_written() -> None:
     book = PageBook(10)
     book.open("a", WIDE)

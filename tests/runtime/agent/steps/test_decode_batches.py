@@ -131,7 +131,8 @@ def following(agent: Agent) -> Any:
 def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
     """Return the message with `change` applied to every column."""
     return msgspec.structs.replace(
-        message, **{name: change(getattr(message, name)) for name in message.__struct_fields__ if name != "batch"}
+        message,
+        **{name: change(getattr(message, name)) for name in message.__struct_fields__ if name not in ("batch", "sent")},
     )
 
 

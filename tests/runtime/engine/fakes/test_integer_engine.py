@@ -6,7 +6,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -59,6 +59,7 @@ def test_a_sequence_may_come_back_to_a_device() -> None:
     assert one.produced == expected(M, PROMPTS[0], EIGHT)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=6), st.integers(0, 3))
 def test_moved_pages_continue_where_they_were(moves: list[tuple[int, int]], chunk: int) -> None:
     carrier = Carrier(*engines(3))

@@ -32,3 +32,9 @@ def test_a_chain_that_needs_two_devices_is_cut_over_neighbours() -> None:
 
 def test_a_block_that_comes_again_in_a_chain_costs_nothing() -> None:
     assert homes([["base", "own0", "base"]], SIZES, [0], [13]) == ((0, 0, 0),)
+
+
+def test_a_single_device_holds_the_table_of_a_tied_head_once() -> None:
+    assert homes([["base", "own0"]], SIZES, [0], [12], tied=[1]) == ((0, 0),)
+    assert homes([["base", "own0"]], SIZES, [0], [11], tied=[1]) == (None,)
+    assert homes([["base", "own0"]], SIZES, [0], [9, 9], tied=[1]) == (None,), "two devices hold it twice"

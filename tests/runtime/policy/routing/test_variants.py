@@ -48,7 +48,7 @@ def test_an_owner_without_room_is_passed_by_even_by_the_strict_rule() -> None:
 
 
 def test_all_terms_are_shown_and_are_those_of_the_profile() -> None:
-    there = replace(FAST, candidate=replace(FAST.candidate, queue=(ONE, ONE), kv_seconds=0.25))
+    there = replace(FAST, candidate=replace(FAST.candidate, queue=(ONE, ONE), transfer=0.25))
     made = dispatch([there, NEAR], ONE, True, DispatchLimits())
     assert [each.latency for each in made.rated] == [latency_of(each.candidate, ONE) for each in (there, NEAR)]
     assert made.rated[0].latency.total == 3.25
@@ -100,7 +100,7 @@ def test_an_owner_of_lower_accuracy_does_not_go_before_a_better_one() -> None:
 
 def test_a_block_is_deployed_where_loading_it_is_less_than_waiting_for_it() -> None:
     waiting = replace(FAST, candidate=replace(FAST.candidate, queue=(ONE,) * 8))
-    new = replace(FAST, candidate=replace(FAST.candidate, name="new", resident=False))
+    new = replace(FAST, candidate=replace(FAST.candidate, name="new", swap=7.0))
     assert choose([FAST, new]) == ("fast", "latency") and choose([waiting, new]) == ("new", "latency")  # 7 s to load
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,14 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
                 "a stage of blocks that are not there any more"
             )
             assert cluster.nodes[device.name].engine.memory().weights <= device.plan.nbytes
+
+
+def test_with_an_idle_time_of_zero_no_instance_goes() -> None:
+    cluster = hot_cluster(replace(QUICK, idle_ms=0))
+    seen = watched(cluster, 4 * MS, 360 * MS)
+    cluster.run()
+    cluster.expect()
+    assert seen[-1][HOT] > 1 and not cluster.trace.named("scale.down")
 
 
 def test_an_instance_that_could_not_go_when_it_was_idle_goes_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,3 +75,23 @@ def test_deaths_while_sequences_change_sides(balancing: Rebalancing, seed: int) 
         cluster.at(rng.randrange(200 * MS), lambda: cluster.kill(f"d{rng.randrange(2)}"))
     cluster.run()
     cluster.expect()
+
+
+def test_those_that_share_no_pages_leave_first() -> None:
+    """Moving a sequence that shares pages doubles them, so the two that share none go (BL-18); names say otherwise."""
+    control = ControlConfig(
+        scaling=False, rearranging=False, proactive=False, rebalance="owner", rebalance_margin=1, interval_ms=5
+    )
+    config = ClusterConfig(devices=2, placement="replicate", control=control, prefix_caching="active")
+    cluster = VirtualCluster([M], devices=2, pages=400, config=config, restart=20 * MS)
+    cluster.at(1 * MS // 2, lambda: cluster.kill("d1"))
+    for number in range(4):
+        same = tuple(range(1, 21))
+        prompt = same if number < 2 else tuple(range(20 * number, 20 * number + 20))
+        cluster.ask(request(f"s{number}", prompt, "m", max_tokens=60), at=(1 + 2 * number) * MS)
+    cluster.ticks(5 * MS, 200 * MS)
+    cluster.run()
+    cluster.expect()
+    assert cluster.trace.named("kv.ref"), "nothing was shared: the test shows nothing"
+    movers = [event.seq or event.extra["seq"] for event in cluster.trace.named("dispatch.choose")]
+    assert movers and set(movers) <= {"s2", "s3"}

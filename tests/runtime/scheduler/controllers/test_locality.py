@@ -155,3 +155,14 @@ def test_rows_are_counted_by_periods_though_nothing_is_rearranged() -> None:
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.control.traffic.pairs and not cluster.trace.named("placement.move")
+
+
+def test_where_the_old_instance_has_to_stay_no_copy_is_left() -> None:
+    cluster = two_servers(CONTROL)
+    cluster.scheduler.control.actions.drain = lambda drain: "it has become the last one"  # type: ignore[method-assign]
+    cluster.ticks(4 * MS, 300 * MS)
+    ask(cluster, "a", 0, 240)
+    cluster.run()
+    cluster.expect()
+    assert cluster.trace.named("placement.move")
+    assert all(len(devices) == 1 for devices in cluster.scheduler.block_map.instances.values())

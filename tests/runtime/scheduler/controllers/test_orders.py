@@ -18,7 +18,7 @@ ONE = counting_model("one", "1 2* 3* 4", max_model_len=128)
 CUT = (2, 3)
 HEAD, MIDDLE, TAIL = (use.block for use in ONE.chain(*CUT).uses)
 STILL = ControlConfig.off()
-SEEDS = range(24)
+SEEDS = range(26)
 
 
 @cache

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from runtime.agent.steps import round_trips
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.types import StepPlan
@@ -52,3 +55,34 @@ def test_nobody_is_expected_back_for_ever() -> None:
     cluster, _ = batches(2, moves=60)
     assert cluster.scheduler.migrations.counts().committed > 3
     assert [len(node.agent._round_trips.expected()) for node in cluster.living()] == [0, 0]
+
+
+def entered_beside_running() -> int:
+    """Return the steps of the shared block in which a new row ran beside one of two running sequences.
+
+    The second of these runs half a round trip behind the first, so that one is expected back while the other is
+    here. The block takes two rows.
+    """
+    seen = 0
+
+    def costs(plan: StepPlan) -> int:
+        nonlocal seen
+        rows = [row for row in plan.rows if "[1:" in row.model]
+        running = any(row.seq.startswith("running") for row in rows)
+        seen += running and any(row.seq.startswith("new") and row.start == 0 for row in rows)
+        return MS
+
+    config = ClusterConfig(devices=2, placement="partition", max_batch_per_block=2)
+    cluster = VirtualCluster([A, B], [CUT, CUT], devices=2, config=config, costs=costs)
+    cluster.ask(request("running", (1, 2), "a", max_tokens=60))
+    cluster.ask(request("running too", (2, 1), "b", max_tokens=60), at=3 * MS // 2)
+    cluster.ask(*(request(f"new{at}", (at, 1), "ab"[at % 2], max_tokens=1) for at in range(6)), at=30 * MS)
+    cluster.run()
+    cluster.expect()
+    return seen
+
+
+def test_a_slot_is_kept_for_a_sequence_that_is_expected_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entered_beside_running() == 0
+    monkeypatch.setattr(round_trips, "countdown", lambda now, round_trip, slack: now)  # ends at once
+    assert entered_beside_running() > 0

@@ -10,9 +10,8 @@ import pytest
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import WithdrawModel
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model
-from runtime.scheduler.routing.estimates import LatencyEstimates
 from tests.runtime.scheduler.changing import Changing, as_version, serve
-from tests.runtime.scheduler.routing.test_estimates import profile
+from tests.runtime.scheduler.routing.test_estimates import estimates_of, profile
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
@@ -89,7 +88,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     cluster.known = versions  # type: ignore[assignment]
     router, history = cluster.scheduler.router, cluster.scheduler.speculation.history
     first = [profile(block.id) for block in A.blocks(*CUT)]
-    estimates = router.estimates = LatencyEstimates({each.block: each for each in first}, hop=0.1)
+    estimates = router.estimates = estimates_of(*first, crossing=0.1)
     sizes: list[tuple[int, ...]] = []
 
     def size() -> None:

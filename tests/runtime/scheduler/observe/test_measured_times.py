@@ -1,0 +1,110 @@
+"""Hops, loads and moves are estimated before and measured after, on devices in virtual time (BL-16, BL-21)."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.stages.stages import StageTable
+from runtime.chains import Stage
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+from runtime.control.agent_io import StageLoaded
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.messages import LoadStages
+from runtime.scheduler.observe.measured_times import Kind
+from runtime.scheduler.observe.snapshot import picture_of
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2* 3* 4", page_tokens=4, max_model_len=512)
+
+
+def reporting(cluster: VirtualCluster, until: int) -> VirtualCluster:
+    """Let all devices report every 20 ms."""
+    for when in range(20 * MS, until, 20 * MS):
+        cluster.at(when, lambda: [cluster.tell(node.agent.report()) for node in cluster.nodes.values()] and None)
+    return cluster
+
+
+def outcomes(cluster: VirtualCluster, kind: Kind) -> list[tuple[float, float]]:
+    return [(each.estimate, each.measured) for each in cluster.scheduler.times.outcomes(kind)]
+
+
+def test_hops_are_learned_and_not_those_that_wait_for_a_step() -> None:
+    latency = MS // 2
+    cluster = VirtualCluster([M], [(2,)], latency=latency, config=ClusterConfig(devices=2, placement="partition"))
+    for number in range(16):  # a batch that decodes on is timed once, when it forms
+        cluster.ask(request(f"s{number}", range(1 + number), max_tokens=6), at=number * 17 * MS)
+    reporting(cluster, 400 * MS).run()
+    cluster.expect()
+    found = outcomes(cluster, "hop")
+    assert len(found) > 10 and {round(measured * 1e9) for _, measured in found} == {latency}
+    assert cluster.scheduler.times.hop_seconds(True, 8) == pytest.approx(latency / 1e9, rel=0.05)
+    assert cluster.scheduler.times.hop_seconds(False, 8) != pytest.approx(latency / 1e9, rel=0.05)
+
+
+def test_between_servers_nothing_is_learned_because_their_clocks_differ() -> None:
+    config = ClusterConfig(devices=2, placement="partition")
+    cluster = VirtualCluster([M], [(2,)], config=config, servers=("x", "y"))
+    cluster.ask(request("s", max_tokens=24))
+    reporting(cluster, 200 * MS).run()
+    cluster.expect()
+    assert not outcomes(cluster, "hop")
+
+
+def test_loads_are_learned_and_shown() -> None:
+    models = [counting_model(name, f"{at}1 {at}2* {at}3", max_model_len=64) for at, name in enumerate("abcdef", 1)]
+    nbytes = sum(block.nbytes for block in models[0].blocks())
+    config = ClusterConfig(devices=1, residency="swap")
+    cluster = VirtualCluster(models, devices=1, loading=lambda: 5 * MS, config=config, limits=(2 * nbytes,))
+    for number, model in enumerate(models):
+        cluster.ask(request(f"s-{model.spec.name}", (1, 2), model.spec.name), at=number * 100 * MS)
+    cluster.run()
+    cluster.expect()
+    loads = outcomes(cluster, "load")
+    assert len(loads) == len(models) and {round(measured * 1000) for _, measured in loads} == {5}
+    assert loads[0][0] < 1e-4 and loads[-1][0] == pytest.approx(0.005, rel=0.1)
+    (told,) = [each for each in picture_of(cluster.scheduler).estimates if each.kind == "load"]
+    assert told.count == len(models) and told.seconds == pytest.approx(0.005, rel=0.1)
+    assert len([event for event in cluster.trace.named("estimate") if event.extra["of"] == "load"]) == len(models)
+
+
+def test_a_load_counts_its_own_work_not_its_place_in_the_queue() -> None:
+    spec, stages = M.spec, [Stage(name, 0, 4) for name in "abc"]
+    table = StageTable("d", SequencePageTables(100), 8)
+    table.handle(LoadStages(tuple(stages), (("1",), ("2",), ("3",))), 10)
+    took = []
+    for stage, ended in zip(stages, (15, 19, 30), strict=True):
+        (sent,) = table.handle(StageLoaded(stage, spec, 1), ended)
+        took.append(sent.message.took)  # type: ignore[union-attr]
+    assert took == [5, 4, 11]
+
+
+def test_moves_are_known_after_a_few() -> None:
+    """The front recomputes 2.5 tokens per ms, the back copies 5: neither is what the scheduler assumes."""
+    config = ClusterConfig(devices=2, control=ControlConfig(bandwidth=1e12))
+    cluster = VirtualCluster(
+        [M], devices=2, pages=4096, config=config, latency=0, alpha=0, beta=400_000, page_bytes_per_ms=240.0,
+        agent_config=AgentConfig(recompute_chunk=256, fetch_window=1),
+    )  # fmt: skip
+    for number in range(12):
+        name = f"s{number}"
+        cluster.ask(request(name, [each % 97 for each in range(40 + 90 * (number % 4))], max_tokens=4), at=cluster.now)
+        while not cluster.told[name].tokens:
+            cluster.run_one()
+        sequence = cluster.scheduler.sequences[name]
+        sequence.hold(True)
+        while sequence.flying:
+            cluster.run_one()
+        target = "d1" if "d0" in sequence.place.devices else "d0"
+        while cluster.migrate(name, range(1), target) is not None:
+            cluster.run_one()
+        while name in cluster.scheduler.sequences:
+            cluster.run_one()
+    cluster.run()
+    cluster.expect()
+    moves = outcomes(cluster, "move")
+    assert len(moves) >= 8
+    assert moves[0][0] < moves[0][1] / 2, "what was assumed is far off: the test shows learning"
+    late = sorted(abs(estimate / measured - 1) for estimate, measured in moves[4:])
+    assert late[len(late) // 2] < 0.15
