@@ -17,7 +17,7 @@ The same requests give the same run: there is nothing random in it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from runtime.chains import Stage
@@ -29,6 +29,7 @@ from runtime.sim.results.played import COUNTED
 from runtime.sim.results.recorder import RunRecorder, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.loading import Host
+from runtime.sim.run.playback import Playback
 from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import InputError
 
@@ -81,28 +82,19 @@ class EngineDeployment:
         self._longest = max(chain.spec.max_model_len for chain in family.chains.values())
         self._pending: dict[str, deque[EngineRequest]] = {name: deque() for name in self._groups}
         self._waits: dict[str, int] = {}
-        self._coming: Iterator[SequenceRequest] = iter(())
-        self._next: SequenceRequest | None = None
+        self._playback = Playback(self.clock, self.ledger, self._arrive)
 
     def run(self, requests: Iterable[SequenceRequest], progress: Callable[[int], None] | None = None) -> RunRecorder:
         """Run until every request has ended. Raises InputError if an engine fits no device."""
-        self._coming = iter(requests)
         for group in self._groups.values():
             need = self._need(group)
             if need > max(self._memory.values()):
                 raise InputError(f"an engine of {group.name} needs {need:,} bytes, and no device has so many")
             if plan_start(self.engines, self._memory, need, 0, 0) is not None:
                 self._start(group)
-        self._ask_next()
+        self._playback.begin(requests)
         self.clock.at(self._tick_ns, EventClass.TICK, (self._tick,))
-        told = 0
-        while self._next is not None or self.ledger.alive:
-            what = self.clock.pop()
-            what[0](*what[1:])
-            if progress is not None and not self.clock.played % 256:
-                done = len(self.ledger.arrived) - self.ledger.alive
-                progress(done - told)
-                told = done
+        self._playback.play(progress)
         return self.ledger
 
     def counts(self) -> dict[str, int]:
@@ -112,14 +104,7 @@ class EngineDeployment:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _ask_next(self) -> None:
-        self._next = next(self._coming, None)
-        if self._next is not None:
-            self.clock.at(self._next.arrival, EventClass.REQUEST, (self._arrive, self._next))
-
     def _arrive(self, request: SequenceRequest) -> None:
-        self.ledger.add_request(request, self.clock.now)
-        self._ask_next()
         self._enqueue(EngineRequest(request))
 
     def _enqueue(self, request: EngineRequest) -> None:

@@ -14,7 +14,7 @@ Scheduling is left to the scheduler and the agents; measurements go into a `RunR
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -43,16 +43,13 @@ from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.engine import hollow_rows
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Cost, Node, Periods
+from runtime.sim.run.playback import Playback
 from runtime.types import SequenceRequest
 
 #: Version that simulated agents report.
 VERSION = "simulated"
 #: Digest of simulated arrays.
 _DIGEST = "0" * 64
-
-
-class Stalled(Exception):
-    """Requests are alive and no event is due: the scheduler has lost them."""
 
 
 class Simulation:
@@ -89,8 +86,7 @@ class Simulation:
         self._timed = timed
         self._loads_stop_steps = loads_stop_steps
         self.counts = counts
-        self._coming: Iterator[SequenceRequest] = iter(())
-        self._next: SequenceRequest | None = None
+        self._playback = Playback(self.clock, self.ledger, self._arrive)
 
     def run(
         self,
@@ -105,44 +101,22 @@ class Simulation:
             faults: Devices that die: (time in ns, name).
             progress: Called now and then with the number of requests that have ended since the last call.
         """
-        self._coming = iter(requests)
         for name in self.nodes:
             self._join(name)
         for at, name in faults:
             self.clock.at(at, EventClass.TICK, (self._die, name))
-        self._ask_next()
+        self._playback.begin(requests)
         if self._pace.tick:
             self.clock.at(self._pace.tick, EventClass.TICK, (self._tick,))
         for place, name in enumerate(self.nodes if self._pace.report else ()):
             # Reports of the devices are spread over the period.
             self.clock.at(self._pace.report * (place + 1) // len(self.nodes), EventClass.TICK, (self._report, name))
-        self._play(progress)
+        self._playback.play(progress)
         return self.ledger
-
-    def _play(self, progress: Callable[[int], None] | None) -> None:
-        clock, ledger = self.clock, self.ledger
-        pop, told = clock.pop, 0
-        while self._next is not None or ledger.alive:
-            try:
-                what = pop()
-            except IndexError:
-                raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due") from None
-            what[0](*what[1:])
-            if progress is not None and not clock.played % 256:
-                done = len(ledger.arrived) - ledger.alive
-                progress(done - told)
-                told = done
 
     # -- requests and the scheduler ------------------------------------------------------------------------------------
 
-    def _ask_next(self) -> None:
-        self._next = next(self._coming, None)
-        if self._next is not None:
-            self.clock.at(self._next.arrival, EventClass.REQUEST, (self._arrive, self._next))
-
     def _arrive(self, request: SequenceRequest) -> None:
-        self.ledger.add_request(request, self.clock.now)
-        self._ask_next()
         self._handle_at_scheduler(AddRequest(request))
 
     def _handle_at_scheduler(self, event: Message | SchedulerEvent) -> None:

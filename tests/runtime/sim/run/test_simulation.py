@@ -12,7 +12,7 @@ from runtime.scheduler.observe.replay_log import Diverged, replay
 from runtime.sim.experiments.run import Played, assemble, play
 from runtime.sim.experiments.scenario import Scenario, scenario_of
 from runtime.sim.results.report import document_of
-from runtime.sim.run.simulation import Stalled
+from runtime.sim.run.playback import Stalled
 from zoo.errors import InputError
 
 #: Few large pages: all of them are checked after every event.
