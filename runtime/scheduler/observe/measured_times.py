@@ -49,7 +49,7 @@ class EstimateOutcome:
 
 @dataclass(slots=True)
 class _Load:
-    """A load under way. `x`: as in `MeasuredTimes._load`."""
+    """A load under way. `x`: 1, bytes that come for the first time, bytes that come again."""
 
     estimate: float
     x: tuple[float, float, float]
@@ -155,6 +155,11 @@ class MeasuredTimes:
         """Forget the loads of a device that has died."""
         self._loads.pop(device, None)
 
+    def remove_blocks(self, blocks: Collection[str]) -> None:
+        """Forget blocks that no chain has any more."""
+        for loads in self._loads.values():
+            loads.had.difference_update(blocks)
+
     @property
     def seconds_per_byte(self) -> float:
         """Time to load one byte that a device has not had."""
@@ -181,7 +186,8 @@ class MeasuredTimes:
         """
         fixed, rate = self._copy.coefficients
         costs = Costs(page_tokens, chunk, recompute, math.inf if set_bytes is None else rate * set_bytes)
-        return fixed + finish_time(tokens, costs).seconds
+        meeting = finish_time(tokens, costs)
+        return meeting.seconds + (fixed if meeting.tokens < tokens else 0.0)  # the fixed part is that of a copy
 
     @property
     def knows_recompute(self) -> bool:

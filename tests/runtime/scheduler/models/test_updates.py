@@ -79,7 +79,7 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
 
 
 def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
-    """Block profiles, latency estimates and prediction outcomes of old versions are removed.
+    """Block profiles, latency estimates, prediction outcomes and loads of old versions are removed.
 
     Otherwise a server that takes a new version of a model every minute would grow for ever.
     """
@@ -89,7 +89,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     router, history = cluster.scheduler.router, cluster.scheduler.speculation.history
     first = [profile(block.id) for block in A.blocks(*CUT)]
     estimates = router.estimates = estimates_of(*first, crossing=0.1)
-    sizes: list[tuple[int, ...]] = []
+    sizes: list[tuple[int, int, int, int, dict[str, int]]] = []
 
     def size() -> None:
         sizes.append(
@@ -98,6 +98,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
                 len(estimates._whole),
                 len({key[0] for key in estimates._known}),
                 len(history._outcomes),
+                {name: len(loads.had) for name, loads in cluster.scheduler.times._loads.items()},
             )
         )
 
@@ -120,7 +121,9 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
         cluster.at(at + 195 * MS, size)
     cluster.run()
     cluster.expect()
-    assert len(set(sizes)) == 1 and sizes[0][:2] == (4, 1) and sizes[0][2] <= 4 and sizes[0][3] == 1, sizes
+    assert all(each == sizes[0] for each in sizes), sizes
+    assert sizes[0][:2] == (4, 1) and sizes[0][2] <= 4 and sizes[0][3] == 1, sizes
+    assert sum(sizes[0][4].values()) == 4, sizes
 
 
 def test_a_new_block_goes_where_the_one_is_whose_place_it_takes() -> None:

@@ -9,9 +9,11 @@ from runtime.agent.stages.stages import StageTable
 from runtime.chains import Stage
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig
 from runtime.control.agent_io import StageLoaded
+from runtime.control.trace_events import TraceEvents
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import LoadStages
-from runtime.scheduler.observe.measured_times import Kind
+from runtime.policy.profiles import DeviceProfile, Line, LinkProfile
+from runtime.scheduler.observe.measured_times import Kind, MeasuredTimes
 from runtime.scheduler.observe.snapshot import picture_of
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -106,5 +108,21 @@ def test_moves_are_known_after_a_few() -> None:
     moves = outcomes(cluster, "move")
     assert len(moves) >= 8
     assert moves[0][0] < moves[0][1] / 2, "what was assumed is far off: the test shows learning"
+    longest = [measured for _, measured in moves[3::4]]  # each end begins at the pace that it had in the last move
+    assert len(longest) == 3 and longest[-1] < 0.45 * longest[0]
     late = sorted(abs(estimate / measured - 1) for estimate, measured in moves[4:])
     assert late[len(late) // 2] < 0.15
+
+
+def test_a_move_that_copies_nothing_has_no_fixed_part_of_a_copy() -> None:
+    fixed = 0.5
+    links = (LinkProfile("host", "process", Line((1.0, 1e6), (fixed, fixed + 1.0))),)
+    times = MeasuredTimes(ControlConfig(), DeviceProfile("", (), links), TraceEvents(None, ""))
+
+    def seconds(tokens: int, recompute: float | None) -> float:
+        front = None if recompute is None else lambda context, chunk: recompute * chunk
+        return times.move_seconds(tokens, 4, 8, 1e6, front)
+
+    assert seconds(4, 0.01) == pytest.approx(0.04)
+    assert seconds(4, None) == pytest.approx(fixed + 1.0, rel=0.01)
+    assert seconds(16, 0.1) == pytest.approx(fixed + 1.2, rel=0.01)  # 12 tokens in front, and 4 from the back

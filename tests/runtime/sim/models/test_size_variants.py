@@ -35,6 +35,11 @@ def test_the_larger_model_answers_as_long_as_its_steps_are_short_enough():
     assert adapted == 0 and accuracy["mean"] == pytest.approx(0.4)
 
 
+def test_loads_count_before_the_larger_model_is_there():
+    adapted, _ = served(scenario(1000.0))
+    assert 0 < adapted < 120 / 2
+
+
 def test_what_would_take_too_long_goes_to_the_smaller_one():
     adapted, accuracy = served(scenario(11.5))
     assert 0 < adapted < 120
