@@ -57,6 +57,9 @@ class SequenceRequest:
         priority: Lower runs first, as in vLLM; equal priorities run in order of `arrival`.
         adaptive: Whether another chain may serve the request (BL-28).
         tenant: Isolation key; sequences of different tenants share no pages.
+        output: Tokens that it produced before, on a server that is gone. It goes on as after a preemption: they run as
+            prompt, and count as output (limits, penalties, draws, indexes of its events). `model` produced them, so
+            `adaptive` has no effect.
     """
 
     seq: str
@@ -69,6 +72,7 @@ class SequenceRequest:
     adaptive: bool = False
     arrival: int = 0
     tenant: str = ""
+    output: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,32 @@ def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
         return "max_tokens and min_tokens must not be negative"
     if sampling.min_tokens > sampling.max_tokens:
         return f"min_tokens ({sampling.min_tokens}) exceeds max_tokens ({sampling.max_tokens})"
-    length = len(request.prompt) + min(sampling.max_tokens, 1)
+    if request.output and (why := _ended(request, spec)):
+        return why
+    length = len(request.prompt) + len(request.output) + min(sampling.max_tokens, 1)
     if length > spec.max_model_len:
         return (
-            f"the prompt of {len(request.prompt)} tokens leaves no room for an answer: {spec.name} takes "
-            f"{spec.max_model_len} tokens in all"
+            f"the prompt of {length - min(sampling.max_tokens, 1)} tokens leaves no room for an answer: {spec.name} "
+            f"takes {spec.max_model_len} tokens in all"
         )
     if not _within(request.prompt, spec.vocab_size):
         return f"prompt token ids must lie in [0, {spec.vocab_size})"
+    if not _within(request.output, spec.vocab_size):
+        return f"token ids produced before must lie in [0, {spec.vocab_size})"
     if not _within(sampling.stop_token_ids, spec.vocab_size):
         return f"stop_token_ids must lie in [0, {spec.vocab_size})"
     if not _within((token for token, _ in sampling.logit_bias), spec.vocab_size):
         return f"token ids in logit_bias must lie in [0, {spec.vocab_size})"
+    return None
+
+
+def _ended(request: SequenceRequest, spec: ModelSpec) -> str | None:
+    sampling, made = request.sampling, len(request.output)
+    if made >= sampling.max_tokens:
+        return f"{made} tokens were produced before, and max_tokens is {sampling.max_tokens}"
+    ends = sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids)
+    if made >= sampling.min_tokens and request.output[-1] in ends:
+        return f"the output of {made} tokens has ended: token {request.output[-1]} is its last one"
     return None
 
 

@@ -42,6 +42,10 @@ class LiveSequence:
     phase: Phase = "prefill"
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.request.output:
+            self.output, self.phase = list(self.request.output), "resume"
+
     @property
     def seq(self) -> str:
         return self.request.seq

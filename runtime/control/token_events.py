@@ -24,5 +24,5 @@ def end_event(
 
 
 def refusal_event(request: SequenceRequest, why: str) -> TokenEvent:
-    """Return the only event of a sequence that was refused."""
-    return TokenEvent(request.seq, request.request, 0, None, finish="error", error=why)
+    """Return the only event of a sequence that was refused; its index is the number of tokens produced before."""
+    return TokenEvent(request.seq, request.request, len(request.output), None, finish="error", error=why)

@@ -47,7 +47,10 @@ class TraceEvents:
         self.on = sink is not None
 
     def arrive(self, now: int, request: SequenceRequest) -> None:
-        self._emit(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)
+        resumed: dict[str, Any] = {"produced": len(request.output)} if request.output else {}
+        self._emit(
+            now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority, **resumed
+        )
 
     def inserted(self, now: int, request: SequenceRequest, phase: Phase, tokens: int) -> None:
         """Record that a sequence joins the batch (`batch.resume` after a preemption). `tokens`: its context length."""

@@ -194,10 +194,11 @@ class SchedulerLoop:
             if (why := self.unavailable_models.reason(one.model)) is not None:
                 self._routes.deliver([refusal_event(one, why)])
                 continue
-            tokens += len(one.prompt)
+            size = len(one.prompt) + len(one.output)
+            tokens += size
             if taken and tokens > _LOT:
                 self._take_in(taken, now)
-                taken, tokens = [], len(one.prompt)
+                taken, tokens = [], size
             taken.append(one)
         if taken:
             self._take_in(taken, now)

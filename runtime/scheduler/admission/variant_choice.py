@@ -72,8 +72,8 @@ class VariantChooser:
         self._estimates = estimates
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
-        """Return the variant that a request gets; None for the chain that it names."""
-        if not (request.adaptive and self._state.placed):
+        """Return the variant that a request gets; None for the chain that it names, as when it has produced tokens."""
+        if not (request.adaptive and self._state.placed) or request.output:
             return None
         own = Variant(exact.model, exact, exact.version, 1.0)
         deltas, others = self._nearest_delta(exact), self._state.variants.get(exact.loaded_as, ())

@@ -73,7 +73,7 @@ class SequenceLifecycle:
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         """Emit the only event of a request that is not admitted: an error with this reason."""
         self._state.counters.finished["error"] += 1
-        self._state.tell.sequence_ended(now, request, "error", 0)
+        self._state.tell.sequence_ended(now, request, "error", len(request.output))
         self._state.out.events.append(refusal_event(request, why))
 
     def sharing(self) -> SharingCounts:

@@ -72,9 +72,9 @@ class ScheduledSequence(LiveSequence):
 
     @property
     def device_request(self) -> SequenceRequest:
-        """Its request as sent to devices, with the name of the version that it keeps."""
-        name = self.chain.loaded_as
-        return self.request if name == self.request.model else replace(self.request, model=name)
+        """Its request as sent to devices, with the name of the version that it keeps; its output is sent beside it."""
+        name, request = self.chain.loaded_as, self.request
+        return request if name == request.model and not request.output else replace(request, model=name, output=())
 
     def first(self, upto: int) -> tuple[int, ...]:
         """Return the first `upto` tokens of prompt and output."""

@@ -105,7 +105,7 @@ class EngineDeployment:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SequenceRequest) -> None:
-        self._enqueue(EngineRequest(request))
+        self._enqueue(EngineRequest(request, made=len(request.output)))
 
     def _enqueue(self, request: EngineRequest) -> None:
         group = self._group_of[request.request.model]

@@ -75,7 +75,7 @@ class RunRecorder:
         self.arrived.append(now)
         self.first.append(0)
         self.ended.append(0)
-        self.tokens.append(0)
+        self.tokens.append(len(request.output))
 
     def add_events(self, events: Iterable[TokenEvent], now: int) -> None:
         """Record tokens and ends. Raises KeyError for a sequence that has ended or is unknown."""

@@ -1,7 +1,7 @@
 """Random schedules that combine all mechanisms; one seed gives one schedule.
 
 They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
-balancing, placement, pages that fail verification, and links of all speeds.
+balancing, placement, pages that fail verification, links of all speeds, and sequences that arrive with tokens.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from runtime.chains import Surrogate
 from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
-from runtime.control.scheduler_io import PauseSequence, ResumeSequence, ServeModel, Tick
+from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
-from runtime.engine.fakes.integer_model import IntegerModel, counting_model, surrogate_of
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS
-from tests.runtime.virtual import request
+from tests.runtime.virtual import Told, request
 
 #: A small vocabulary, so that a wrong prediction often gives the right token. N shares most of M; P and Q are later
 #: versions of it.
@@ -70,6 +71,17 @@ class Anything(Changing):
         super().__post_init__()
         self.scheduler.speculation.pin([(M.chain(*CUT).uses[1].block, f"d{at}") for at in range(self.devices)])
         self._plan(rng, () if predicted else rng.choice(((), (P,), (P, Q))))
+
+    def tell(self, event: Any) -> None:
+        """As in the base; a quarter of the sequences arrive with the first tokens of their answers."""
+        if isinstance(event, AddRequest) and event.request.seq in self.requests:
+            rng, one = random.Random(f"{self.seed} {event.request.seq}"), event.request
+            if rng.random() < 0.25 and (chain := self.scheduler._state.chains.get(one.model)) is not None:
+                model = next(each for each in self.known if each.spec.name == chain.loaded_as)
+                answer = expected(model, one.prompt, one.sampling)
+                one = replace(one, output=tuple(answer[: rng.randrange(len(answer))]))
+                self.told[one.seq], event = Told(list(one.output)), AddRequest(one)
+        super().tell(event)
 
     def _plan(self, rng: random.Random, versions: Sequence[IntegerModel]) -> None:
         within = rng.choice((20, 60, 150)) * MS

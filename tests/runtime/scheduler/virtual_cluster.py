@@ -145,7 +145,7 @@ class VirtualCluster:
         """Send requests to the scheduler at a time (ns), and record their token events."""
         for request in requests:
             self.requests[request.seq] = request
-            self.told[request.seq] = Told()
+            self.told[request.seq] = Told(list(request.output))
             self.at(at, lambda request=request: self.tell(AddRequest(request)))
 
     def abort(self, seq: str, at: int) -> None:
