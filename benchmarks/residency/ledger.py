@@ -2,8 +2,8 @@
 
     Ledger(zoo, budget).attach(engine)      from then on every load, unload and step of the engine is checked
 
-It counts by the tensors of manifests, where the runtime counts by blocks. After each event the engine's own count of
-its memory is compared with the budget.
+It counts the tensors of manifests and the growth of the engine's own count of its memory, where the runtime counts by
+blocks what it expects the engine to hold. After each event the engine's count is compared with the budget.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Ledger:
         budget: Bytes of weights that the device may hold.
         private: Whether models share no tensors.
         missing: Sum, over all loads, of the bytes of the stage's tensors that no loaded stage had.
+        grown: Sum, over all loads, of the bytes by which the engine's own count grew.
         read: Bytes of tensors read from the store.
         tensors: Most bytes of tensors of loaded stages, each once.
         engine: Most bytes by the engine's own count.
@@ -39,6 +40,7 @@ class Ledger:
     budget: int
     private: bool = False
     missing: int = 0
+    grown: int = 0
     read: int = 0
     tensors: int = 0
     engine: int = 0
@@ -54,7 +56,7 @@ class Ledger:
     def attach(self, engine: Any) -> None:
         """Check every load, unload and step of an engine, and count what it reads."""
         self._weights = lambda: int(engine.memory().weights)
-        engine.load = self._after(engine.load, self._loaded)
+        engine.load = self._after(self._growing(engine.load), self._loaded)
         engine.unload = self._after(engine.unload, self._unloaded)
         for name in ("run", "launch"):
             setattr(engine, name, self._after(getattr(engine, name), lambda *_: None))
@@ -72,9 +74,18 @@ class Ledger:
     def document(self) -> Mapping[str, int]:
         return {
             "budget": self.budget, "loads": self.loads, "unloads": self.unloads, "missing": self.missing,
-            "read": self.read, "most_tensors": self.tensors, "most_engine": self.engine, "checks": self.checks,
-            "over": self.over,
+            "grown": self.grown, "read": self.read, "most_tensors": self.tensors, "most_engine": self.engine,
+            "checks": self.checks, "over": self.over,
         }  # fmt: skip
+
+    def _growing(self, load: Callable[[Stage], Any]) -> Callable[[Stage], Any]:
+        def growing(stage: Stage) -> Any:
+            before = self._weights()
+            spec = load(stage)
+            self.grown += self._weights() - before
+            return spec
+
+        return growing
 
     def _after(self, method: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         @wraps(method)

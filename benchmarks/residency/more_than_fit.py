@@ -29,12 +29,14 @@ from typing import Any
 from benchmarks.reports import deliver
 from benchmarks.residency.family import make
 from benchmarks.residency.sides import OURS, DeviceMemory, OpenSide, SideName, opened, own_answers
+from cli.serving.options import ServeOptions
 from cli.shared.sizes import size_of
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.drive import WallClock, drive
 from runtime.bench.lengths import Lengths
 from runtime.bench.summary import Slo, summarize
 from runtime.bench.workload import Workload, WorkloadSettings, build
+from runtime.engine.catalog.held_bytes import HeldBytes, form_of
 from zoo.api import Zoo
 
 SIDES: tuple[SideName, ...] = ("blocks", "models", "transformers")
@@ -105,9 +107,12 @@ def measure(store: Path, setting: FitSetting) -> dict[str, Any]:
 
 
 def room_for(store: Path, names: Sequence[str], fit: int, pages: int) -> DeviceMemory:
-    """Return the room of a device for so many of the largest model: each distinct tensor of a model counts once."""
+    """Return the room of a device for so many of the largest model, as the engine holds it."""
+    form, whole = form_of(ServeOptions().engine()), 0
     with Zoo(store, create=False) as zoo:
-        whole = max(sum(tensor.nbytes for tensor in zoo.model(name).manifest.tensors) for name in names)
+        for manifest in (zoo.model(name).manifest for name in names):
+            held, components = HeldBytes(manifest, form), [placed.component for placed in manifest.components]
+            whole = max(whole, held.weights(components) + held.adapters(components))
     return DeviceMemory(fit, fit * whole, pages)
 
 

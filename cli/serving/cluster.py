@@ -123,9 +123,9 @@ def weights_on_device(options: ServeOptions, blocks: int, adapters: int) -> int:
     """Return the bytes of weights for which a GPU's page pool leaves room.
 
     That is the limit of an agent's weights if one is given, else all models: every device may come to load every block.
-    Adapters are kept in float32, and joined twice: for recorded steps, and for the last other one.
+    Adapters are kept once, and joined twice: for recorded steps, and for the last other one.
     """
-    return options.weights_limit or (2 if options.dtype == "float32" else 1) * blocks + 6 * adapters
+    return options.weights_limit or blocks + 3 * adapters
 
 
 def _alone(

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.chains import BlockUse, Chain
-from runtime.engine.catalog.describe import Sizes
+from runtime.engine.catalog.held_bytes import HeldBytes
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of, part_of, profile_of
 from zoo.catalog import Reader
@@ -75,7 +75,7 @@ def _profiles(reader: Reader, device: str, threads: int) -> Iterator[DeviceProfi
 
 def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockProfile]) -> Iterator[BlockProfile]:
     manifest = reader.model(name)
-    components, sizes = [placed.component for placed in manifest.components], Sizes(manifest)
+    components, sizes = [placed.component for placed in manifest.components], HeldBytes(manifest)
     blocks = reader.chain(name)
     for use in chain.uses:
         block = next((each for each in blocks if each.lo <= use.lo and use.hi <= each.hi), None)
@@ -88,7 +88,7 @@ def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockPr
 
 
 def _part(
-    whole: BlockProfile, block: ChainBlock, use: BlockUse, components: Sequence[Component], sizes: Sizes
+    whole: BlockProfile, block: ChainBlock, use: BlockUse, components: Sequence[Component], sizes: HeldBytes
 ) -> BlockProfile:
     piece, all_of_it = components[use.lo : use.hi], components[block.lo : block.hi]
     loaded = _bytes(piece, sizes) / max(_bytes(all_of_it, sizes), 1)
@@ -101,7 +101,7 @@ def _multiplied(components: Sequence[Component]) -> list[Component]:
     return [component for component in components if component.kind != "embedding"]
 
 
-def _bytes(components: Sequence[Component], sizes: Sizes) -> int:
+def _bytes(components: Sequence[Component], sizes: HeldBytes) -> int:
     """Return the sum of the components' bytes.
 
     A tensor that two components share counts twice; otherwise the shares of pieces would not add up to one.

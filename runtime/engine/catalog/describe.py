@@ -18,6 +18,7 @@ import torch
 from runtime.chains import Block, BlockUse, Boundary, Chain
 from runtime.config import EngineConfig
 from runtime.engine.attention.varlen import page_multiple
+from runtime.engine.catalog.held_bytes import HeldBytes, form_of
 from runtime.engine.models.load import spec_of
 from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.registry import dtype_named
@@ -29,9 +30,6 @@ from zoo.store import Store
 
 #: Component kinds that a piece may begin with; an FFN stays with the attention before it.
 _BEGINS = frozenset(["attention", "layer", "lm_head", "stitch"])
-
-#: Component kinds that may share a tensor, in a model with a tied head.
-_ENDS = frozenset(["embedding", "lm_head"])
 
 #: Hexadecimal digits of a boundary's domain: enough that collisions cannot be found.
 _DOMAIN = 32
@@ -71,7 +69,7 @@ def describe_chain(
     multiple = page_multiple(torch.device(config.device)) if executor == "paged" else 1
     pages = PageSizes(config.kv_cache_memory_bytes, half_page, multiple)
     spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))
-    sizes = Sizes(manifest)
+    sizes = HeldBytes(manifest, form_of(config, executor))
     uses, blocks = [], []
     for lo, hi in _pieces(manifest, chain, sizes, piece_bytes):
         components = [placed.component for placed in manifest.components[lo:hi]]
@@ -90,27 +88,6 @@ def describe_chain(
     return DescribedChain(made, tuple(blocks))
 
 
-class Sizes:
-    """Bytes of a model's components, each distinct tensor once."""
-
-    def __init__(self, manifest: ModelManifest) -> None:
-        self._bytes = {tensor.digest: tensor.nbytes for tensor in manifest.tensors}
-
-    def weights(self, components: Sequence[Component]) -> int:
-        return sum(
-            self._bytes[digest] for digest in {digest for component in components for _, digest in component.tensors}
-        )
-
-    def tables(self, components: Sequence[Component]) -> tuple[tuple[str, int], ...]:
-        """Return the tensors of embeddings and heads, each with its bytes, by digest."""
-        ends = [component for component in components if component.kind in _ENDS]
-        return tuple((digest, self._bytes[digest]) for digest in sorted({d for end in ends for _, d in end.tensors}))
-
-    def adapters(self, components: Sequence[Component]) -> int:
-        own = [component.adapter for component in components if component.adapter is not None]
-        return sum(self._bytes[digest] for digest in {digest for adapter in own for _, digest in adapter.tensors})
-
-
 def boundaries_of(manifest: ModelManifest, found: Servable) -> Iterator[Boundary]:
     """Yield the boundaries of a chain: behind its first attention layer, up to its last one (UN-15).
 
@@ -127,7 +104,7 @@ def boundaries_of(manifest: ModelManifest, found: Servable) -> Iterator[Boundary
 
 
 def _pieces(
-    manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int
+    manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: HeldBytes, piece_bytes: int
 ) -> Iterator[tuple[int, int]]:
     """Yield the zoo's blocks, cut before layers wherever a piece would exceed `piece_bytes`."""
     components = [placed.component for placed in manifest.components]

@@ -8,6 +8,8 @@ expressed this way stays stock.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,17 +25,33 @@ from zoo.manifest import Component
 
 _ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})
 _FFN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+_FUSED: Mapping[str, frozenset[str]] = {"attention": _ATTENTION, "ffn": _FFN, "lm_head": _FFN}
+
+
+def fuses(component: Component) -> bool:
+    """Return whether components of this kind and family have a fused form."""
+    return component.family in _FUSED.get(component.kind, ())
+
+
+def grouped_layers(component: Component) -> tuple[tuple[str, ...], ...]:
+    """Return the linear layers of a component that one operation of its fused form reads together, by name."""
+    if not fuses(component):
+        return ()
+    if component.kind == "attention":
+        return (("q_proj", "k_proj", "v_proj"),)
+    silu = json.loads(component.spec).get("hidden_act", "silu") == "silu"
+    return (("gate_proj", "up_proj"),) if component.kind == "ffn" and silu else ()
 
 
 def can_fuse(component: Component, module: nn.Module) -> bool:
     """Return whether `fuse` has a form for a component's module."""
     match component.kind:
         case "attention":
-            return component.family in _ATTENTION and isinstance(module, AttentionHalf)
+            return fuses(component) and isinstance(module, AttentionHalf)
         case "ffn":
-            return component.family in _FFN and isinstance(module, ResidualHalf)
+            return fuses(component) and isinstance(module, ResidualHalf)
         case "lm_head":
-            return component.family in _FFN and isinstance(module, LmHead) and module.norm is not None
+            return fuses(component) and isinstance(module, LmHead) and module.norm is not None
     return False
 
 

@@ -216,11 +216,14 @@ class ComponentPool:
         inside = widened and not can_fuse(component, module)  # computes in bfloat16
         linears = [pair.new for pair in pairs if isinstance(pair.new, SharedLinear)]
         packs = self._pack_(linears, component, tensors)
+        copied = {key.partition(_TURNED)[0] for key in packs}
         if widened and not inside:
             private += widen_parameters_(module)
-        plain, now_packed = [], {key.partition(_TURNED)[0] for key in packs}
+            read = {parameter.data_ptr() for parameter in module.parameters()}
+            copied.update(digest for name, digest in component.tensors if tensors[name].data_ptr() not in read)
+        plain = []
         for digest in held:
-            if digest in now_packed:
+            if digest in copied:
                 self.pool.release([digest])
             else:
                 plain.append(digest)

@@ -66,8 +66,8 @@ def test_sides_answer_exactly_and_the_accounts_agree(store: Path) -> None:
     assert made["budget"] == room.weights and made["errors"] == {"blocks": 0, "models": 0, "transformers": 0}
     assert [made["answers"][name]["other"] for name in ("blocks", "models")] == [0, 0]
     for account in made["memory"].values():
-        assert account["loaded"] == account["missing"] >= account["read"] > 0
-        assert account["most_tensors"] <= room.weights and account["checks"] > account["loads"]
+        assert account["loaded"] == account["grown"] and account["missing"] >= account["read"] > 0
+        assert account["over"] == 0 < account["most_engine"] <= room.weights and account["checks"] > account["loads"]
     blocks, models = (made["memory"][name] for name in ("blocks", "models"))
     assert blocks["loaded"] < models["loaded"] and blocks["loads"] <= models["loads"]
     assert made["rate"] == pytest.approx(0.8 * made["figures"]["models"]["closed"]["requests_per_second"])

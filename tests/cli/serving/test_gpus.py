@@ -87,6 +87,6 @@ def test_the_options() -> None:
 
 
 def test_weights_for_which_room_is_left() -> None:
-    assert weights_on_device(ServeOptions(), 10 * GIB, GIB) == 16 * GIB
-    assert weights_on_device(ServeOptions(dtype="float32"), 10 * GIB, GIB) == 26 * GIB
+    assert weights_on_device(ServeOptions(), 10 * GIB, GIB) == 13 * GIB
+    assert weights_on_device(ServeOptions(dtype="float32"), 20 * GIB, GIB) == 23 * GIB
     assert weights_on_device(ServeOptions(agent_weights="4GiB"), 10 * GIB, GIB) == 4 * GIB
