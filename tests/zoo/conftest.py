@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
 
 from tests.zoo import postgres
 from zoo.catalog import Catalog
@@ -23,24 +21,12 @@ def postgres_server() -> Iterator[str]:
         yield url
 
 
-_numbers = itertools.count()
-
-
-def _new_database(server: str) -> str:
-    name = f"zoo{next(_numbers)}"
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return make_url(server).set(database=name).render_as_string(hide_password=False)
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'catalog.sqlite'}"
-    return _new_database(request.getfixturevalue("postgres_server"))
+    return postgres.new_database(request.getfixturevalue("postgres_server"))
 
 
 @pytest.fixture

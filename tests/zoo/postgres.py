@@ -5,6 +5,7 @@ The machine's own server is never used.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shutil
@@ -14,6 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import create_engine, make_url, text
+
+_numbers = itertools.count()
 
 
 def find_binaries() -> Path | None:
@@ -43,6 +48,16 @@ def cluster(binaries: Path) -> Iterator[str]:
             _run([binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], user)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def new_database(server: str) -> str:
+    """Make an empty database in a cluster; return its URL."""
+    name = f"zoo{next(_numbers)}"
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
 def _unprivileged(root: Path) -> dict[str, Any]:

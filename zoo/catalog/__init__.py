@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import URL
 
-from zoo.catalog.engine import make_engine, migrate, reading, writing
+from zoo.catalog.engine import migrate, open_database
 from zoo.catalog.reader import Reader
 from zoo.catalog.summaries import ModelSummary
 from zoo.catalog.writer import Writer
@@ -32,13 +32,13 @@ class Catalog:
             StoreError: The database cannot be reached or used, or has a newer version than this software.
             StoreBusy: Another process held the database for too long.
         """
-        self._engine = make_engine(url)
-        migrate(self._engine)
+        self._database = open_database(url)
+        migrate(self._database)
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open a snapshot for reading. Readers and writers do not block each other."""
-        with reading(self._engine) as connection:
+        with self._database.reading() as connection:
             yield Reader(connection)
 
     @contextmanager
@@ -47,9 +47,9 @@ class Catalog:
 
         Raises StoreBusy if other writers hold it for too long.
         """
-        with writing(self._engine) as connection:
+        with self._database.writing() as connection:
             yield Writer(connection)
 
     def close(self) -> None:
         """Close the connections; using the catalogue again opens new ones."""
-        self._engine.dispose()
+        self._database.close()

@@ -357,7 +357,7 @@ def test_writers_take_turns(catalog: Catalog) -> None:
 
 @pytest.fixture
 def impatient(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
-    monkeypatch.setattr("zoo.catalog.engine.BUSY_SECONDS", 1)
+    monkeypatch.setattr("zoo.database.BUSY_SECONDS", 1)
     catalog = Catalog(database_url)
     yield catalog
     catalog.close()
@@ -373,7 +373,9 @@ def test_a_model_is_read_in_few_queries(catalog: Catalog) -> None:
     put(catalog, manifest_of("large", [tensor(number) for number in range(600)]))
     statements: list[str] = []
     event.listen(
-        catalog._engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: statements.append(statement)
+        catalog._database.engine,
+        "before_cursor_execute",
+        lambda _c, _cursor, statement, *_: statements.append(statement),
     )
     with catalog.reading() as reader:
         assert len(reader.model("large").components) == 600

@@ -1,0 +1,78 @@
+"""The tables of the durable queue. Times are nanoseconds of the wall clock.
+
+`VERSION` changes with the tables; a database of another version is refused (`database.QueueDatabase`).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+VERSION = 1
+
+
+class QueueBase(DeclarativeBase):
+    """Base of all tables of the queue."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class QueueRow(QueueBase):
+    """The only row: the version of the tables, and how many servers have opened the queue."""
+
+    __tablename__ = "queue"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    version: Mapped[int] = mapped_column(Integer)
+    openings: Mapped[int] = mapped_column(BigInteger)
+
+
+class RequestRow(QueueBase):
+    """A request, as `records.DurableRequest`. `answer` and `stream` are compressed (zstd)."""
+
+    __tablename__ = "queue_requests"
+    __table_args__ = (
+        UniqueConstraint("principal", "key"),
+        Index(None, "state", "batch", "priority", "created"),
+        Index(None, "batch", "line"),
+        Index(None, "ended"),
+    )
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    principal: Mapped[str] = mapped_column(String(64))
+    key: Mapped[str | None] = mapped_column(String(64))
+    digest: Mapped[bytes] = mapped_column(LargeBinary)
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)
+    file: Mapped[str | None] = mapped_column(String(128))
+    offset: Mapped[int | None] = mapped_column(BigInteger)
+    length: Mapped[int | None] = mapped_column(BigInteger)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    created: Mapped[int] = mapped_column(BigInteger)
+    deadline: Mapped[int | None] = mapped_column(BigInteger)
+    priority: Mapped[int] = mapped_column(BigInteger)
+    model: Mapped[str] = mapped_column(Text)
+    version: Mapped[str] = mapped_column(String(128))
+    batch: Mapped[str | None] = mapped_column(String(128))
+    line: Mapped[int | None] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+    attempts: Mapped[int] = mapped_column(Integer)
+    ended: Mapped[int | None] = mapped_column(BigInteger)
+    status: Mapped[int | None] = mapped_column(Integer)
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    stream: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+class EventRow(QueueBase):
+    """Token events of a request that has not ended, from number `ordinal` on (`records.encode_events`)."""
+
+    __tablename__ = "queue_events"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+    request: Mapped[str] = mapped_column(ForeignKey("queue_requests.id", ondelete="CASCADE"), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    events: Mapped[bytes] = mapped_column(LargeBinary)

@@ -1,0 +1,113 @@
+"""The journal: writes of many tasks in few transactions, in order; a failed one harms no other."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection
+
+from runtime.queueing import requests
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.journal import Journal
+from tests.runtime.queueing.test_requests import GIVEN_UP, NOW, made, put
+from zoo.errors import StoreError
+
+
+def test_events_of_many_streams_share_transactions_and_keep_their_order(queue: QueueDatabase) -> None:
+    put(queue, *(made(i, state="running") for i in range(8)))
+
+    async def stream(journal: Journal, number: int) -> None:
+        for ordinal in range(20):
+            await journal.append(f"cmpl-{number}", ordinal, b"%d" % ordinal)
+
+    async def main() -> int:
+        journal = Journal(queue)
+        await asyncio.gather(*(stream(journal, number) for number in range(8)))
+        await journal.close()
+        assert journal.counts.appends == 160
+        return journal.counts.commits
+
+    assert asyncio.run(main()) <= 80
+    with queue.reading() as connection:
+        for number in range(8):
+            assert requests.events(connection, f"cmpl-{number}") == [b"%d" % i for i in range(20)]
+
+
+def test_an_append_is_readable_once_it_has_returned(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running"))
+
+    async def main() -> None:
+        journal = Journal(queue)
+        for ordinal in range(5):
+            await journal.append("cmpl-1", ordinal, b"x")
+            with queue.reading() as connection:
+                assert len(requests.events(connection, "cmpl-1")) == ordinal + 1
+        await journal.close()
+
+    asyncio.run(main())
+
+
+def test_a_failed_write_is_undone_alone(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running"), made(2, state="running"))
+
+    def broken(connection: Connection) -> None:
+        requests.put(connection, [made(5)])
+        raise ValueError("broken")
+
+    async def main() -> None:
+        journal = Journal(queue, gather=0.2)
+        await journal.append("cmpl-1", 0, b"first")
+        outcomes = await asyncio.gather(
+            journal.append("cmpl-1", 0, b"again"),
+            journal.append("cmpl-2", 0, b"other"),
+            journal.write(broken),
+            journal.write(partial(requests.put, requests=[made(6)])),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [StoreError, type(None), ValueError, type(None)]
+        await journal.close()
+
+    asyncio.run(main())
+    with queue.reading() as connection:
+        assert requests.events(connection, "cmpl-1") == [b"first"]
+        assert requests.events(connection, "cmpl-2") == [b"other"]
+        assert requests.get(connection, "cmpl-5") is None
+        assert requests.get(connection, "cmpl-6") is not None
+
+
+def test_writes_keep_their_place_among_events(queue: QueueDatabase) -> None:
+    put(queue, made(1, state="running"))
+
+    async def main() -> None:
+        journal = Journal(queue, gather=0.2)
+        first = asyncio.ensure_future(journal.append("cmpl-1", 0, b"a"))
+        end = asyncio.ensure_future(
+            journal.write(
+                lambda connection: requests.finish(connection, "cmpl-1", "done", GIVEN_UP, NOW),
+            )
+        )
+        await asyncio.gather(first, end)
+        await journal.close()
+
+    asyncio.run(main())
+    with queue.reading() as connection:
+        assert requests.events(connection, "cmpl-1") == []
+
+
+def test_a_lost_database_is_an_error_of_each_write_and_no_hang(queue: QueueDatabase) -> None:
+    async def main() -> None:
+        journal = Journal(queue)
+        queue.close()
+        outcomes = await asyncio.gather(
+            journal.append("cmpl-1", 0, b"a"),
+            journal.write(partial(requests.put, requests=[made(1)])),
+            return_exceptions=True,
+        )
+        assert [type(outcome) for outcome in outcomes] == [StoreError, StoreError]
+        await journal.close()
+        with pytest.raises(StoreError):
+            await journal.append("cmpl-1", 1, b"a")
+
+    asyncio.run(main())
