@@ -9,8 +9,6 @@ from typing import Any
 #: runs.
 RUNS: Mapping[str, tuple[str, ...]] = {
     "blockllm": ("--preset", "blockllm", "--requests", "60"),
-    "blockllm.pm": ("--preset", "blockllm", "--requests", "40", "--policy", "pm"),
-    "blockllm.ps": ("--preset", "blockllm", "--requests", "40", "--policy", "ps"),
     "blockllm-load": ("--preset", "blockllm-load", "--requests", "40"),
     "blockllm-apps": ("--preset", "blockllm-apps", "--requests", "60"),
     "blockllm-table2": ("--preset", "blockllm-table2", "--requests", "40"),

@@ -120,9 +120,9 @@ class RankedQueue(Generic[Live]):
     def __contains__(self, live: Live) -> bool:
         return live.rank in self._sequences
 
-    def head(self, count: int) -> list[Live]:
-        """Return the first `count` sequences, or all if there are fewer."""
-        return [self._sequences[rank] for rank in self._ranks[: max(0, count)]]
+    def first(self) -> Live:
+        """Return the first sequence. Raises IndexError if there is none."""
+        return self._sequences[self._ranks[0]]
 
     def add(self, live: Live) -> None:
         insort(self._ranks, live.rank)

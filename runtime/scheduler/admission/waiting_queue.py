@@ -51,11 +51,11 @@ class WaitingQueue:
     def first(self, version: str) -> ScheduledSequence | None:
         """Return the first sequence of a chain, None if none waits."""
         queue = self._queues.get(version)
-        return None if queue is None else queue.head(1)[0]
+        return None if queue is None else queue.first()
 
     def heads(self) -> list[ScheduledSequence]:
         """Return the first sequence of each chain, in rank order."""
-        return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda sequence: sequence.rank)
+        return sorted((queue.first() for queue in self._queues.values()), key=lambda sequence: sequence.rank)
 
     def count(self, version: str) -> int:
         """Return how many sequences of a chain wait; paused ones are not counted."""

@@ -361,9 +361,11 @@ class DecodeLoop:
         """
         last, rank = None, sequence.rank
         for other in self._state.devices[device].passing.here.values():
-            if other.pages.groups and other.rank > rank and device in dict(other.place.weights):
-                if other.waits.doomed:
+            if other.rank <= rank or not other.pages.groups:
+                continue
+            doomed = other.waits.doomed
+            if (doomed or last is None or other.rank > last.rank) and device in dict(other.place.weights):
+                if doomed:
                     return None
-                if last is None or other.rank > last.rank:
-                    last = other
+                last = other
         return last

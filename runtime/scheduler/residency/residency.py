@@ -115,6 +115,12 @@ class Residency:
                 self._began[name, stage] = now, self._missing(chain, name, stage)
                 self._state.ask_for(chain, name, stage)
 
+    def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
+        """Return whether a request of a stage changes nothing: it is loading, or an earlier sequence waits there."""
+        waiter = self._waiters.get(device)
+        earlier = waiter is not None and waiter.sequence.rank < sequence.rank
+        return earlier or stage in self._state.devices[device].stages.loading
+
     def record_use(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence begins to run on the stages of its path."""
         for hop in sequence.path:

@@ -124,6 +124,17 @@ class Router:
         route = self._routes.get_route(chain, chosen)
         return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
 
+    def only(self, chain: Chain) -> Route | None:
+        """Return the route over the only instances of a chain's blocks; None if one has several, or none alive."""
+        instances, living = self._blocks.instances, self._devices.living
+        devices: list[str] = []
+        for use in chain.uses:
+            where = instances.get(use.block, ())
+            if len(where) != 1 or where[0] not in living:
+                return None
+            devices.append(where[0])
+        return self._routes.get_route(chain, tuple(devices))
+
     def holds(self, route: Route) -> float:
         """Return the page sets that one sequence alone can have along a route."""
         return min((self._devices[name].pages.capacity // pages for name, pages in route.weights), default=math.inf)
