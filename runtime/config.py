@@ -457,6 +457,7 @@ class ServerConfig:
 
     Fields:
         max_body_bytes, max_choices, max_queued: Limits on what one client can cost.
+        max_num_seqs: Sequences that the scheduler runs at once: how many lines of batches it is given.
         drain_seconds: Time for running requests to finish at shutdown.
         early_exit: Whether requests may use the first layers of a model only (BL-30).
     """
@@ -467,5 +468,6 @@ class ServerConfig:
     max_body_bytes: int = 8 << 20
     max_choices: int = 64
     max_queued: int = 4096
+    max_num_seqs: int = 256
     drain_seconds: float = 30.0
     early_exit: bool = False

@@ -27,6 +27,7 @@ from runtime.scheduler.observe.snapshot import (
 )
 from runtime.server.app import routes_of
 from runtime.server.auth import OPEN_ROUTES
+from runtime.server.batches.routes import BatchRoutes
 from runtime.server.completions import Generate
 from runtime.server.context import make_service
 from runtime.server.interfaces import Driver, ModelSource
@@ -83,7 +84,7 @@ def served_routes() -> list[Route]:
     driver, source = cast(Driver, _Silent()), cast(ModelSource, None)
     service = make_service(driver, ServedModels(()), source, ServerConfig(), None)
     service.workers.shutdown()
-    return routes_of(service)
+    return routes_of(service, BatchRoutes(service))
 
 
 def _name(route: Route) -> str:

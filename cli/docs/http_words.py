@@ -89,6 +89,15 @@ _GENERATING = {
 _NO_REQUEST = {404: "no request of that id runs or waits"}
 
 #: By method and path.
+_NO_QUEUE = "the server runs without `--queue`"
+_FILE = """{"id": "file-…", "object": "file", "bytes", "created_at", "expires_at", "filename", "purpose", "status"}"""
+_BATCH = (
+    """{"id": "batch_…", "object": "batch", "endpoint", "status", "input_file_id", "output_file_id", """
+    """"error_file_id", "completion_window", "request_counts": {"total", "completed", "failed"}, "errors", """
+    """"metadata", "created_at", "in_progress_at", "expires_at", …}"""
+)
+_LIST = """{{"object": "list", "data": [{}], "first_id", "last_id", "has_more"}}"""
+
 ROUTES: Mapping[str, Said] = {
     "POST /v1/completions": Said(
         """{"id": "cmpl-…", "object": "text_completion", "created", "model", "choices": """
@@ -108,6 +117,38 @@ ROUTES: Mapping[str, Said] = {
     ),
     "GET /v1/models": Said("""{"object": "list", "data": [""" + _MODEL + """]}"""),
     "GET /v1/models/{name:path}": Said(_MODEL, errors={404: "no served model of that name"}),
+    "POST /v1/files": Said(
+        _FILE,
+        errors={
+            400: "a form that cannot be read, another purpose",
+            413: "a file over 200 MiB",
+            415: "a body that is no form",
+            501: _NO_QUEUE,
+            507: "all files together would take more than 16 GiB",
+        },
+    ),
+    "GET /v1/files": Said(_LIST.format(_FILE), "`limit`, `after`, `purpose`", {501: _NO_QUEUE}),
+    "GET /v1/files/{id}": Said(_FILE, errors={404: "no such file", 501: _NO_QUEUE}),
+    "GET /v1/files/{id}/content": Said("the file's bytes", errors={404: "no such file", 501: _NO_QUEUE}),
+    "DELETE /v1/files/{id}": Said(
+        """{"id", "object": "file", "deleted": true}""",
+        errors={404: "no such file", 409: "a batch that has not ended reads it", 501: _NO_QUEUE},
+    ),
+    "POST /v1/batches": Said(
+        _BATCH,
+        errors={
+            400: "a wrong field",
+            404: "no such file",
+            422: "the `Idempotency-Key` was used for another batch",
+            429: "1000 batches have not ended",
+            501: _NO_QUEUE,
+        },
+    ),
+    "GET /v1/batches": Said(_LIST.format(_BATCH), "`limit`, `after`", {501: _NO_QUEUE}),
+    "GET /v1/batches/{id}": Said(_BATCH, errors={404: "no such batch", 501: _NO_QUEUE}),
+    "POST /v1/batches/{id}/cancel": Said(
+        _BATCH, errors={404: "no such batch", 409: "it has ended, or its results are written", 501: _NO_QUEUE}
+    ),
     "GET /health": Said(
         """{"status": "ok" | "degraded" | "draining" | "dead", "agents": [{"device", "phase", "deaths", …}], """
         """"unavailable": {model: reason}}; without the key of a server that has one, `status` alone""",

@@ -324,6 +324,7 @@ class ServeOptions:
             port=self.port,
             api_key=self.api_key,
             max_queued=self.max_queued,
+            max_num_seqs=self.max_num_seqs,
             drain_seconds=self.drain_seconds,
             early_exit=self.early_exit,
         )

@@ -54,7 +54,7 @@ def answer(connection: Connection, request: str) -> StoredAnswer | None:
     row = connection.execute(columns.where(_requests.c.id == request)).first()
     if row is None or row.status is None:
         return None
-    return StoredAnswer(row.status, _unpacked(row.answer) or b"", _unpacked(row.stream))
+    return StoredAnswer(row.status, unpacked(row.answer) or b"", unpacked(row.stream))
 
 
 def unfinished(connection: Connection, batches: bool | None = None) -> list[DurableRequest]:
@@ -140,8 +140,8 @@ def finish(connection: Connection, request: str, state: State, given: StoredAnsw
         "state": state,
         "ended": now,
         "status": given.status,
-        "answer": _packed(given.document),
-        "stream": _packed(given.stream),
+        "answer": packed(given.document),
+        "stream": packed(given.stream),
     }
     done = connection.execute(update(_requests).where(own).values(values)).rowcount == 1
     if done:
@@ -185,9 +185,11 @@ def _request(row: RowMapping) -> DurableRequest:
     return DurableRequest(**values, source=None if file is None else FileRange(file, offset, length))
 
 
-def _packed(data: bytes | None) -> bytes | None:
+def packed(data: bytes | None) -> bytes | None:
+    """Return an answer as it is stored."""
     return None if data is None else zstandard.compress(data, 3)
 
 
-def _unpacked(data: bytes | None) -> bytes | None:
+def unpacked(data: bytes | None) -> bytes | None:
+    """Return an answer as it was given."""
     return None if data is None else zstandard.decompress(data)

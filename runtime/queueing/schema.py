@@ -5,7 +5,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 VERSION = 1
@@ -76,3 +87,52 @@ class EventRow(QueueBase):
     request: Mapped[str] = mapped_column(ForeignKey("queue_requests.id", ondelete="CASCADE"), primary_key=True)
     ordinal: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     events: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class FileRow(QueueBase):
+    """A file, as `files.StoredFile`."""
+
+    __tablename__ = "queue_files"
+    __table_args__ = (Index(None, "principal", "created"), Index(None, "expires"))
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    principal: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(Text)
+    purpose: Mapped[str] = mapped_column(String(32))
+    created: Mapped[int] = mapped_column(BigInteger)
+    expires: Mapped[int | None] = mapped_column(BigInteger)
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    complete: Mapped[bool] = mapped_column(Boolean)
+
+
+class FileChunkRow(QueueBase):
+    """Bytes [number * CHUNK, ...) of a file (`files.CHUNK`)."""
+
+    __tablename__ = "queue_file_chunks"
+    file: Mapped[str] = mapped_column(ForeignKey("queue_files.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class BatchRow(QueueBase):
+    """A batch, as `batches.StoredBatch`; `document` columns hold JSON."""
+
+    __tablename__ = "queue_batches"
+    __table_args__ = (Index(None, "principal", "created"), Index(None, "status"), Index(None, "input_file"))
+    id: Mapped[str] = mapped_column(String(128), primary_key=True)
+    principal: Mapped[str] = mapped_column(String(64))
+    endpoint: Mapped[str] = mapped_column(String(64))
+    input_file: Mapped[str] = mapped_column(String(128))
+    window: Mapped[str] = mapped_column(String(32))
+    created: Mapped[int] = mapped_column(BigInteger)
+    deadline: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str] = mapped_column(String(16))
+    metadata_: Mapped[str] = mapped_column("metadata", Text)
+    times: Mapped[str] = mapped_column(Text)
+    errors: Mapped[str] = mapped_column(Text)
+    output_file: Mapped[str | None] = mapped_column(String(128))
+    error_file: Mapped[str | None] = mapped_column(String(128))
+    total: Mapped[int] = mapped_column(Integer)
+    completed: Mapped[int] = mapped_column(Integer)
+    failed: Mapped[int] = mapped_column(Integer)
+    becomes: Mapped[str] = mapped_column(String(16))
+    ended: Mapped[int | None] = mapped_column(BigInteger)

@@ -7,7 +7,7 @@ is described in `docs/http.md`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -16,7 +16,12 @@ from starlette.routing import Route
 from runtime.config import ServerConfig
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.served_models import ServedModel, ServedModels, StoredModel
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.journal import Journal
 from runtime.server.auth import Guard
+from runtime.server.batches.batch_service import BatchService
+from runtime.server.batches.direct_runs import DirectRuns, recover_lines
+from runtime.server.batches.routes import BatchRoutes
 from runtime.server.completions import Generate
 from runtime.server.context import Service, make_service
 from runtime.server.interfaces import Driver, ModelSource
@@ -33,22 +38,25 @@ def build_app(
     config: ServerConfig,
     trace: Trace | None = None,
     on_demand: Iterable[StoredModel] = (),
+    queue: QueueDatabase | None = None,
 ) -> FastAPI:
     """Return the application over a driver that already runs. `on_demand`: models served once a request names them.
 
-    `app.state.service` is the `Service` that the routes share. The caller owns the driver and closes it.
+    `app.state.service` is the `Service` that the routes share. The caller owns the driver and the queue and closes
+    them.
     """
     service = make_service(driver, ServedModels(models, on_demand), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
-    app.state.service = service
-    app.router.routes.extend(routes_of(service))
+    app.state.service, app.state.queue = service, queue
+    app.state.batches = batches = BatchRoutes(service)
+    app.router.routes.extend(routes_of(service, batches))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
     app.add_middleware(Guard, api_key=config.api_key)
     return app
 
 
-def routes_of(service: Service) -> list[Route]:
+def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
     """Return every route of the server."""
     routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
@@ -57,6 +65,7 @@ def routes_of(service: Service) -> list[Route]:
         Route("/v1/chat/completions", Generate(service, ChatBody), methods=["POST"]),
         Route("/v1/models", routes.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
+        *_batch_routes(batches),
         Route("/health", routes.health, methods=["GET"]),
         Route("/live", routes.live, methods=["GET"]),
         Route("/metrics", routes.metrics, methods=["GET"]),
@@ -70,7 +79,34 @@ def routes_of(service: Service) -> list[Route]:
     ]
 
 
+def _batch_routes(routes: BatchRoutes) -> list[Route]:
+    return [
+        Route("/v1/files", routes.upload, methods=["POST"]),
+        Route("/v1/files", routes.list_files, methods=["GET"]),
+        Route("/v1/files/{id}", routes.show_file, methods=["GET"]),
+        Route("/v1/files/{id}", routes.delete_file, methods=["DELETE"]),
+        Route("/v1/files/{id}/content", routes.file_content, methods=["GET"]),
+        Route("/v1/batches", routes.create_batch, methods=["POST"]),
+        Route("/v1/batches", routes.list_batches, methods=["GET"]),
+        Route("/v1/batches/{id}", routes.show_batch, methods=["GET"]),
+        Route("/v1/batches/{id}/cancel", routes.cancel_batch, methods=["POST"]),
+    ]
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    yield
+    async with AsyncExitStack() as stack:
+        if app.state.queue is not None:
+            app.state.batches.batches = await _start_batches(app.state.service, app.state.queue, stack)
+        yield
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
+
+
+async def _start_batches(service: Service, queue: QueueDatabase, stack: AsyncExitStack) -> BatchService:
+    journal = Journal(queue)
+    stack.push_async_callback(journal.close)
+    await journal.write(recover_lines)
+    batches = BatchService(service, queue, journal, DirectRuns(service, journal), service.config.max_num_seqs)
+    await batches.start()
+    stack.push_async_callback(batches.stop)
+    return batches

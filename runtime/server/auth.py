@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 
+from blake3 import blake3
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,6 +67,11 @@ class Guard:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # Headers are decoded as latin-1: encoding them back gives the bytes that were sent.
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+
+
+def principal_of(api_key: str | None) -> str:
+    """Return what a server's client is called at rest: a digest of its key; "" where the server has no key."""
+    return "" if api_key is None else blake3(api_key.encode()).hexdigest()
 
 
 def is_known(request: Request) -> bool:

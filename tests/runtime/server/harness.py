@@ -22,6 +22,7 @@ from runtime.config import ServerConfig
 from runtime.frontend.served_models import SamplingDefaults, ServedModel, StoredModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
+from runtime.queueing.database import QueueDatabase
 from runtime.server.app import build_app
 from runtime.server.capacity import Gate
 from runtime.server.run_server import address_of, bind, make_server
@@ -102,6 +103,7 @@ def running(
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
     credit: int = 1,
     on_demand: Sequence[StoredModel] = (),
+    queue: QueueDatabase | None = None,
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
@@ -111,7 +113,7 @@ def running(
     kept = Trace() if trace else None
     with (
         inline(engine, kept, credit=credit, deltas=deltas, profiles=profiles) as driver,
-        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand) as started,
+        serving(driver, FakeSource(tokenizer, known), config or ServerConfig(), kept, on_demand, queue) as started,
     ):
         yield started
 
@@ -123,9 +125,10 @@ def serving(
     config: ServerConfig,
     trace: Trace | None = None,
     on_demand: Sequence[StoredModel] = (),
+    queue: QueueDatabase | None = None,
 ) -> Iterator[Running]:
     """Serve with a given driver until the block ends; the caller closes the driver."""
-    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace, on_demand)
+    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace, on_demand, queue)
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = make_server(app, replace(config, drain_seconds=2), ready.set)

@@ -1,0 +1,189 @@
+"""Batches in the queue's database. Their lines are requests (`requests`) with the batch's id and a line number.
+
+Each function works in the transaction that it is given. A status changes only from the statuses that a caller names, so
+that two events (the last line ends, the client cancels) cannot both take effect. A principal sees its own batches only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, Table, delete, func, insert, select, update
+
+from runtime.queueing import requests
+from runtime.queueing.records import DurableRequest, State
+from runtime.queueing.schema import BatchRow, RequestRow
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+
+_STATES = get_args(State)
+#: Statuses of a batch that something is still to be done for.
+OPEN: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+
+_batches, _requests = cast(Table, BatchRow.__table__), cast(Table, RequestRow.__table__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch.
+
+    Fields:
+        window: The completion window as it was given.
+        created, deadline, ended: Nanoseconds of the wall clock.
+        times: When it came to each status, in nanoseconds of the wall clock.
+        errors: Why its input file was refused, as OpenAI's documents.
+        total, completed, failed: Lines; the latter two are final once it has ended.
+        becomes: The status that it ends with, once it is `finalizing`.
+    """
+
+    id: str
+    principal: str
+    endpoint: str
+    input_file: str
+    window: str
+    created: int
+    deadline: int
+    status: Status = "validating"
+    metadata: dict[str, str] | None = None
+    times: dict[str, int] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    output_file: str | None = None
+    error_file: str | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    becomes: Status = "completed"
+    ended: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """A line of a batch: its request's id and state, and once it has ended the answer's HTTP status and JSON body."""
+
+    line: int
+    request: str
+    state: State
+    status: int | None
+    document: bytes | None
+
+
+def put(connection: Connection, batch: StoredBatch) -> bool:
+    """Add a batch. Return False, with nothing changed, if there is one with its id."""
+    if connection.execute(select(_batches.c.id).where(_batches.c.id == batch.id)).first() is not None:
+        return False
+    connection.execute(insert(_batches).values(_row({each.name: getattr(batch, each.name) for each in fields(batch)})))
+    return True
+
+
+def get(connection: Connection, batch: str, principal: str | None = None) -> StoredBatch | None:
+    """Return a batch: one of a principal's, or any for None."""
+    own = _batches.c.id == batch
+    if principal is not None:
+        own &= _batches.c.principal == principal
+    row = connection.execute(select(_batches).where(own)).mappings().first()
+    return None if row is None else _batch(row)
+
+
+def listed(connection: Connection, principal: str, limit: int, after: str | None = None) -> list[StoredBatch]:
+    """Return a principal's batches, the latest first: at most `limit`, those behind the batch `after`."""
+    query = select(_batches).where(_batches.c.principal == principal)
+    if after is not None:
+        last = get(connection, after, principal)
+        if last is None:
+            return []
+        query = query.where(
+            (_batches.c.created < last.created) | ((_batches.c.created == last.created) & (_batches.c.id > after))
+        )
+    query = query.order_by(_batches.c.created.desc(), _batches.c.id).limit(limit)
+    return [_batch(row) for row in connection.execute(query).mappings()]
+
+
+def unended(connection: Connection) -> list[StoredBatch]:
+    """Return all batches that have not ended, the oldest first."""
+    query = select(_batches).where(_batches.c.status.in_(OPEN)).order_by(_batches.c.created, _batches.c.id)
+    return [_batch(row) for row in connection.execute(query).mappings()]
+
+
+def change(connection: Connection, batch: str, since: Collection[Status], now: int, **values: Any) -> bool:
+    """Change fields of a batch if its status is one of `since`; return whether it was. A new status is timed `now`."""
+    row = connection.execute(select(_batches).where(_batches.c.id == batch)).mappings().first()
+    if row is None or row["status"] not in since:
+        return False
+    status = values.get("status")
+    if status is not None:
+        values["times"] = _batch(row).times | {status: now}
+        if status not in OPEN:
+            values["ended"] = now
+    connection.execute(update(_batches).where(_batches.c.id == batch).values(_row(values)))
+    return True
+
+
+def add_lines(connection: Connection, lines: Sequence[DurableRequest]) -> None:
+    """Add lines of a batch as queued requests; those that exist stay as they are."""
+    requests.put(connection, lines)
+
+
+def answers(connection: Connection, batch: str, behind: int, limit: int) -> list[LineAnswer]:
+    """Return lines in order: at most `limit` behind line `behind`."""
+    columns = select(_requests.c.line, _requests.c.id, _requests.c.state, _requests.c.status, _requests.c.answer)
+    query = columns.where((_requests.c.batch == batch) & (_requests.c.line > behind)).order_by(_requests.c.line)
+    return [
+        LineAnswer(row.line, row.id, row.state, row.status, requests.unpacked(row.answer))
+        for row in connection.execute(query.limit(limit))
+    ]
+
+
+def line_counts(connection: Connection, batch: str) -> dict[State, int]:
+    """Return the number of lines of a batch by state."""
+    query = select(_requests.c.state, func.count()).where(_requests.c.state.in_(_STATES), _requests.c.batch == batch)
+    return dict(connection.execute(query.group_by(_requests.c.state)).tuples().all())
+
+
+def with_counts(connection: Connection, batch: StoredBatch) -> StoredBatch:
+    """Return a batch with the counts of its lines as of now, if it has not ended."""
+    if batch.status not in OPEN:
+        return batch
+    counts = line_counts(connection, batch.id)
+    return replace(batch, completed=counts.get("done", 0), failed=counts.get("failed", 0) + counts.get("dead", 0))
+
+
+def lines_of_ended(connection: Connection, limit: int) -> list[str]:
+    """Return at most `limit` lines of batches that have ended or are removed."""
+    unended = select(_batches.c.id).where(_batches.c.ended.is_(None))
+    own = _requests.c.batch.is_not(None) & _requests.c.batch.not_in(unended)
+    return list(connection.execute(select(_requests.c.id).where(own).limit(limit)).scalars())
+
+
+def drop_lines(connection: Connection, lines: Collection[str]) -> None:
+    """Remove lines by their requests' ids."""
+    connection.execute(delete(_requests).where(_requests.c.id.in_(lines)))
+
+
+def remove(connection: Connection, batches: Iterable[str]) -> None:
+    """Remove batches without lines."""
+    connection.execute(delete(_batches).where(_batches.c.id.in_(list(batches))))
+
+
+def ended_before(connection: Connection, time: int, limit: int = 100) -> list[str]:
+    """Return at most `limit` batches that ended before a time."""
+    return list(connection.execute(select(_batches.c.id).where(_batches.c.ended < time).limit(limit)).scalars())
+
+
+_DOCUMENTS: dict[str, Any] = {
+    "metadata": dict[str, str] | None,
+    "times": dict[str, int],
+    "errors": list[dict[str, Any]],
+}
+
+
+def _row(values: dict[str, Any]) -> dict[str, Any]:
+    documents = {name: msgspec.json.encode(values[name]).decode() for name in _DOCUMENTS if name in values}
+    return values | documents
+
+
+def _batch(row: RowMapping) -> StoredBatch:
+    documents = {name: msgspec.json.decode(row[name], type=kind) for name, kind in _DOCUMENTS.items()}
+    return StoredBatch(**{**row, **documents})

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches over the durable queue: uploads, checks of lines, running them, their results."""

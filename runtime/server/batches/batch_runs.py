@@ -1,0 +1,163 @@
+"""The life of every batch: checked, run, written; until its end, its deadline, or its client's order to stop.
+
+    validating -> in_progress -> finalizing -> completed | expired
+        |              |
+        +-> failed     +-> cancelling -> cancelled
+
+Each batch that has not ended has one task. What the store says is what a restarted server goes on from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from runtime.queueing import batches
+from runtime.queueing.batches import Status, StoredBatch
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.journal import Journal
+from runtime.server.batches.feeding import LineFeeder
+from runtime.server.batches.file_store import FileLimits
+from runtime.server.batches.intake import take_in
+from runtime.server.batches.results import drop_lines, write_results
+from runtime.server.context import Service
+from zoo.errors import StoreError
+
+_log = logging.getLogger("blockzoo.batches")
+
+#: Seconds until something is tried again that the store failed on.
+_RETRY = 1.0
+_FED: tuple[Status, ...] = ("in_progress",)
+
+
+@dataclass(slots=True, eq=False)
+class _LiveBatch:
+    """A batch that has not ended: its task, and whether it is to be cancelled."""
+
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class BatchRuns:
+    """Run batches. Belongs to one event loop."""
+
+    def __init__(
+        self, service: Service, database: QueueDatabase, journal: Journal, feeder: LineFeeder, limits: FileLimits
+    ) -> None:
+        self._service = service
+        self._database = database
+        self._journal = journal
+        self._feeder = feeder
+        self._limits = limits
+        self._live: dict[str, _LiveBatch] = {}
+        #: Files are checked one after the other, and so are results written.
+        self._checking, self._writing = asyncio.Lock(), asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    async def recover(self) -> None:
+        """Go on with all batches that the store has."""
+        await run_in_threadpool(drop_lines, self._database)
+
+        def work() -> list[StoredBatch]:
+            with self._database.reading() as connection:
+                return batches.unended(connection)
+
+        for batch in await run_in_threadpool(work):
+            self.begin(batch)
+
+    def begin(self, batch: StoredBatch) -> None:
+        """Start the task of a batch."""
+        live = self._live[batch.id] = _LiveBatch()
+        live.task = asyncio.create_task(self._run(batch, live))
+
+    def cancel(self, batch: str) -> None:
+        """Stop the lines of a batch that is `cancelling` now."""
+        if (live := self._live.get(batch)) is not None:
+            live.cancelled.set()
+
+    async def stop(self) -> None:
+        """Stop all lines; another server goes on with them."""
+        tasks = [live.task for live in self._live.values() if live.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._feeder.put_down()
+
+    # -- one batch -----------------------------------------------------------------------------------------------------
+
+    async def _run(self, batch: StoredBatch, live: _LiveBatch) -> None:
+        """Bring a batch from the status that the store has for it to its end."""
+        while True:
+            try:
+                await self._step(batch, live)
+            except StoreError as error:
+                _log.error("batch %s: %s", batch.id, error)
+                await asyncio.sleep(_RETRY)
+            except Exception:
+                _log.exception("batch %s", batch.id)
+                await asyncio.sleep(_RETRY)
+            found = await self._stored(batch)
+            if found is None or found.status not in batches.OPEN:
+                del self._live[batch.id]
+                return
+            batch = found
+
+    async def _step(self, batch: StoredBatch, live: _LiveBatch) -> None:
+        if batch.status == "validating":
+            async with self._checking:
+                await run_in_threadpool(take_in, self._service, self._database, batch)
+        elif batch.status == "in_progress":
+            becomes = await self._feed(batch, live)
+            self._feeder.drop_batch(batch.id)
+            if becomes is not None:
+                await self._journal.write(partial(_finalize, batch=batch.id, becomes=becomes))
+        else:
+            async with self._writing:
+                keep, most = self._limits.keep_seconds, self._service.config.max_body_bytes
+                await run_in_threadpool(write_results, self._database, batch, most, keep)
+
+    async def _feed(self, batch: StoredBatch, live: _LiveBatch) -> Status | None:
+        """Run the lines of a batch; return the status that it comes to, None if it is being cancelled."""
+        feeding = asyncio.create_task(self._feeder.feed(batch.id))
+        cancelled = asyncio.create_task(live.cancelled.wait())
+        try:
+            # The wall clock may be set meanwhile: look at it again now and then.
+            while not feeding.done() and not live.cancelled.is_set():
+                left = (batch.deadline - time.time_ns()) / 1e9
+                if left <= 0:
+                    break
+                await asyncio.wait((feeding, cancelled), timeout=min(left, 60.0), return_when=asyncio.FIRST_COMPLETED)
+            if live.cancelled.is_set():
+                return None
+            if feeding.done():
+                feeding.result()
+                return "completed"
+            return "expired"
+        finally:
+            for task in (feeding, cancelled):
+                task.cancel()
+            await asyncio.gather(feeding, cancelled, return_exceptions=True)
+
+    async def _stored(self, batch: StoredBatch) -> StoredBatch | None:
+        def work() -> StoredBatch | None:
+            with self._database.reading() as connection:
+                return batches.get(connection, batch.id)
+
+        while True:
+            try:
+                return await run_in_threadpool(work)
+            except StoreError as error:
+                _log.error("batch %s: %s", batch.id, error)
+                await asyncio.sleep(_RETRY)
+
+
+def _finalize(connection: Connection, batch: str, becomes: Status) -> bool:
+    return batches.change(connection, batch, _FED, time.time_ns(), status="finalizing", becomes=becomes)

@@ -1,0 +1,182 @@
+"""Feed the lines of batches to the scheduler: batch by batch, the first one first, so many at a time.
+
+Contract: lines are claimed a few at a time and their bodies read when they are, so memory does not grow with a batch.
+Of the claimed lines so many are open in the scheduler that some of its seats stay free for interactive requests; the
+rest is prepared meanwhile. A line that servers have died with runs while no other such line does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol
+
+from starlette.concurrency import run_in_threadpool
+
+from runtime.queueing import files, requests
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.files import CHUNK
+from runtime.queueing.journal import Journal
+from runtime.queueing.records import DurableRequest, FileRange
+from zoo.errors import StoreError
+
+_log = logging.getLogger("blockzoo.batches")
+
+#: Lines of one claim.
+_LOT = 64
+#: Chunks of input files that are kept: lines are claimed in about the order of their file.
+_CHUNKS = 4
+#: Seconds until a line is tried again that the store failed on.
+_RETRY = 1.0
+
+
+class LineRuns(Protocol):
+    """Runs lines."""
+
+    async def run(self, request: DurableRequest, raw: bytes, seat: asyncio.Semaphore) -> None:
+        """Run a claimed request and end it in the store, whatever happens; `seat` is taken while it is scheduled.
+
+        A cancelled run aborts its sequences and leaves the request running in the store. Raises StoreError.
+        """
+        ...
+
+
+class LineFeeder:
+    """Feed lines of batches.
+
+    Args:
+        seats: Sequences that the scheduler runs at once.
+    """
+
+    def __init__(self, database: QueueDatabase, journal: Journal, runs: LineRuns, seats: int) -> None:
+        self._journal = journal
+        self._runs = runs
+        self._bodies = _LineBodies(database)
+        #: One batch at a time claims lines.
+        self._turn = asyncio.Lock()
+        self._claimed = _LineSlots(2 * seats)
+        #: An eighth of the seats is left to interactive requests, which also go first wherever requests wait.
+        self._seats = asyncio.Semaphore(max(1, seats - max(1, seats // 8)))
+        self._suspect = asyncio.Lock()
+        #: Claimed lines that have not ended, with their batches.
+        self._mine: dict[str, str | None] = {}
+
+    @property
+    def under_way(self) -> int:
+        """Lines that are claimed and have not ended."""
+        return len(self._mine)
+
+    async def feed(self, batch: str) -> None:
+        """Run the lines of a batch that have not ended. Cancelled: its lines stop."""
+        async with asyncio.TaskGroup() as group, self._turn:
+            while lines := await self._claim(batch):
+                for line in lines:
+                    group.create_task(self._run(line))
+
+    async def put_down(self) -> None:
+        """Queue again what ran when feeding was cancelled."""
+        if self._mine:
+            await self._journal.write(partial(requests.release, ids=tuple(self._mine)))
+            self._mine.clear()
+
+    def drop_batch(self, batch: str) -> None:
+        """Leave the lines of a batch alone that has stopped before its end."""
+        self._mine = {line: of for line, of in self._mine.items() if of != batch}
+
+    async def _claim(self, batch: str) -> Sequence[DurableRequest]:
+        """Return the next lines of a batch, once there is room for some; none at its end."""
+        await self._claimed.wait()
+        free = self._claimed.take_some(_LOT)
+        claiming = asyncio.create_task(self._journal.write(partial(requests.claim, batch=batch, limit=free)))
+        lines: Sequence[DurableRequest] = ()
+        try:
+            lines = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._mine |= {line.id: line.batch for line in await claiming}
+            raise
+        finally:
+            self._claimed.give_back(free - len(lines))
+        self._mine |= {line.id: line.batch for line in lines}
+        return lines
+
+    async def _run(self, line: DurableRequest) -> None:
+        """Run a line until it has ended in the store."""
+        try:
+            while True:
+                try:
+                    async with self._alone(line):
+                        await self._runs.run(line, await self._bodies.body_of(line), self._seats)
+                    del self._mine[line.id]
+                    return
+                except StoreError as error:
+                    _log.error("line %s of %s could not be run: %s", line.line, line.batch, error)
+                    await asyncio.sleep(_RETRY)
+        finally:
+            self._claimed.give_back(1)
+
+    @asynccontextmanager
+    async def _alone(self, line: DurableRequest) -> AsyncIterator[None]:
+        if line.attempts < 2:
+            yield
+            return
+        async with self._suspect:
+            yield
+
+
+class _LineSlots:
+    """Count free slots. For one taker at a time."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        #: Fewer are not worth a transaction: as many lines again as are open are prepared.
+        self._least = max(1, min(count // 4, _LOT))
+        self._given = asyncio.Event()
+
+    async def wait(self) -> None:
+        while self._free < self._least:
+            self._given.clear()
+            await self._given.wait()
+
+    def take_some(self, most: int) -> int:
+        taken = min(self._free, most)
+        self._free -= taken
+        return taken
+
+    def give_back(self, count: int) -> None:
+        self._free += count
+        self._given.set()
+
+
+class _LineBodies:
+    """Read the bodies of lines from their files, a chunk at a time."""
+
+    def __init__(self, database: QueueDatabase) -> None:
+        self._database = database
+        self._chunks: dict[tuple[str, int], bytes] = {}
+        self._reading = asyncio.Lock()
+
+    async def body_of(self, line: DurableRequest) -> bytes:
+        """Return a line's body."""
+        source = line.source or FileRange("", 0, 0)
+        first, last = source.offset // CHUNK, (source.offset + source.length - 1) // CHUNK
+        async with self._reading:
+            whole = b"".join([await self._chunk(source.file, number) for number in range(first, last + 1)])
+        begin = source.offset - first * CHUNK
+        return whole[begin : begin + source.length]
+
+    async def _chunk(self, file: str, number: int) -> bytes:
+        key = file, number
+        data = self._chunks.pop(key, None)
+        if data is None:
+            data = await run_in_threadpool(self._read, file, number)
+        self._chunks[key] = data
+        while len(self._chunks) > _CHUNKS:
+            del self._chunks[next(iter(self._chunks))]
+        return data
+
+    def _read(self, file: str, number: int) -> bytes:
+        with self._database.reading() as connection:
+            return files.read(connection, file, number * CHUNK, CHUNK)

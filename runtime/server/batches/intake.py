@@ -1,0 +1,92 @@
+"""Check a batch's input file and make its lines requests of the queue: all of them, or none.
+
+Blocks: runs on a worker thread. It lets the event loop run between lines, and writes in short transactions, so that
+other requests go on beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+
+from runtime.frontend.schemas import ChatBody
+from runtime.frontend.served_models import NotServedYet
+from runtime.queueing import batches
+from runtime.queueing.batches import Status, StoredBatch
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.files import chunks
+from runtime.queueing.records import DurableRequest, FileRange
+from runtime.server.batches.documents import derived
+from runtime.server.batches.lines import ENDPOINTS, Body, LineCheck, LineError, LineTask, split_lines
+from runtime.server.context import Service
+from runtime.server.model_choice import model_for
+
+#: Added to the priority of lines: every request of an interactive client goes first.
+BEHIND = 1 << 32
+#: Lines between two moments at which other threads may run, and lines of a transaction.
+_PAUSE_LINES = 32
+_LOT = 500
+_SEEDS = 1 << 63
+_CHECKED: tuple[Status, ...] = ("validating",)
+
+
+def check_file(service: Service, database: QueueDatabase, batch: StoredBatch) -> LineCheck:
+    """Return the checked lines of a batch's input file."""
+
+    def served(body: Body) -> None:
+        with suppress(NotServedYet):  # loaded once a line of it runs
+            model_for(service, body)
+
+    check = LineCheck(batch.endpoint, service.config.max_body_bytes, served)
+    for count, line in enumerate(split_lines(chunks(database, batch.input_file), service.config.max_body_bytes), 1):
+        check.add(*line)
+        if count % _PAUSE_LINES == 0:
+            time.sleep(0)
+        if check.full:
+            break
+    return check
+
+
+def take_in(service: Service, database: QueueDatabase, batch: StoredBatch) -> bool:
+    """Check a batch that is being validated, and queue its lines; it is `in_progress` then, or `failed`.
+
+    May be repeated after a restart. Returns whether it is in progress: not if it was cancelled meanwhile.
+    """
+    check = check_file(service, database, batch)
+    errors = check.result()
+    if errors:
+        return _refuse(database, batch, errors)
+    lines = _requests(batch, check.tasks())
+    while lot := list(islice(lines, _LOT)):
+        with database.writing(synced=False) as connection:
+            batches.add_lines(connection, lot)
+        time.sleep(0.001)  # the journal may write between two lots
+    with database.writing() as connection:
+        return batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="in_progress", total=len(check))
+
+
+def _refuse(database: QueueDatabase, batch: StoredBatch, errors: list[LineError]) -> bool:
+    documents = [error.document() for error in errors]
+    with database.writing() as connection:
+        batches.change(connection, batch.id, _CHECKED, time.time_ns(), status="failed", errors=documents)
+    return False
+
+
+def _requests(batch: StoredBatch, tasks: Iterator[LineTask]) -> Iterator[DurableRequest]:
+    chat = ENDPOINTS[batch.endpoint] is ChatBody
+    for task in tasks:
+        yield DurableRequest(
+            id=derived("chatcmpl-" if chat else "cmpl-", batch.id, task.line),
+            kind="chat" if chat else "completion",
+            digest=b"",
+            seed=int(derived("", batch.id, task.line, "seed"), 16) % _SEEDS,
+            created=batch.created,
+            principal=batch.principal,
+            source=FileRange(batch.input_file, task.offset, task.length),
+            deadline=batch.deadline,
+            priority=BEHIND + task.priority,
+            batch=batch.id,
+            line=task.line,
+        )
