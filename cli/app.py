@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "bench": "cli.bench",
     "simulate": "cli.simulate",
     "top": "cli.top",
+    "batch": "cli.batch",
     "demo": "cli.demo",
 }
 
