@@ -234,6 +234,40 @@ EvictionOrder = Literal["furthest", "lru"]
 Dispatching = Literal["placed", "broadcast"]
 
 
+#: Which waiting sequence runs first (`scheduler.order.deadlines`). `off`: by priority, then arrival. `fcfs`: the same,
+#: one strict queue of all models. `edf`: by priority, then deadline. `qlm`: by deadline too; those that are late anyway
+#: go last, and running sequences give way to urgent ones (QL-09).
+Plan = Literal["off", "fcfs", "edf", "qlm"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderConfig:
+    """Configure the order of sequences by deadline.
+
+    Fields:
+        soft_deadline_ms: Deadline of a request without `slo_ms`, from its arrival.
+        evict: Whether running sequences give way to urgent ones (`qlm`).
+    """
+
+    plan: Plan = "off"
+    soft_deadline_ms: int = 600_000
+    evict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.plan not in get_args(Plan):
+            raise ValueError(f"plan must be one of {', '.join(get_args(Plan))}")
+        if self.soft_deadline_ms < 1:
+            raise ValueError("soft_deadline_ms is at least 1")
+
+    @property
+    def by_deadline(self) -> bool:
+        return self.plan in ("edf", "qlm")
+
+    @property
+    def evicts(self) -> bool:
+        return self.plan == "qlm" and self.evict
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """Configure the scheduler of a cluster.
@@ -264,6 +298,7 @@ class ClusterConfig:
             first layers start behind these (UN-15); 0: none are kept. On one device, with `prefix_caching`.
         dispatch: See `Dispatching`.
         broadcast_fanout: Devices that a hop is offered to.
+        order: Which waiting sequence runs first.
     """
 
     devices: int = 1
@@ -289,6 +324,7 @@ class ClusterConfig:
     shared_prompt_bytes: int = 256 << 20
     dispatch: Dispatching = "placed"
     broadcast_fanout: int = 3
+    order: OrderConfig = field(default_factory=OrderConfig)
 
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):

@@ -50,6 +50,10 @@ def _paged(options: ServeOptions, executor: str) -> str | None:
     return "with the dense executor, which decides with its batches at hand" if executor == "dense" else None
 
 
+def _deadlines(options: ServeOptions, executor: str) -> str | None:
+    return None if options.plan in ("edf", "qlm") else "without an order by deadline: give --plan edf or qlm"
+
+
 def _deltas(options: ServeOptions, executor: str) -> str | None:
     return None if options.serve_deltas else "without stand-ins: give --serve-deltas"
 
@@ -82,6 +86,7 @@ NEEDS: Mapping[str, Need] = {
     "native kernels": Need("native kernels on a CPU", _native),
     "dense": Need("the dense executor", _dense),
     "paged": Need("the paged executor", _paged),
+    "deadlines": Need("--plan edf or qlm", _deadlines),
     "deltas": Need("--serve-deltas", _deltas),
     "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),

@@ -29,6 +29,8 @@ from runtime.config import (
     GraphChoice,
     KernelChoice,
     LaneChoice,
+    OrderConfig,
+    Plan,
     PrefixCaching,
     Rebalancing,
     ResidencyMode,
@@ -53,7 +55,7 @@ C = TypeVar("C")
 #: Settings of a cluster that options of their own decide, or other options together.
 _SET_BY_OPTIONS = (
     "devices", "placement", "max_num_seqs", "prefill_chunk", "stride", "routing", "control", "speculation",
-    "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes",
+    "prefix_caching", "max_batch_per_block", "residency", "eviction", "dispatch", "shared_prompt_bytes", "order",
 )  # fmt: skip
 
 
@@ -130,6 +132,13 @@ class ServeOptions:
         needs=["several devices"],
         help="Size of an agent's host-memory cache of block inputs, from which a migration can recompute blocks in "
              "the middle of a chain; 0: none.")
+
+    plan: str = option(SHIPPED_CLUSTER.order.plan, group="Queue", choices=get_args(Plan),
+        help="Which waiting request is first: by priority and arrival, each model apart (off) or all in one strict "
+             "queue (fcfs); by priority and deadline, which is the arrival plus slo_ms (edf); by deadline, late ones "
+             "last, while running requests give way to urgent ones (qlm).")
+    order: OrderConfig = table_option(OrderConfig, group="Queue", without=["plan"], needs=["deadlines"],
+        help="Deadline of requests without slo_ms, and whether running requests give way.")
 
     max_num_batched_tokens: int = option(SHIPPED_AGENT.max_num_batched_tokens, group="Batching",
         help="Maximum number of tokens in a step.")
@@ -289,6 +298,7 @@ class ServeOptions:
             prefix_caching=self.prefix_caching, max_batch_per_block=self.max_batch_per_block, routing=self.routing,
             control=_built(replace, self.control, rebalance=self.rebalance), dispatch=self.dispatch,
             residency=self.residency, eviction=self.eviction, shared_prompt_bytes=size_of(self.shared_prompts),
+            order=_built(replace, self.order, plan=self.plan),
         )  # fmt: skip
         made: ClusterConfig = _built(cluster_config, self.serving, chosen, self.max_num_batched_tokens)
         return made
@@ -320,14 +330,9 @@ class ServeOptions:
 
     def server(self) -> ServerConfig:
         return ServerConfig(
-            host=self.host,
-            port=self.port,
-            api_key=self.api_key,
-            max_queued=self.max_queued,
-            max_num_seqs=self.max_num_seqs,
-            drain_seconds=self.drain_seconds,
-            early_exit=self.early_exit,
-        )
+            host=self.host, port=self.port, api_key=self.api_key, max_queued=self.max_queued,
+            max_num_seqs=self.max_num_seqs, drain_seconds=self.drain_seconds, early_exit=self.early_exit,
+        )  # fmt: skip
 
 
 def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:

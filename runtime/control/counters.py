@@ -85,6 +85,10 @@ class AgentCounters:
     copied: int = _shown("blockzoo:migration_copied_tokens", "Tokens whose K and V migrations copied.")
     recomputed: int = _shown("blockzoo:migration_recomputed_tokens", "Tokens whose K and V migrations recomputed.")
     moved_bytes: int = _shown("blockzoo:migration_bytes", "Bytes of K and V that migrations sent.")
+    # Deadlines (`slo_ms`), and running sequences that gave way to urgent ones (QL-09).
+    slo_met: int = _shown("blockzoo:slo_met", "Sequences of requests with slo_ms that ended in time.")
+    slo_missed: int = _shown("blockzoo:slo_missed", "Sequences of requests with slo_ms that ended late, or failed.")
+    evictions: int = _shown("blockzoo:evictions", "Running sequences that gave way to urgent ones.")
     # Stages loaded because requests needed them, and unloaded to make room (QL-13).
     stage_loads: int = _shown("blockzoo:stage_loads", "Stages loaded because requests needed them.")
     stage_unloads: int = _shown("blockzoo:stage_unloads", "Stages unloaded to make room for others.")

@@ -1,7 +1,7 @@
 """Hold the state of one live sequence, and queues of sequences in rank order.
 
 `LiveSequence` holds a sequence's output and the length of its K and V; `RankedQueue` orders sequences by priority
-(lower first), then arrival, then order of addition. Neither makes decisions. Pages are kept in `kv.pages.PageBook`.
+(lower first), then arrival or deadline, then order of addition. Neither decides. Pages are in `kv.pages.PageBook`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Phase = Literal["prefill", "resume", "decode"]
 
 
 class Rank(NamedTuple):
-    """Order sequences. `ordinal` makes the rank unique."""
+    """Order sequences. `order`: arrival or deadline in ns; `ordinal` makes the rank unique."""
 
     priority: int
-    arrival: int
+    order: int
     ordinal: int
 
 

@@ -57,8 +57,8 @@ class TraceEvents:
         event = "batch.resume" if phase == "resume" else "batch.insert"
         self._emit(now, event, request, n=tokens, model=request.model)
 
-    def preempted(self, now: int, request: SequenceRequest, produced: int) -> None:
-        self._emit(now, "batch.preempt", request, n=produced, cause="pages")
+    def preempted(self, now: int, request: SequenceRequest, produced: int, cause: str) -> None:
+        self._emit(now, "batch.preempt", request, n=produced, cause=cause)
 
     def removed(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
         self._emit(now, "batch.remove", request, n=produced, cause=reason)

@@ -70,6 +70,8 @@ from runtime.scheduler.migration.migration import Moves
 from runtime.scheduler.migration.migrations import Migrations
 from runtime.scheduler.models.updates import ModelUpdates
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.order.evictions import Evictions
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap
 from runtime.scheduler.residency.residency import Residency
@@ -114,7 +116,7 @@ class Scheduler:
         prompts = SharedPrompts(config, served, devices, out, counters)
         self._state = ClusterState(
             config, served, devices, placed, router, used, tell, PageAccounting(devices), times, prompts, out,
-            counters=counters,
+            counters=counters, order=DeadlineOrder(config.order) if config.order.by_deadline else None,
         )  # fmt: skip
         self._prefix_cache = PrefixCache(self._state)
         self._updates = ModelUpdates(self._state, self._prefix_cache)
@@ -125,8 +127,15 @@ class Scheduler:
         self._seating = SequenceLifecycle(self._state, self._prefix_cache, hooks)
         self.offers = BroadcastDispatch(self._state, self._seating)
         self.residency = Residency(self._state, self._prefix_cache, moves)
+        self._evictions: Evictions | None = None
+        if self._state.order is not None and config.order.evicts:
+            self._evictions = Evictions(self._state, self._seating, self._state.order)
         self._admission = Admission(
-            self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates), self.residency
+            self._state,
+            self._seating,
+            VariantChooser(self._state, adaptation.limits, estimates),
+            self.residency,
+            None if self._evictions is None else self._evictions.block,
         )
         self.migrations = Migrations(self._state, self._seating, moves)
         self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.migrations.at_rest)
@@ -187,6 +196,7 @@ class Scheduler:
                 self._fleet.relent(now)
                 self.residency.retry_waiting()
                 self.control.tick(now)
+                self._review_deadlines(now)
             case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
             case ResumeSequence():
@@ -211,8 +221,17 @@ class Scheduler:
             self._updates.go_on(now)
             if len(state.waiting):
                 self._admission.admit(now)
+                while self._evictions is not None and self._evictions.review(now):
+                    self._admission.admit(now)
                 self._issue(now)
         return state.out.flush()
+
+    def _review_deadlines(self, now: int) -> None:
+        """Measure the progress of running sequences, and admit again: a waiting one may have become urgent."""
+        state = self._state
+        if state.order is not None:
+            state.order.sample(state.running.values(), now)
+            state.changed |= len(state.waiting) > 0
 
     def _issue(self, now: int) -> None:
         ready, self._state.ready = self._state.ready, []

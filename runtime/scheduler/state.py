@@ -20,6 +20,7 @@ from runtime.scheduler.kv.page_accounting import PageAccounting
 from runtime.scheduler.kv.prefix_index import PrefixIndex
 from runtime.scheduler.kv.shared_prompts import SharedPrompts
 from runtime.scheduler.observe.measured_times import MeasuredTimes
+from runtime.scheduler.order.deadlines import DeadlineOrder
 from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.block_map import BlockMap, blocks_of
 from runtime.scheduler.routing.router import Router
@@ -43,6 +44,7 @@ class ClusterState:
         leaving: Chains that no new sequence gets, by `loaded_as`, while sequences or stages of them remain.
         changed: Whether a waiting sequence might fit now: then admission and model updates run at the end of the event.
         placed: Whether blocks have been placed on devices.
+        order: Deadlines and predicted times; None where sequences run by arrival.
     """
 
     config: ClusterConfig
@@ -69,6 +71,7 @@ class ClusterState:
     leaving: dict[str, Chain] = field(default_factory=dict)
     changed: bool = False
     placed: bool = False
+    order: DeadlineOrder | None = None
 
     def in_use(self) -> list[Chain]:
         """Return every chain that new or live sequences may need, with variants and chains on their way in or out."""

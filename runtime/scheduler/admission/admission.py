@@ -11,7 +11,7 @@ Contract:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from runtime.chains import Chain, Path, Stage, devices_of
@@ -36,15 +36,24 @@ _LOOKED = 50_000_000
 
 
 class Admission:
-    """Accept or refuse requests, and admit waiting sequences to paths."""
+    """Accept or refuse requests, and admit waiting sequences to paths.
+
+    `blocked` gets each sequence that finds no room on the route that it would take.
+    """
 
     def __init__(
-        self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser, residency: Residency
+        self,
+        state: ClusterState,
+        seating: SequenceLifecycle,
+        adaptive: VariantChooser,
+        residency: Residency,
+        blocked: Callable[[ScheduledSequence, Route], None] | None = None,
     ) -> None:
         self._state = state
         self._residency = residency
         self._seating = seating
         self._adaptive = adaptive
+        self._blocked = blocked
         self._arrivals = 0
         #: By version of a chain: time in ns of the latest search for idle instances of it.
         self._looked: dict[str, int] = {}
@@ -68,8 +77,9 @@ class Admission:
             self._seating.refuse(request, why, now)
             return
         self._arrivals += 1
+        order = request.arrival if state.order is None else state.order.due(request)
         sequence = ScheduledSequence(
-            request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant
+            request, chain.spec, Rank(request.priority, order, self._arrivals), chain=chain, variant=variant
         )
         state.sequences[request.seq] = sequence
         state.users[chain.loaded_as] += 1
@@ -81,6 +91,8 @@ class Admission:
         state = self._state
         if not state.placed:
             return
+        if state.order is not None and state.config.order.plan == "qlm":
+            state.order.put_late_ones_last(state.waiting, now)
         told = partial(self._trace_choice, now)
         full: set[str] = set()
         self._residency.begin_pass()
@@ -107,6 +119,8 @@ class Admission:
                         on_table=told,
                     )
             if route is None or not self._enters(sequence, route, full, now):
+                if state.config.order.plan == "fcfs":
+                    return
                 heapq.heappop(heads)
                 continue
             after = state.waiting.first(sequence.chain.version)
@@ -239,6 +253,8 @@ class Admission:
             route = other
         if not self._fits(sequence, route):
             full.update(route.devices)
+            if self._blocked is not None:
+                self._blocked(sequence, route)
             return False
         self._seating.seat(sequence, route, now)
         self._residency.record_use(sequence, now)

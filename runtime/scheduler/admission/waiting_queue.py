@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.control.sequence import RankedQueue
+from runtime.control.sequence import Rank, RankedQueue
 from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
@@ -47,6 +47,12 @@ class WaitingQueue:
         self._count -= 1
         if not len(queue):
             del self._queues[sequence.chain.version]
+
+    def rerank(self, sequence: ScheduledSequence, rank: Rank) -> None:
+        """Give a waiting sequence another rank."""
+        self.remove(sequence)
+        sequence.rank = rank
+        self.add(sequence)
 
     def first(self, version: str) -> ScheduledSequence | None:
         """Return the first sequence of a chain, None if none waits."""

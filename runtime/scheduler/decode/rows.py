@@ -190,6 +190,8 @@ class DecodeLoop:
         told = tuple(sequence.prompt_logprobs)
         if told:
             sequence.prompt_logprobs.clear()
+        if self._state.order is not None:
+            self._state.order.record_first_token(sequence, now)
         self._emit(sequence, sampled, told, now)
 
     def _emit(
@@ -349,7 +351,7 @@ class DecodeLoop:
                 if victim is None:
                     return False
                 if victim.flying:
-                    victim.doom()
+                    victim.doom("pages")
                     return False
                 self._seating.preempt(victim, now)
         return True

@@ -109,6 +109,8 @@ class SequenceLifecycle:
             state.devices[name].passing.asked.add(sequence.seq)
             state.out.open(name, sequence)
         state.tell.inserted(now, sequence.request, sequence.phase, sequence.tokens)
+        if state.order is not None:
+            state.order.record_start(sequence, now)
         state.ready.append(sequence)
 
     def reseat(self, sequence: ScheduledSequence, path: Path) -> None:
@@ -190,11 +192,15 @@ class SequenceLifecycle:
         sequence.holds(sequence.pages.groups + groups)
         self.show(sequence)
 
-    def preempt(self, sequence: ScheduledSequence, now: int) -> None:
-        """Take a sequence off its devices; it waits, and runs again from its prompt and output."""
+    def preempt(self, sequence: ScheduledSequence, now: int, cause: str = "") -> None:
+        """Take a sequence off its devices; it waits, and runs again from its prompt and output.
+
+        `cause`: for the trace; empty: that for which it was marked, else a lack of pages.
+        """
+        cause = cause or sequence.waits.doomed or "pages"
         self._state.counters.preemptions += 1
-        self._state.tell.preempted(now, sequence.request, len(sequence.output))
-        self._unseat(sequence)
+        self._state.tell.preempted(now, sequence.request, len(sequence.output), cause)
+        self._unseat(sequence, now)
         sequence.restart()
         self._state.waiting.add(sequence)
 
@@ -207,6 +213,7 @@ class SequenceLifecycle:
         """Remove a sequence after its last event was emitted; its prefix may stay in the prefix cache."""
         state = self._state
         state.counters.finished[reason] += 1
+        self._record_deadline(sequence, reason, now)
         del state.sequences[sequence.seq]
         state.users[sequence.chain.loaded_as] -= 1
         state.changed |= sequence.chain.loaded_as in state.leaving
@@ -214,15 +221,28 @@ class SequenceLifecycle:
             if reason in ("stop", "length"):
                 self.show(sequence)
                 self.prefix_cache.add_sequence(sequence, now)
-            self._unseat(sequence)
+            self._unseat(sequence, now)
         else:
             state.waiting.remove(sequence)
         state.tell.sequence_ended(now, sequence.request, reason, len(sequence.output))
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _unseat(self, sequence: ScheduledSequence) -> None:
+    def _record_deadline(self, sequence: ScheduledSequence, reason: FinishReason, now: int) -> None:
+        """Count whether a request with `slo_ms` was on time, and learn from the length of its answer."""
+        state, request = self._state, sequence.request
+        if state.order is not None:
+            state.order.record_end(sequence, reason)
+        if request.slo_ms is not None and reason != "abort":
+            if reason != "error" and now <= request.arrival + request.slo_ms * 1_000_000:
+                state.counters.slo_met += 1
+            else:
+                state.counters.slo_missed += 1
+
+    def _unseat(self, sequence: ScheduledSequence, now: int) -> None:
         state = self._state
+        if state.order is not None:
+            state.order.record_leave(sequence, now)
         del state.running[sequence.seq]
         state.starved.pop(sequence.seq, None)
         self._hooks.leaving(sequence)

@@ -91,13 +91,13 @@ class Waits:
         paused: Time in ns at which its caller paused it; None while it is not paused. A paused sequence gets no rows.
         move: Number of the migration it is in, 0 for none.
         held: Whether no rows are issued, for the last stage of that migration.
-        doomed: Whether it is preempted when its row returns.
+        doomed: Why it is preempted when its row returns; empty if it is not.
     """
 
     paused: int | None = None
     move: int = 0
     held: bool = False
-    doomed: bool = False
+    doomed: str = ""
 
 
 #: It waits for nothing. Every sequence that waits for nothing has this object, so that the check is one `is`.

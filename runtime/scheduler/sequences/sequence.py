@@ -206,9 +206,9 @@ class ScheduledSequence(LiveSequence):
         """Stop issuing rows for the last stage of its migration, or allow them again."""
         self._wait(replace(self.waits, held=held))
 
-    def doom(self) -> None:
+    def doom(self, cause: str) -> None:
         """Mark it for preemption when its row returns."""
-        self._wait(replace(self.waits, doomed=True))
+        self._wait(replace(self.waits, doomed=cause))
 
     def _wait(self, waits: Waits) -> None:
         self.waits = FREE if waits == FREE else waits

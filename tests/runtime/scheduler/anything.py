@@ -1,7 +1,8 @@
 """Random schedules that combine all mechanisms; one seed gives one schedule.
 
 They combine few pages, moves, deaths, aborts, pauses, shared prefixes, speculated hops, new versions, scaling,
-balancing, placement, pages that fail verification, links of all speeds, and sequences that arrive with tokens.
+balancing, placement, pages that fail verification, links of all speeds, deadlines, and sequences that arrive with
+tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.chains import Surrogate
-from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, OrderConfig, SpeculationConfig
 from runtime.control.scheduler_io import AddRequest, PauseSequence, ResumeSequence, ServeModel, Tick
 from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
@@ -59,6 +60,9 @@ class Anything(Changing):
         )
         self.servers = rng.choice(((), tuple("xxyy"[: self.devices])))
         self.config = replace(_config(rng, self.devices, predicted), dispatch=("placed", "broadcast")[self.seed % 2])
+        if self.seed % 4:
+            order = OrderConfig(("fcfs", "edf", "qlm")[self.seed % 4 - 1], soft_deadline_ms=40)
+            self.config = replace(self.config, order=order, max_num_seqs=(2, 3, 256)[self.seed // 4 % 3])
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:
@@ -86,8 +90,9 @@ class Anything(Changing):
     def _plan(self, rng: random.Random, versions: Sequence[IntegerModel]) -> None:
         within = rng.choice((20, 60, 150)) * MS
         self.ask(request("warm", (1,), "m", max_tokens=1))
-        for one in asked(rng, rng.randrange(6, 22)):
-            self.ask(one, at=rng.randrange(within))
+        for number, one in enumerate(asked(rng, rng.randrange(6, 22))):
+            at = rng.randrange(within)
+            self.ask(replace(one, arrival=at, slo_ms=(None, 2, 10, 30)[number % 4]), at=at)
         for _ in range(rng.choice((0, 0, 40))):
             self.at(rng.randrange(150 * MS), lambda: self.migrate_some(rng) and None)
         for _ in range(rng.choice((0, 2, 5))):

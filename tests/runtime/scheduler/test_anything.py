@@ -17,7 +17,7 @@ def test_whatever_happens_together(seed: int) -> None:
 def test_schedules_do_have_all_of_it() -> None:
     """The schedules contain what the test above is about: each event happens in at least one of them."""
     seen = dict.fromkeys(
-        ("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths"), 0
+        ("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths", "evicted"), 0
     )
     for seed in range(12, 24):
         cluster = Anything(seed=seed)
@@ -32,5 +32,6 @@ def test_schedules_do_have_all_of_it() -> None:
         seen["scaled"] += len(cluster.trace.named("scale.up"))
         seen["placed"] += len(cluster.trace.named("placement.move"))
         seen["updated"] += sum(not each.error for each in cluster.updated)
+        seen["evicted"] += scheduler.state().counters.evictions
         seen["deaths"] += len(cluster.trace.named("fault"))
     assert min(seen.values()) > 0, seen

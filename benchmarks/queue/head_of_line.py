@@ -1,0 +1,205 @@
+"""Measure interactive requests behind a batch: strict FCFS, orders by deadline, and running answers that give way.
+
+    python -m benchmarks.queue.head_of_line STORE MODEL… [--batch 300] [--interactive 12] [--places 16] [--prompt 64]
+        [--tokens 48,160] [--answer 32] [--factor 3] [--side fcfs]… [--rounds 1] [--output FILE]
+
+A batch of requests without a deadline is queued at once. The interactive ones come one after another while it runs,
+spread over the first two thirds of its time under `fcfs`; each has an SLO of `--factor` times its mean time alone. A
+side is an order (`zoo serve --plan`) with a driver of its own on the real engine; `qlm-stay` is `qlm` without eviction.
+
+- `met`: share of the interactive requests that ended within their SLO.
+- `tokens_per_second`: of batch and interactive requests together, until the last one ended.
+- `lost_tokens`: tokens that were computed again because their sequence gave way, for pages or for an urgent one.
+- `same`: whether every answer has the tokens of the same request on the first side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reports import deliver
+from cli.serving.driver import start_driver
+from cli.serving.models import choose
+from cli.serving.options import ServeOptions
+from runtime.config import OrderConfig
+from runtime.types import SamplingParams, SequenceRequest
+from zoo.api import Zoo
+
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "off": {},
+    "fcfs": {"plan": "fcfs"},
+    "edf": {"plan": "edf"},
+    "qlm-stay": {"plan": "qlm", "order": OrderConfig(evict=False)},
+    "qlm": {"plan": "qlm"},
+}
+#: The interactive requests come within this share of the time that the batch takes.
+_SPREAD = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class LineLoad:
+    """The requests: `batch` at once, `interactive` one by one."""
+
+    batch: tuple[SequenceRequest, ...]
+    interactive: tuple[SequenceRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LineRun:
+    """The result of one side.
+
+    Fields:
+        seconds: From the first request to the last token.
+        took: Seconds of each interactive request, from its arrival to its end.
+        answers: Tokens by sequence.
+    """
+
+    seconds: float
+    took: tuple[float, ...]
+    answers: Mapping[str, tuple[int, ...]]
+    evictions: int
+    lost_tokens: int
+
+
+def make_load(models: Sequence[str], args: argparse.Namespace, vocab: int) -> LineLoad:
+    """Return random prompts over all models in turn; answers of the batch have lengths from a range."""
+    rng = random.Random(args.seed)
+    shortest, longest = args.tokens
+
+    def one(name: str, number: int, tokens: int) -> SequenceRequest:
+        prompt = tuple(rng.randrange(vocab) for _ in range(args.prompt))
+        sampling = SamplingParams(tokens, ignore_eos=True)
+        return SequenceRequest(name, name, models[number % len(models)], prompt, sampling)
+
+    batch = (one(f"b{number}", number, rng.randint(shortest, longest)) for number in range(args.batch))
+    interactive = (one(f"i{number}", number, args.answer) for number in range(args.interactive))
+    return LineLoad(tuple(batch), tuple(interactive))
+
+
+class OpenLine:
+    """A driver with one order."""
+
+    def __init__(self, zoo: Zoo, models: Sequence[str], side: str, places: int) -> None:
+        options = replace(ServeOptions(max_num_seqs=places, kv_cache_memory_bytes=1 << 30), **SIDES[side])
+        self._driver = start_driver(zoo, options, choose(zoo, models))
+
+    def close(self) -> None:
+        self._driver.shutdown()
+
+    def answer(self, one: SequenceRequest, name: str = "", slo: float | None = None) -> tuple[float, tuple[int, ...]]:
+        """Return the seconds that a request takes from now, and its tokens."""
+        name = name or one.seq
+        slo_ms = None if slo is None else max(1, round(slo * 1000))
+        begin = time.monotonic_ns()
+        asked = replace(one, seq=name, request=name, arrival=begin, slo_ms=slo_ms)
+        tokens = tuple(event.token for event in self._driver.run([asked]) if event.token is not None)
+        return (time.monotonic_ns() - begin) / 1e9, tokens
+
+    def alone(self, load: LineLoad, rounds: int = 3) -> float:
+        """Return the mean seconds of an interactive request with nothing beside it; warms the engine up, too."""
+        self.answer(load.interactive[0], "warm")
+        return statistics.mean(self.answer(load.interactive[at], f"alone{at}")[0] for at in range(rounds))
+
+    def run(self, load: LineLoad, slo: float, within: float | None) -> LineRun:
+        """Run the batch, with the interactive requests spread over `within` seconds; None: the batch alone."""
+        answers: dict[str, list[int]] = {one.seq: [] for one in load.batch}
+        took: dict[str, tuple[float, tuple[int, ...]]] = {}
+        before = self._driver.state().counters
+        begin = time.monotonic()
+
+        def ask(number: int, one: SequenceRequest) -> None:
+            time.sleep(
+                max(0.0, begin + (within or 0.0) * (number + 1) / (len(load.interactive) + 1) - time.monotonic())
+            )
+            took[one.seq] = self.answer(one, slo=slo)
+
+        asking = [
+            threading.Thread(target=ask, args=each, daemon=True)
+            for each in (() if within is None else enumerate(load.interactive))
+        ]
+        arrival = time.monotonic_ns()
+        events = self._driver.run([replace(one, arrival=arrival) for one in load.batch])
+        for thread in asking:
+            thread.start()
+        for event in events:
+            if event.token is not None:
+                answers[event.seq].append(event.token)
+        for thread in asking:
+            thread.join()
+        counters = self._driver.state().counters
+        return LineRun(
+            time.monotonic() - begin,
+            tuple(seconds for seconds, _ in took.values()),
+            {
+                **{seq: tuple(tokens) for seq, tokens in answers.items()},
+                **{seq: tokens for seq, (_, tokens) in took.items()},
+            },
+            counters.evictions - before.evictions,
+            counters.resumed_tokens - before.resumed_tokens,
+        )
+
+
+def measure(zoo: Zoo, models: Sequence[str], load: LineLoad, sides: Sequence[str], args: argparse.Namespace) -> Any:
+    """Return a document with each side's figures, one list entry per round."""
+    first: LineRun | None = None
+    slo = within = 0.0
+    document: dict[str, Any] = {"sides": {side: [] for side in sides}}
+    for _ in range(args.rounds):
+        for side in sides:
+            line = OpenLine(zoo, models, side, args.places)
+            try:
+                alone = line.alone(load)
+                if not slo:
+                    slo = args.factor * alone
+                    within = _SPREAD * line.run(load, slo, None).seconds
+                made = line.run(load, slo, within)
+            finally:
+                line.close()
+            first = first or made
+            tokens = sum(map(len, made.answers.values()))
+            document["sides"][side].append(
+                {
+                    "met": sum(seconds <= slo for seconds in made.took) / len(made.took),
+                    "tokens_per_second": round(tokens / made.seconds, 1),
+                    "interactive_seconds": [round(seconds, 3) for seconds in sorted(made.took)],
+                    "alone_seconds": round(alone, 3),
+                    "evictions": made.evictions,
+                    "lost_tokens": made.lost_tokens,
+                    "same": made.answers == first.answers,
+                }
+            )
+    return {"slo_seconds": round(slo, 3), "spread_seconds": round(within, 1), **document}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--batch", type=int, default=300)
+    parser.add_argument("--interactive", type=int, default=12)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=lambda text: tuple(map(int, text.split(","))), default=(48, 160))
+    parser.add_argument("--answer", type=int, default=32)
+    parser.add_argument("--factor", type=float, default=3.0)
+    parser.add_argument("--side", action="append", choices=tuple(SIDES))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    with Zoo(args.store, create=False) as zoo:
+        models = [zoo.model(name).name for name in args.models]
+        load = make_load(models, args, 1000)
+        deliver(measure(zoo, models, load, args.side or ("fcfs", "edf", "qlm-stay", "qlm"), args), args.output)
+
+
+if __name__ == "__main__":
+    main()

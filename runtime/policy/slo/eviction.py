@@ -1,0 +1,96 @@
+"""Choose running sequences that give way to a waiting one which would be late otherwise (QL-09).
+
+The waiting sequence is the first in the order, and is short of a place or of pages. It gets them from running ones only
+if it would be late by waiting for what ends by itself, and may be on time if it starts now. Sequences that give way are
+later in the order, are on time all the same, and have run for a while since they last started. Of these, those of the
+least urgent group go first (QL-03), and within a group those with the fewest tokens to compute again. Pure; times in
+ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Urgent:
+    """The waiting sequence.
+
+    Fields:
+        due: Its deadline.
+        shortest: A time in which it may end, if all goes well.
+        service: Expected time from its start to its end.
+        longest: An upper bound of that time.
+        places: Devices that have no place for another sequence.
+        pages: Pages that are missing, by device; none where only places are.
+    """
+
+    due: int
+    shortest: int
+    service: int
+    longest: int
+    places: frozenset[str] = frozenset()
+    pages: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A running sequence.
+
+    Fields:
+        group: Its priority and the time that its requests have in all: less urgent groups are greater.
+        due: Its deadline.
+        ends: Time from now to its end if it runs on: an upper bound.
+        resumes: Expected time from its next start to its end, what it has to compute again included.
+        lost: Tokens that it has to compute again.
+        held: Pages that it holds by device; every device of its path is named.
+        may_yield: Whether it may give way: it is behind the urgent one in the order, and has run for a while since its
+            latest start.
+    """
+
+    seq: str
+    group: tuple[int, int]
+    due: int
+    ends: int
+    resumes: int
+    lost: int
+    held: Mapping[str, int]
+    may_yield: bool = True
+
+
+def victims(urgent: Urgent, running: Sequence[Occupant], now: int) -> tuple[str, ...]:
+    """Return the sequences that give way to the urgent one, in order; none if it can wait or they would not suffice.
+
+    `running`: those on the devices that it needs.
+    """
+    if now + urgent.shortest > urgent.due:
+        return ()  # it is late anyway
+    if now + _wait(urgent, running) + urgent.longest <= urgent.due:
+        return ()
+    able = [each for each in running if each.may_yield and now + urgent.service + each.resumes <= each.due]
+    able.sort(key=lambda each: (-each.group[0], -each.group[1], each.lost, each.seq))
+    return tuple(each.seq for each in _enough(urgent, able))
+
+
+def _wait(urgent: Urgent, running: Sequence[Occupant]) -> int:
+    """Return the time until what ends by itself suffices."""
+    ending = sorted(running, key=lambda each: each.ends)
+    freed = _enough(urgent, ending)
+    return max((each.ends for each in freed), default=1 << 62)
+
+
+def _enough(urgent: Urgent, some: Sequence[Occupant]) -> list[Occupant]:
+    """Return the first of these that free what is missing, those left out that free nothing of it; none if too few."""
+    places, pages, taken = set(urgent.places), dict(urgent.pages), []
+    for each in some:
+        if not places and all(count <= 0 for count in pages.values()):
+            break
+        if not any(name in places or (pages.get(name, 0) > 0 and each.held[name]) for name in each.held):
+            continue
+        taken.append(each)
+        for name, held in each.held.items():
+            places.discard(name)
+            if name in pages:
+                pages[name] -= held
+    return taken if not places and all(count <= 0 for count in pages.values()) else []

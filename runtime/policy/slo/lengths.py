@@ -1,0 +1,111 @@
+"""Predict how many tokens an answer still gets, from the lengths of earlier answers of its class (QL-16, UN-11).
+
+A class is what is seen of a request beforehand: its model, and the magnitudes of its prompt and of its limit. Of each
+class a histogram of lengths is kept, in bins that grow with the length. The prediction is conditional on the tokens
+made so far: an answer of 100 tokens is not one of those that ended after 10. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+#: Weight of a length after each later one of its class.
+_FADING = 0.998
+#: Most classes; the least recently used one is forgotten.
+_CLASSES = 4096
+#: Growth of a bin's upper bound over that of the bin before.
+_GROWTH = 1.1
+
+
+def _edges() -> tuple[int, ...]:
+    edges = [1]
+    while edges[-1] < 1 << 24:
+        edges.append(max(edges[-1] + 1, int(edges[-1] * _GROWTH)))
+    return tuple(edges)
+
+
+#: Longest length of each bin.
+_EDGES = _edges()
+
+
+class AnswerClass(NamedTuple):
+    """A class of requests. `prompt` and `most` are bit lengths of the prompt's tokens and of `max_tokens`."""
+
+    model: str
+    prompt: int
+    most: int
+
+
+def class_of(model: str, prompt: int, most: int) -> AnswerClass:
+    """Return the class of a request with so many prompt tokens and at most so many of its answer."""
+    return AnswerClass(model, prompt.bit_length(), most.bit_length())
+
+
+@dataclass(slots=True)
+class _Histogram:
+    """Weights and sums of lengths by bin."""
+
+    weights: dict[int, float] = field(default_factory=dict)
+    scale: float = 1.0
+
+    def add(self, length: int) -> None:
+        # Later lengths weigh more, instead of all earlier ones less.
+        self.scale /= _FADING
+        at = bisect_left(_EDGES, length)
+        self.weights[at] = self.weights.get(at, 0.0) + self.scale
+        if self.scale > 1e100:
+            self.weights = {each: weight / self.scale for each, weight in self.weights.items()}
+            self.scale = 1.0
+
+    def rest(self, made: int, most: int) -> list[tuple[float, int]]:
+        """Return (weight, length) of the lengths above `made`, the newest of weight 1, none above `most`."""
+        return [
+            (weight / self.scale, min(max(_middle(at), made + 1), most))
+            for at, weight in sorted(self.weights.items())
+            if _EDGES[at] > made
+        ]
+
+
+def _middle(at: int) -> int:
+    return _EDGES[at] if at == 0 else (_EDGES[at - 1] + 1 + _EDGES[at]) // 2
+
+
+class AnswerLengths:
+    """Lengths of answers by class.
+
+    Until there are answers of a class, its answers are assumed to reach their limit; that assumption counts as one.
+    """
+
+    def __init__(self) -> None:
+        self._classes: OrderedDict[AnswerClass, _Histogram] = OrderedDict()
+
+    def add(self, key: AnswerClass, length: int) -> None:
+        """Record the length of an answer that ended by itself or at its limit, in tokens."""
+        histogram = self._classes.setdefault(key, _Histogram())
+        self._classes.move_to_end(key)
+        histogram.add(max(length, 1))
+        if len(self._classes) > _CLASSES:
+            self._classes.popitem(last=False)
+
+    def expected(self, key: AnswerClass, made: int, most: int) -> float:
+        """Return the mean of the tokens that are still to come after `made`, of at most `most` in all; at least 1."""
+        found = self._rest(key, made, most)
+        mean = sum(weight * (length - made) for weight, length in found) / sum(weight for weight, _ in found)
+        return min(max(mean, 1.0), max(most - made, 1))
+
+    def at_most(self, key: AnswerClass, made: int, most: int, share: float = 0.95) -> int:
+        """Return how many tokens are still to come in this share of the cases; at least 1."""
+        found = self._rest(key, made, most)
+        left = share * sum(weight for weight, _ in found)
+        for weight, length in found:
+            left -= weight
+            if left <= 0:
+                return max(length - made, 1)
+        return max(most - made, 1)
+
+    def _rest(self, key: AnswerClass, made: int, most: int) -> list[tuple[float, int]]:
+        histogram = self._classes.get(key)
+        return [*(() if histogram is None else histogram.rest(made, most)), (1.0, most)]

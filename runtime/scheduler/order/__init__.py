@@ -1,0 +1,1 @@
+"""The order of waiting sequences by deadline, and the eviction of running ones for it (QLM)."""

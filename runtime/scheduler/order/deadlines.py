@@ -1,0 +1,123 @@
+"""Order waiting sequences, and predict when they end (QL-04, QL-14 to QL-16).
+
+    off    by priority, then arrival; a sequence that does not fit holds back its chain and its devices
+    fcfs   the same order, and a sequence that does not fit holds back all that follow
+    edf    by priority, then deadline
+    qlm    as edf; sequences that cannot be on time any more go behind those that can, and running sequences give way
+           to urgent ones (`scheduler.order.evictions`)
+
+A deadline is the arrival plus the request's `slo_ms`; one without `slo_ms` gets a soft deadline, so that it is not
+overtaken for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.config import OrderConfig
+from runtime.control.sequence import Rank
+from runtime.policy.slo.lengths import AnswerClass, AnswerLengths, class_of
+from runtime.policy.slo.service_times import ServiceTimes
+from runtime.scheduler.admission.waiting_queue import WaitingQueue
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.types import FinishReason, SequenceRequest
+
+#: Share of its expected time in which a sequence may still end: what might be on time is tried.
+_LUCK = 0.75
+#: New deadline of a sequence that cannot be on time, as a multiple of its `slo_ms`.
+_LATER = 10
+
+
+class DeadlineOrder:
+    """Ranks, deadlines and predicted times of the sequences of one scheduler. Times in ns."""
+
+    def __init__(self, config: OrderConfig) -> None:
+        self._config = config
+        self._soft = config.soft_deadline_ms * 1_000_000
+        self._times, self._lengths = ServiceTimes(), AnswerLengths()
+
+    def due(self, request: SequenceRequest) -> int:
+        """Return a request's deadline."""
+        return request.arrival + (self._soft if request.slo_ms is None else request.slo_ms * 1_000_000)
+
+    def put_late_ones_last(self, waiting: WaitingQueue, now: int) -> None:
+        """Move the first sequences of each chain that cannot be on time any more behind those that can."""
+        for head in waiting.heads():
+            first: ScheduledSequence | None = head
+            while first is not None and (rank := self._late_rank(first, now)) is not None:
+                waiting.rerank(first, rank)
+                first = waiting.first(head.chain.version)
+
+    # -- outcomes ------------------------------------------------------------------------------------------------------
+
+    def record_start(self, sequence: ScheduledSequence, now: int) -> None:
+        """Record that a sequence starts on its devices."""
+        self._times.start(sequence.seq, sequence.tokens - sequence.computed, now)
+
+    def record_first_token(self, sequence: ScheduledSequence, now: int) -> None:
+        """Record the first token of a sequence since its latest start."""
+        self._times.first_token(sequence.seq, sequence.chain.model, len(sequence.output), now)
+
+    def record_leave(self, sequence: ScheduledSequence, now: int) -> None:
+        """Record that a sequence leaves its devices."""
+        self._times.end(sequence.seq, sequence.chain.model, len(sequence.output), now)
+
+    def record_end(self, sequence: ScheduledSequence, reason: FinishReason) -> None:
+        """Record the length of an answer."""
+        if reason in ("stop", "length"):
+            self._lengths.add(_class(sequence), len(sequence.output))
+
+    def sample(self, running: Iterable[ScheduledSequence], now: int) -> None:
+        """Record the progress of running sequences."""
+        for sequence in running:
+            self._times.sample(sequence.seq, sequence.chain.model, len(sequence.output), now)
+
+    # -- predictions ---------------------------------------------------------------------------------------------------
+
+    def service(self, sequence: ScheduledSequence) -> int:
+        """Return the expected time from the start of a waiting sequence to its end."""
+        return self._context(sequence) + self._times.tokens(sequence.chain.model, self._expected(sequence))
+
+    def shortest(self, sequence: ScheduledSequence) -> int:
+        """Return a time in which it may end, if all goes well."""
+        return int(_LUCK * self.service(sequence))
+
+    def longest(self, sequence: ScheduledSequence) -> int:
+        """Return an upper bound of that time, which holds for 95 % of the answers."""
+        return self._context(sequence) + self._rest(sequence)
+
+    def ends(self, sequence: ScheduledSequence) -> int:
+        """Return an upper bound of the time that a running sequence still takes, for 95 % of the answers."""
+        left = sequence.tokens - sequence.computed
+        return (self._times.context(sequence.chain.model, left) if left > 1 else 0) + self._rest(sequence)
+
+    def settled(self, sequence: ScheduledSequence, now: int) -> bool:
+        """Return whether a running sequence has run as long as its next start would take, and made a token since."""
+        ran = self._times.since(sequence.seq, now)
+        return sequence.phase == "decode" and ran >= self._times.context(sequence.chain.model, sequence.tokens)
+
+    def _late_rank(self, sequence: ScheduledSequence, now: int) -> Rank | None:
+        """Return the rank of a waiting sequence that cannot be on time any more; None for one that still can.
+
+        It goes on with a later deadline, behind those that can be on time, and before those without `slo_ms`.
+        """
+        request = sequence.request
+        if sequence.rank.order != self.due(request) or now + self.shortest(sequence) <= sequence.rank.order:
+            return None
+        later = self._soft if request.slo_ms is None else min(self._soft, _LATER * request.slo_ms * 1_000_000)
+        return sequence.rank._replace(order=max(now, sequence.rank.order) + later)
+
+    def _context(self, sequence: ScheduledSequence) -> int:
+        return self._times.context(sequence.chain.model, sequence.tokens)
+
+    def _rest(self, sequence: ScheduledSequence) -> int:
+        count = self._lengths.at_most(_class(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
+        return self._times.tokens(sequence.chain.model, count)
+
+    def _expected(self, sequence: ScheduledSequence) -> float:
+        return self._lengths.expected(_class(sequence), len(sequence.output), sequence.request.sampling.max_tokens)
+
+
+def _class(sequence: ScheduledSequence) -> AnswerClass:
+    request = sequence.request
+    return class_of(request.model, len(request.prompt), request.sampling.max_tokens)

@@ -1,0 +1,103 @@
+"""Take running sequences off their devices for a waiting one that would be late otherwise (QL-09).
+
+    admission: the first sequence that finds no room -> `review` -> preempt, or mark for it when its row returns
+    -> admission again, in rank order
+
+A sequence that gave way waits by its own rank, behind the one that it gave way to, and runs again from its prompt and
+its tokens. One decision is under way at a time: while sequences of the last one still have rows in flight, there is no
+other. What is chosen is `policy.slo.eviction`'s.
+"""
+
+from __future__ import annotations
+
+from runtime.kv.pages import groups_for
+from runtime.policy.slo.eviction import Occupant, Urgent, victims
+from runtime.scheduler.order.deadlines import DeadlineOrder
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.state import ClusterState
+
+#: The cause in the trace.
+_CAUSE = "QL-09"
+
+
+class Evictions:
+    """Evictions of one scheduler."""
+
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, order: DeadlineOrder) -> None:
+        self._state, self._seating, self._order = state, seating, order
+        self._blocked: tuple[ScheduledSequence, Route] | None = None
+        self._leaving: tuple[str, ...] = ()
+
+    def block(self, sequence: ScheduledSequence, route: Route) -> None:
+        """Record a waiting sequence that finds no room on its route. The first of a pass is the most urgent."""
+        if self._blocked is None:
+            self._blocked = (sequence, route)
+
+    def review(self, now: int) -> bool:
+        """Evict for the sequence that was blocked in the latest pass; return whether any has left already."""
+        blocked, self._blocked = self._blocked, None
+        if blocked is None or self._under_way():
+            return False
+        chosen = self._choose(*blocked, now)
+        self._leaving = tuple(each.seq for each in chosen)
+        gone = False
+        for each in chosen:
+            self._state.counters.evictions += 1
+            if each.flying:
+                each.doom(_CAUSE)
+            else:
+                self._seating.preempt(each, now, _CAUSE)
+                gone = True
+        return gone
+
+    def _under_way(self) -> bool:
+        running = self._state.running
+        return any(seq in running and running[seq].waits.doomed for seq in self._leaving)
+
+    def _choose(self, sequence: ScheduledSequence, route: Route, now: int) -> list[ScheduledSequence]:
+        urgent = self._urgent(sequence, route)
+        needed = urgent.places | {name for name, count in urgent.pages.items() if count > 0}
+        here = [
+            each
+            for each in self._state.running.values()
+            if not needed.isdisjoint(each.place.devices) and not each.waits.doomed and each.waits.paused is None
+        ]
+        found = victims(urgent, [self._occupant(each, sequence, now) for each in here], now) if needed else ()
+        return [self._state.running[seq] for seq in found]
+
+    def _urgent(self, sequence: ScheduledSequence, route: Route) -> Urgent:
+        devices, config = self._state.devices, self._state.config
+        full = (name for name in route.devices if devices[name].passing.expected >= config.max_num_seqs)
+        groups = groups_for(sequence.chain.spec, sequence.tokens)
+        missing = {
+            name: groups * pages
+            + (int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0)
+            - devices[name].pages.free
+            - devices[name].pages.idle
+            for name, pages in route.weights
+        }
+        return Urgent(
+            sequence.rank.order,
+            self._order.shortest(sequence),
+            self._order.service(sequence),
+            self._order.longest(sequence),
+            frozenset(full),
+            missing,
+        )
+
+    def _occupant(self, each: ScheduledSequence, urgent: ScheduledSequence, now: int) -> Occupant:
+        request = each.request
+        weights = dict(each.place.weights)
+        slack = self._order.due(request) - request.arrival
+        return Occupant(
+            each.seq,
+            (request.priority, slack),
+            max(each.rank.order, self._order.due(request)),
+            self._order.ends(each),
+            self._order.service(each),
+            each.computed,
+            {name: weights.get(name, 0) * each.pages.groups for name in each.place.devices},
+            each.rank > urgent.rank and self._order.settled(each, now),
+        )

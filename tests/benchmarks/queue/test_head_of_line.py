@@ -1,0 +1,23 @@
+"""The benchmark of interactive requests behind a batch, on a tiny model: all sides run, and answer alike."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from benchmarks.queue.head_of_line import SIDES, make_load, measure
+from tests import checkpoints
+from zoo.api import Zoo
+
+
+def test_every_side_answers_alike(tmp_path: Path) -> None:
+    folder = checkpoints.make("llama", tmp_path / "llama", tokenizer=False)
+    given = Namespace(
+        batch=12, interactive=3, places=2, prompt=8, tokens=(8, 24), answer=4, factor=3.0, rounds=1, seed=0
+    )
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(folder, "m")
+        sides = tuple(SIDES)
+        found = measure(zoo, ["m"], make_load(["m"], given, 20), sides, given)
+    assert set(found["sides"]) == set(sides)
+    assert all(run["same"] and len(run["interactive_seconds"]) == 3 for runs in found["sides"].values() for run in runs)

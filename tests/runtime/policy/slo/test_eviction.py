@@ -1,0 +1,71 @@
+"""Which running sequences give way to a waiting one: only if it helps, only those that can, the cheapest first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.policy.slo.eviction import Occupant, Urgent, victims
+
+#: It needs a place on d until 100, and takes 40.
+URGENT = Urgent(due=100, shortest=40, service=40, longest=40, places=frozenset({"d"}))
+
+
+def occupant(seq: str, ends: int = 1000, due: int = 10_000, **other) -> Occupant:  # type: ignore[no-untyped-def]
+    given = {"group": (0, 600), "resumes": 500, "lost": 50, "held": {"d": 10}, **other}
+    return Occupant(seq=seq, due=due, ends=ends, **given)
+
+
+def test_one_gives_way_for_a_place() -> None:
+    assert victims(URGENT, [occupant("a"), occupant("b")], now=0) == ("a",)
+
+
+def test_none_gives_way_if_one_ends_in_time() -> None:
+    assert victims(URGENT, [occupant("a"), occupant("b", ends=60)], now=0) == ()
+    assert victims(URGENT, [occupant("a"), occupant("b", ends=61)], now=0) == ("a",), "a bit later is too late"
+
+
+def test_none_gives_way_to_one_that_is_late_anyway() -> None:
+    assert victims(replace(URGENT, due=39), [occupant("a")], now=0) == ()
+
+
+def test_the_upper_bound_decides_whether_it_can_wait() -> None:
+    ending = [occupant("a", ends=50), occupant("b")]
+    assert victims(URGENT, ending, now=0) == ()
+    assert victims(replace(URGENT, longest=60), ending, now=0) == ("a",)
+
+
+def test_the_fewest_lost_tokens_of_the_least_urgent_group_go_first() -> None:
+    running = [
+        occupant("few", lost=10),
+        occupant("urgent", group=(0, 5), lost=1),
+        occupant("many", lost=90),
+        occupant("lowest", group=(1, 600), lost=70),
+    ]
+    assert victims(URGENT, running, now=0) == ("lowest",)
+    assert victims(URGENT, running[:3], now=0) == ("few",)
+
+
+def test_one_that_would_be_late_itself_stays() -> None:
+    assert victims(URGENT, [occupant("a", due=539), occupant("b", lost=99)], now=0) == ("b",)
+    assert victims(URGENT, [occupant("a", due=540), occupant("b", lost=99)], now=0) == ("a",)
+
+
+def test_one_that_may_not_yield_stays() -> None:
+    assert victims(URGENT, [occupant("a", may_yield=False)], now=0) == ()
+
+
+def test_as_many_as_the_missing_pages_need_and_no_more() -> None:
+    urgent = replace(URGENT, places=frozenset(), pages={"d": 25})
+    running = [occupant(name, lost=at) for at, name in enumerate("abcd")]
+    assert victims(urgent, running, now=0) == ("a", "b", "c")
+    assert victims(urgent, running[:2], now=0) == (), "two do not suffice, so none goes"
+
+
+def test_those_that_free_nothing_of_what_is_missing_stay() -> None:
+    urgent = replace(URGENT, places=frozenset(), pages={"d": 5, "e": 5})
+    running = [
+        occupant("elsewhere", lost=0, held={"f": 99}),
+        occupant("here", lost=1, held={"d": 10}),
+        occupant("there", lost=2, held={"e": 10}),
+    ]
+    assert victims(urgent, running, now=0) == ("here", "there")

@@ -1,0 +1,62 @@
+"""Predicted lengths of answers: by class, conditional on what was made, never above the limit."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.policy.slo.lengths import AnswerLengths, class_of
+
+KEY = class_of("m", 100, 500)
+
+
+def test_without_answers_the_limit_is_assumed() -> None:
+    assert AnswerLengths().expected(KEY, 10, 500) == 490
+    assert AnswerLengths().at_most(KEY, 10, 500) == 490
+
+
+def test_the_mean_of_a_class_is_learned_and_other_classes_keep_theirs() -> None:
+    lengths, rng = AnswerLengths(), random.Random(0)
+    for _ in range(400):
+        lengths.add(KEY, rng.choice((20, 100)))
+    assert 55 <= lengths.expected(KEY, 0, 500) <= 66
+    assert lengths.expected(class_of("n", 100, 500), 0, 500) == 500
+
+
+def test_what_was_made_leaves_the_shorter_answers_out() -> None:
+    lengths = AnswerLengths()
+    for _ in range(200):
+        lengths.add(KEY, 20)
+        lengths.add(KEY, 100)
+    assert lengths.expected(KEY, 30, 500) > 65, "an answer of 30 tokens is not one of 20"
+    assert lengths.expected(KEY, 0, 500) < 65
+
+
+def test_the_upper_bound_holds_for_its_share() -> None:
+    lengths, rng = AnswerLengths(), random.Random(1)
+    made = [min(500, int(rng.expovariate(1 / 80)) + 1) for _ in range(2000)]
+    for length in made[:1000]:
+        lengths.add(KEY, length)
+    bound = lengths.at_most(KEY, 0, 500, 0.95)
+    held = sum(length <= bound for length in made[1000:]) / 1000
+    assert 0.92 <= held <= 0.98
+
+
+def test_newer_answers_count_more() -> None:
+    lengths = AnswerLengths()
+    for length, count in ((10, 2000), (200, 2000)):
+        for _ in range(count):
+            lengths.add(KEY, length)
+    assert lengths.expected(KEY, 0, 500) > 180
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 3000), max_size=30), st.integers(0, 1999), st.integers(1, 2000))
+def test_predictions_stay_within_the_limit(added: list[int], made: int, more: int) -> None:
+    lengths, most = AnswerLengths(), made + more
+    for length in added:
+        lengths.add(KEY, length)
+    assert 1 <= lengths.expected(KEY, made, most) <= max(more, 1)
+    assert 1 <= lengths.at_most(KEY, made, most) <= max(more, 1)

@@ -1,0 +1,183 @@
+"""Orders by deadline in a virtual cluster: which sequence is first, which gives way, and that no token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from runtime.config import ClusterConfig, OrderConfig, Plan
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2 3* 4", max_model_len=1024)
+N = counting_model("n", "1* 2 5* 6", max_model_len=1024)
+
+
+def cluster(
+    plan: Plan, places: int = 2, pages: int = 600, evict: bool = True, models: Sequence[IntegerModel] = (M,)
+) -> VirtualCluster:
+    """One device whose steps take a millisecond, so that a token takes as long."""
+    config = ClusterConfig(max_num_seqs=places, order=OrderConfig(plan, evict=evict))
+    return VirtualCluster(models, devices=1, pages=pages, config=config, costs=lambda plan: MS, latency=MS // 100)
+
+
+def ask(cluster: VirtualCluster, seq: str, tokens: int, at: int, slo_ms: int | None = None, model: str = "m") -> None:
+    one = request(seq, range(1, 9), model, max_tokens=tokens, ignore_eos=True)
+    cluster.ask(replace(one, arrival=at, slo_ms=slo_ms), at=at)
+
+
+def ends(cluster: VirtualCluster) -> dict[str, float]:
+    """Return when each sequence ended, in ms."""
+    cluster.ticks(10 * MS, 1200 * MS)
+    cluster.run(until=1200 * MS)
+    cluster.expect()
+    return {each.seq: each.t / MS for each in cluster.trace.named("finish")}
+
+
+def learned(cluster: VirtualCluster) -> None:
+    """Let a few sequences run first, so that the times of prompts and tokens are known."""
+    for number in range(4):
+        ask(cluster, f"warm{number}", 20, number * 30 * MS)
+
+
+def test_the_first_deadline_is_first() -> None:
+    orders: dict[Plan, list[str]] = {"off": ["a", "b", "c"], "fcfs": ["a", "b", "c"], "edf": ["c", "a", "b"]}
+    for plan, order in orders.items():
+        made = cluster(plan, places=1)
+        learned(made)
+        ask(made, "running", 50, 200 * MS)
+        for at, (seq, slo) in enumerate((("a", 5000), ("b", 9000), ("c", 800)), 1):
+            ask(made, seq, 10, (200 + at) * MS, slo)
+        found = ends(made)
+        assert sorted("abc", key=found.__getitem__) == order, plan
+
+
+def test_priority_comes_before_the_deadline() -> None:
+    made = cluster("edf", places=1)
+    learned(made)
+    ask(made, "running", 50, 200 * MS)
+    ask(made, "soon", 10, 201 * MS, 100)
+    one = request("first", range(1, 9), max_tokens=10, ignore_eos=True, priority=-1)
+    made.ask(replace(one, arrival=202 * MS), at=202 * MS)
+    found = ends(made)
+    assert found["first"] < found["soon"]
+
+
+def test_a_request_without_a_deadline_is_not_overtaken_for_ever() -> None:
+    config = ClusterConfig(max_num_seqs=1, order=OrderConfig("edf", soft_deadline_ms=50))
+    made = VirtualCluster((M,), devices=1, pages=400, config=config, costs=lambda plan: MS, latency=MS // 100)
+    ask(made, "running", 50, 0)
+    ask(made, "soft", 10, MS)
+    for number in range(10):
+        ask(made, f"s{number}", 10, (2 + number) * MS, 60 + number)
+    found = ends(made)
+    assert found["soft"] < min(found[f"s{number}"] for number in range(10))
+
+
+def test_strict_fcfs_lets_no_other_model_pass() -> None:
+    """Two models on devices of their own: the second request of the busy one holds back the other, if strict."""
+    plans: tuple[tuple[Plan, bool], ...] = (("off", True), ("fcfs", False))
+    for plan, passes in plans:
+        config = ClusterConfig(devices=2, max_num_seqs=1, placement="partition", order=OrderConfig(plan))
+        made = VirtualCluster((M, counting_model("x", "7* 8", max_model_len=1024)), devices=2, config=config)
+        ask(made, "m0", 100, MS)
+        ask(made, "m1", 5, 2 * MS)
+        ask(made, "x0", 5, 3 * MS, model="x")
+        found = ends(made)
+        assert (found["x0"] < found["m0"]) == passes, plan
+
+
+@pytest.mark.parametrize("model", ["m", "n"])
+def test_a_running_sequence_gives_way_to_an_urgent_one(model: str) -> None:
+    """Tokens are those of undisturbed sequences: `expect` compares all of them with the model's own."""
+    found = {}
+    for evict in (True, False):
+        made = cluster("qlm", evict=evict, models=(M, N))
+        learned(made)
+        for seq in ("b0", "b1"):
+            ask(made, seq, 200, 200 * MS)
+        ask(made, "urgent", 20, 250 * MS, 60, model)
+        found[evict] = ends(made)
+        counters = made.scheduler.state().counters
+        assert counters.evictions == counters.preemptions == evict
+        assert (counters.slo_met, counters.slo_missed) == ((1, 0) if evict else (0, 1))
+    assert found[True]["urgent"] < 310
+    assert found[False]["urgent"] > 390
+
+
+def test_pages_are_given_as_well_as_places() -> None:
+    made = cluster("qlm", places=64, pages=200)
+    learned(made)
+    for number in range(3):
+        ask(made, f"b{number}", 200, (200 + number) * MS)
+    long = request("urgent", [1] * 300, max_tokens=10, ignore_eos=True)
+    made.ask(replace(long, arrival=250 * MS, slo_ms=100), at=250 * MS)
+    found = ends(made)
+    assert found["urgent"] < 350, found
+    assert made.scheduler.state().counters.evictions > 0
+    assert {each.cause for each in made.trace.named("batch.preempt")} >= {"QL-09"}
+
+
+def test_none_gives_way_if_one_ends_in_time() -> None:
+    made = cluster("qlm")
+    learned(made)
+    ask(made, "b0", 200, 200 * MS)
+    ask(made, "b1", 60, 200 * MS)
+    ask(made, "urgent", 20, 250 * MS, 100)
+    assert ends(made)["urgent"] < 350
+    assert made.scheduler.state().counters.evictions == 0
+
+
+def test_those_that_are_late_anyway_go_last() -> None:
+    """One long backlog: EDF serves the hopeless first and lets all be late; those that can be on time are."""
+    met = {}
+    plans: tuple[Plan, ...] = ("edf", "qlm")
+    for plan in plans:
+        made = cluster(plan, places=1, evict=False)
+        learned(made)
+        ask(made, "running", 200, 200 * MS)
+        for number in range(6):
+            ask(made, f"hopeless{number}", 60, (210 + number) * MS, 100)
+        for number in range(3):
+            ask(made, f"fine{number}", 20, (220 + number) * MS, 500)
+        found = ends(made)
+        met[plan] = made.scheduler.state().counters.slo_met
+        assert all(f"hopeless{number}" in found for number in range(6))
+    assert met == {"edf": 0, "qlm": 3}
+
+
+def test_many_urgent_ones_take_turns_with_a_batch_and_all_end() -> None:
+    """No pair of sequences evicts each other for ever, and the batch goes on between."""
+    made = cluster("qlm", places=3)
+    learned(made)
+    for number in range(6):
+        ask(made, f"b{number}", 120, 200 * MS)
+    for number in range(12):
+        ask(made, f"u{number}", 15, (220 + 40 * number) * MS, 60)
+    found = ends(made)
+    counters = made.scheduler.state().counters
+    assert counters.slo_met >= 11, counters
+    assert 0 < counters.evictions <= 12
+    assert max(found.values()) < 1200
+
+
+def test_off_gives_the_trace_of_a_scheduler_without_the_mechanism() -> None:
+    """`slo_ms` changes nothing while the plan is off."""
+    traces = []
+    for slo in (None, 30):
+        made = cluster("off")
+        for number in range(8):
+            ask(made, f"s{number}", 20 + number, number * MS, slo)
+        ends(made)
+        traces.append([(each.t, each.ev, each.seq) for each in made.trace.events])
+    assert traces[0] == traces[1]
+
+
+def test_unknown_plans_are_refused() -> None:
+    with pytest.raises(ValueError, match="plan must be one of off, fcfs, edf, qlm"):
+        OrderConfig("lifo")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="soft_deadline_ms"):
+        OrderConfig("edf", soft_deadline_ms=0)
