@@ -13,7 +13,6 @@ import pytest
 from cli.app import main
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import adapt
-from runtime.queueing.database import QueueDatabase
 from tests.runtime.frontend.samples import byte_level
 from tests.runtime.server.batches.asking import content_of, line
 from tests.runtime.server.harness import Running, running
@@ -22,10 +21,9 @@ from tests.runtime.server.harness import Running, running
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("batch")
-    queue, config = QueueDatabase(folder / "queue"), ServerConfig(api_key="secret", max_num_seqs=4)
+    queue, config = str(folder / "queue"), ServerConfig(api_key="secret", max_num_seqs=4)
     with running(adapt(byte_level(folder)), config=config, queue=queue, pace=lambda _: time.sleep(0.002)) as started:
         yield started
-    queue.close()
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def running(
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
     credit: int = 1,
     on_demand: Sequence[StoredModel] = (),
-    queue: QueueDatabase | None = None,
+    queue: str | None = None,
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that act on a sequence half-way.
 
@@ -125,10 +125,12 @@ def serving(
     config: ServerConfig,
     trace: Trace | None = None,
     on_demand: Sequence[StoredModel] = (),
-    queue: QueueDatabase | None = None,
+    queue: str | None = None,
 ) -> Iterator[Running]:
     """Serve with a given driver until the block ends; the caller closes the driver."""
-    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace, on_demand, queue)
+    opened = None if queue is None else QueueDatabase(queue, patience=30)
+    models = [source.served(spec) for spec in driver.models()]
+    app = build_app(driver, models, source, config, trace, on_demand, opened)
     bound = bind("127.0.0.1", 0)
     ready = threading.Event()
     server = make_server(app, replace(config, drain_seconds=2), ready.set)
@@ -141,6 +143,8 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(10)
+        if opened is not None:
+            opened.close()
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

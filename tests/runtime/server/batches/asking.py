@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 import openai
@@ -40,6 +42,13 @@ def ended(client: openai.OpenAI, batch: str, limit: float = LIMIT) -> openai.typ
             return found
         time.sleep(0.02)
     raise AssertionError(f"{client.batches.retrieve(batch)} after {limit} s")
+
+
+def lines_of(queue: str, batch: str) -> list[tuple[int, str]]:
+    """Return number and state of a batch's lines in the database of a queue's folder."""
+    with closing(sqlite3.connect(f"{queue}/queue.sqlite")) as database:
+        query = "SELECT line, state FROM queue_requests WHERE batch = ? ORDER BY line"
+        return list(database.execute(query, (batch,)))
 
 
 def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
