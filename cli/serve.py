@@ -25,6 +25,7 @@ from cli.shared.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
+    from runtime.queueing.database import QueueDatabase
     from runtime.tracing.sink import Trace, TraceSink
     from zoo.api import Zoo
 
@@ -82,6 +83,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
     settings, engine_config = options.server(), options.engine()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
+        queue = _open_queue(options.queue, stack)
         executor = "paged" if options.clustered else options.executor
         wanted = with_exits(zoo, options.models) if options.early_exit else options.models
         chosen = (
@@ -103,7 +105,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None, as_json: bool) -
         stack.enter_context(driver)
         source = ZooSource(zoo)
         served = [source.served(spec) for spec in driver.models()]
-        app = build_app(driver, served, source, settings, trace, chosen.on_demand)
+        app = build_app(driver, served, source, settings, trace, chosen.on_demand, queue)
         names = [*(model.name for model in served), *(model.name for model in chosen.on_demand)]
         serve(app, settings, bound, ready=lambda: _announce(address_of(bound), names, as_json))
 
@@ -140,6 +142,17 @@ def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] |
     log_file = LogFile(Path(path))
     stack.callback(log_file.close)
     return log_file.write
+
+
+def _open_queue(target: str, stack: ExitStack) -> QueueDatabase | None:
+    """Return the queue of durable requests. Raises InputError or StoreError, also if another server has it."""
+    if target == "off":
+        return None
+    from runtime.queueing.database import QueueDatabase
+
+    database = QueueDatabase(target)
+    stack.callback(database.close)
+    return database
 
 
 def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:

@@ -487,6 +487,10 @@ class EngineConfig:
             raise ValueError(f"async_scheduling must be one of {', '.join(get_args(AheadChoice))}")
 
 
+#: Which requests are durable on a server with a queue.
+Durability = Literal["keyed", "all"]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """Configure the HTTP server.
@@ -496,6 +500,8 @@ class ServerConfig:
         max_num_seqs: Sequences that the scheduler runs at once: how many lines of batches it is given.
         drain_seconds: Time for running requests to finish at shutdown.
         early_exit: Whether requests may use the first layers of a model only (BL-30).
+        durable: With a queue, which requests outlive the server: those with an `Idempotency-Key`, or all.
+        retention_hours: Time for which answers of such requests are kept.
     """
 
     host: str = "127.0.0.1"
@@ -507,3 +513,9 @@ class ServerConfig:
     max_num_seqs: int = 256
     drain_seconds: float = 30.0
     early_exit: bool = False
+    durable: Durability = "keyed"
+    retention_hours: float = 24.0
+
+    def __post_init__(self) -> None:
+        if self.durable not in get_args(Durability) or not 0 < self.retention_hours < float("inf"):
+            raise ValueError("durable is keyed or all, and retention_hours above 0")

@@ -82,10 +82,17 @@ _GENERATING = {
     400: "a field is wrong, or unsupported; the context is too long",
     404: "no served model of that name",
     408: "the body took longer than a minute",
+    409: "with a key: the request was aborted, or its model changed while it was answered",
     413: "the body is larger than 8 MiB",
+    422: "with a key: it came with another body before",
     429: "the server is full (--max-queued); `Retry-After` says when to try again",
     503: "the server drains, or its engine died",
 }
+_DURABLE = (
+    """{"id", "state": "queued" | "running" | "done" | "failed" | "cancelled" | "dead", "model", "created", "ended", """
+    """"attempts", "batch", "status", "answer"}; `status` and `answer` are null until it has ended"""
+)
+_NO_DURABLE = {404: "no durable request of that id, or that of another key's owner; the server runs without --queue"}
 _NO_REQUEST = {404: "no request of that id runs or waits"}
 
 #: By method and path.
@@ -163,7 +170,7 @@ ROUTES: Mapping[str, Said] = {
         """{"agents": [{"id", "pid", "device", "alive", """
         """"instances": [{"block", "queue", "batch", "batch_limit"}], "pages"}], """
         """"models": [{"name", "running", "waiting", …}], "running", """
-        """"waiting", "draining", "counters", "memory", "cluster"}"""
+        """"waiting", "draining", "counters", "memory", "cluster", "queue": {"waiting", "running", "dead"}}"""
     ),
     "GET /zoo/trace": Said(
         """JSON lines, one event each""",
@@ -176,6 +183,12 @@ ROUTES: Mapping[str, Said] = {
         errors=_NO_REQUEST,
     ),
     "POST /zoo/requests/{id}/resume": Said("""{"id", "paused": false, "sequences"}""", errors=_NO_REQUEST),
+    "GET /zoo/requests/{id}": Said(_DURABLE, errors=_NO_DURABLE),
+    "DELETE /zoo/requests/{id}": Said(_DURABLE, errors=_NO_DURABLE),
+    "GET /zoo/requests/{id}/events": Said(
+        """server-sent events as of the generating route, behind `Last-Event-ID` where that header is sent""",
+        errors={**_NO_DURABLE, 409: "the request waits for another server"},
+    ),
     "POST /zoo/models/{name:path}/load": Said(
         _MODEL, errors={400: "the model cannot be served", 404: "no stored model of that name"}
     ),

@@ -79,3 +79,7 @@ def _check_server(options: ServeOptions) -> None:
         raise InputError(f"{options.port} is no port")
     if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
         raise InputError("max_queued and drain_seconds must be positive")
+    if not options.queue:
+        raise InputError("--queue is a folder, postgresql://…, or off")
+    if not 0 < options.retention_hours < 1e6:
+        raise InputError("--retention-hours must be positive")

@@ -79,6 +79,10 @@ def _native(options: ServeOptions, executor: str) -> str | None:
     return None
 
 
+def _queue(options: ServeOptions, executor: str) -> str | None:
+    return "without a queue: give --queue" if options.queue == "off" else None
+
+
 NEEDS: Mapping[str, Need] = {
     "several devices": Need("--agents above 1", _several_devices),
     "one device": Need("--agents 1 and --prefix-caching", _one_device),
@@ -90,6 +94,7 @@ NEEDS: Mapping[str, Need] = {
     "deltas": Need("--serve-deltas", _deltas),
     "memory limit": Need("--device-memory or --agent-weights", _memory_limit),
     "a GPU's share": Need("--device cuda without --kv-cache-memory-bytes", _share_of_gpu),
+    "queue": Need("--queue", _queue),
     "speculation": Need("--speculation", _speculation),
 }
 #: The conditions in words, for help texts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from cli.serving.checks import check_values
 from cli.serving.needs import require_effects
@@ -24,6 +24,7 @@ from runtime.config import (
     DenseMode,
     DensePadding,
     Dispatching,
+    Durability,
     EngineConfig,
     EvictionOrder,
     GraphChoice,
@@ -69,8 +70,7 @@ class ServeOptions:
     # fmt: off
     models: tuple[str, ...] = option((), group="Model", shown="all that can be served",
         help="Models to serve, by name or unique ending of it.")
-    device: str = option("cpu", group="Model",
-        help="Device of the engine: cpu, cuda or cuda:N.")
+    device: str = option("cpu", group="Model", help="Device of the engine: cpu, cuda or cuda:N.")
     dtype: str | None = option(None, group="Model", choices=("float32", "bfloat16", "float16"),
         shown="each model's own",
         help="Data type of weights and activations.")
@@ -227,16 +227,19 @@ class ServeOptions:
     scheduler_log: str | None = option(None, group="Observability",
         help="Log all events of the scheduler, prompts included, for zoo simulate --replay.")
 
-    host: str = option("127.0.0.1", group="Server",
-        help="Address to listen on.")
-    port: int = option(8000, group="Server",
-        help="Port to listen on; 0: any free one.")
-    api_key: str | None = option(None, group="Server", envvar="ZOO_API_KEY",
-        help="API key that requests must present.")
+    host: str = option("127.0.0.1", group="Server", help="Address to listen on.")
+    port: int = option(8000, group="Server", help="Port to listen on; 0: any free one.")
+    api_key: str | None = option(None, group="Server", envvar="ZOO_API_KEY", help="API key that requests must present.")
     max_queued: int = option(4096, group="Server",
         help="Maximum number of sequences in the server, running and waiting; further requests get status 429.")
     drain_seconds: float = option(30.0, group="Server", shown="30",
         help="Longest wait for running requests after SIGTERM, in seconds.")
+    queue: str = option("off", group="Server",
+        help="Keep durable requests, which outlive the server, in this folder or database (postgresql://…).")
+    durable: str = option("keyed", group="Server", needs=["queue"], choices=get_args(Durability),
+        help="Which requests are durable: those with an Idempotency-Key, or all.")
+    retention_hours: float = option(24.0, group="Server", shown="24", needs=["queue"],
+        help="Time for which answers of durable requests are kept, in hours.")
     # fmt: on
 
     @property
@@ -332,6 +335,7 @@ class ServeOptions:
         return ServerConfig(
             host=self.host, port=self.port, api_key=self.api_key, max_queued=self.max_queued,
             max_num_seqs=self.max_num_seqs, drain_seconds=self.drain_seconds, early_exit=self.early_exit,
+            durable=cast(Durability, self.durable), retention_hours=self.retention_hours,
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ worker thread, never on an event loop.
 Defaults:
 - `max_tokens`: 16 for completions (OpenAI), the rest of the context for chat.
 - Sampling values: the model's own (`served_models.defaults_from`).
-- `seed`: a random one for every sequence. With a given seed, choice k uses seed + k.
+- `seed`: a random one for every sequence, unless the receipt has one. With a given seed, choice k uses seed + k.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ class Receipt:
         id: The response's id.
         created: Unix seconds.
         arrival: Nanoseconds of the driver's clock.
+        seed: Seeds of the sequences are derived from it where the body has none, so that the same body becomes the same
+            sequences again; None: they are drawn.
     """
 
     id: str
     created: int = 0
     arrival: int = 0
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,7 @@ def _sequences(
             request=receipt.id,
             model=model.name,
             prompt=prompt.tokens,
-            sampling=_seeded(params, body.seed, choice),
+            sampling=_seeded(params, body.seed, choice, receipt.seed, index * n + choice),
             priority=body.priority or 0,
             slo_ms=body.slo_ms,
             adaptive=bool(body.adaptive),
@@ -281,8 +284,13 @@ def _tenant(salt: str | None) -> str:
     return "" if salt is None else blake3(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _seeded(params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
-    return replace(params, seed=secrets.randbelow(_SEEDS) if seed is None else (seed + choice) % _SEEDS)
+def _seeded(params: SamplingParams, given: int | None, choice: int, derived: int | None, index: int) -> SamplingParams:
+    """Return the parameters with a sequence's seed: from the body's (`given`), the receipt's (`derived`), or drawn."""
+    if given is not None:
+        seed = given + choice
+    else:
+        seed = secrets.randbelow(_SEEDS) if derived is None else derived + index
+    return replace(params, seed=seed % _SEEDS)
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:

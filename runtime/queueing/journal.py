@@ -1,8 +1,8 @@
 """The journal: the thread that writes the queue beside an event loop, many writes in one transaction (group commit).
 
 What waits when a transaction begins is written with it, in order. Events of running requests do not wait for the disk
-(`Database.writing_on`); all other writes do. So a stream's events cost a fraction of a transaction per step, and an
-event loop never waits for a disk.
+(`Database.writing_on`); other writes do, unless asked not to. So a stream's events cost a fraction of a transaction per
+step, and an event loop never waits for a disk.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class _PendingWrite:
 
     future: asyncio.Future[Any]
     work: Callable[[Connection], Any] | None = None
+    synced: bool = False
     row: tuple[str, int, bytes] | None = None
 
 
@@ -72,12 +73,13 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="zoo-journal", daemon=True)
         self._thread.start()
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], synced: bool = True) -> T:
         """Run queries in a transaction; return their result once it is on the disk.
 
-        If `work` raises, its changes are undone, and the rest of its transaction stays. Raises StoreError.
+        Not `synced`: once it survives the end of this process, as for events. If `work` raises, its changes are undone,
+        and the rest of its transaction stays. Raises StoreError.
         """
-        result: T = await self._submit(_PendingWrite(self._loop.create_future(), work))
+        result: T = await self._submit(_PendingWrite(self._loop.create_future(), work, synced))
         return result
 
     async def append(self, request: str, ordinal: int, events: bytes) -> None:
@@ -128,7 +130,7 @@ class Journal:
     def _commit(self, pending: Sequence[_PendingWrite]) -> list[Any]:
         """Return the outcome of each write: its result, or the exception that it ended with."""
         outcomes: list[Any] = []
-        synced = any(each.work is not None for each in pending)
+        synced = any(each.synced for each in pending)
         try:
             with self.database.writing(synced) as connection:
                 for part in _parts(pending):

@@ -23,7 +23,7 @@ from runtime.queueing.schema import EventRow, RequestRow
 MOST_ATTEMPTS = 3
 
 _requests, _events = cast(Table, RequestRow.__table__), cast(Table, EventRow.__table__)
-_COLUMNS = [column for column in _requests.columns if column.name not in ("answer", "stream")]
+_COLUMNS = [column for column in _requests.columns if column.name not in ("progress", "answer", "stream")]
 _UNENDED: tuple[State, ...] = ("queued", "running")
 
 
@@ -72,6 +72,11 @@ def recover(connection: Connection, given: StoredAnswer, now: int) -> list[str]:
     A request is given up, with the answer `given`, once `MOST_ATTEMPTS` servers died with it in a row before it made
     any progress.
     """
+    further = select(_events.c.ordinal).where(
+        _events.c.request == _requests.c.id, _events.c.ordinal > _requests.c.progress
+    )
+    progressed = (_requests.c.state == "running") & further.exists()
+    connection.execute(update(_requests).where(progressed).values(attempts=0))
     gone = (_requests.c.state == "running") & (_requests.c.attempts >= MOST_ATTEMPTS)
     dead = list(connection.execute(select(_requests.c.id).where(gone)).scalars())
     for request in dead:
@@ -103,7 +108,9 @@ def claim(
     claimed = [_request(row) for row in connection.execute(query).mappings()]
     if claimed:
         mine = _requests.c.id.in_([request.id for request in claimed])
-        connection.execute(update(_requests).where(mine).values(state="running", attempts=_requests.c.attempts + 1))
+        latest = select(func.coalesce(func.max(_events.c.ordinal), -1)).where(_events.c.request == _requests.c.id)
+        values = {"state": "running", "attempts": _requests.c.attempts + 1, "progress": latest.scalar_subquery()}
+        connection.execute(update(_requests).where(mine).values(values))
     return [replace(request, state="running", attempts=request.attempts + 1) for request in claimed]
 
 
@@ -113,16 +120,8 @@ def started(connection: Connection, request: str, model: str, version: str) -> N
 
 
 def append(connection: Connection, rows: Sequence[tuple[str, int, bytes]]) -> None:
-    """Add events of requests: id, number of the first one, `records.encode_events`.
-
-    The first ones of a request (number 0, or the first after a restart by `progressed`) are progress: see `recover`.
-    """
+    """Add events of requests: id, number of the first one, `records.encode_events`. They count as progress."""
     connection.execute(insert(_events), [{"request": i, "ordinal": n, "events": e} for i, n, e in rows])
-
-
-def progressed(connection: Connection, ids: Collection[str]) -> None:
-    """Record that running requests have produced tokens since they started: deaths before that no longer count."""
-    connection.execute(update(_requests).where(_requests.c.id.in_(ids)).values(attempts=0))
 
 
 def events(connection: Connection, request: str) -> list[bytes]:
@@ -176,7 +175,7 @@ def _row(request: DurableRequest) -> dict[str, object]:
     row = {each.name: getattr(request, each.name) for each in fields(request)}
     source: FileRange | None = row.pop("source")
     file, offset, length = (None,) * 3 if source is None else (source.file, source.offset, source.length)
-    return row | {"file": file, "offset": offset, "length": length}
+    return row | {"file": file, "offset": offset, "length": length, "progress": -1}
 
 
 def _request(row: RowMapping) -> DurableRequest:

@@ -45,7 +45,12 @@ class QueueRow(QueueBase):
 
 
 class RequestRow(QueueBase):
-    """A request, as `records.DurableRequest`. `answer` and `stream` are compressed (zstd)."""
+    """A request, as `records.DurableRequest`.
+
+    Columns:
+        progress: Number of its latest events when it was started last, -1 for none.
+        answer, stream: Compressed (zstd).
+    """
 
     __tablename__ = "queue_requests"
     __table_args__ = (
@@ -73,6 +78,7 @@ class RequestRow(QueueBase):
     line: Mapped[int | None] = mapped_column(BigInteger)
     state: Mapped[str] = mapped_column(String(16))
     attempts: Mapped[int] = mapped_column(Integer)
+    progress: Mapped[int] = mapped_column(BigInteger)
     ended: Mapped[int | None] = mapped_column(BigInteger)
     status: Mapped[int | None] = mapped_column(Integer)
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)

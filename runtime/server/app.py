@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,13 +18,13 @@ from runtime.config import ServerConfig
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.frontend.served_models import ServedModel, ServedModels, StoredModel
 from runtime.queueing.database import QueueDatabase
-from runtime.queueing.journal import Journal
 from runtime.server.auth import Guard
 from runtime.server.batches.batch_service import BatchService
-from runtime.server.batches.direct_runs import DirectRuns, recover_lines
 from runtime.server.batches.routes import BatchRoutes
 from runtime.server.completions import Generate
 from runtime.server.context import Service, make_service
+from runtime.server.durable.routes import durable_routes
+from runtime.server.durable.runs import DurableRuns
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.openai.responses import handle
 from runtime.server.routes import ZooRoutes
@@ -40,14 +41,18 @@ def build_app(
     on_demand: Iterable[StoredModel] = (),
     queue: QueueDatabase | None = None,
 ) -> FastAPI:
-    """Return the application over a driver that already runs. `on_demand`: models served once a request names them.
+    """Return the application over a driver that already runs.
 
-    `app.state.service` is the `Service` that the routes share. The caller owns the driver and the queue and closes
-    them.
+    Args:
+        on_demand: Models served once a request names them.
+        queue: Where durable requests are kept.
+
+    `app.state.service` is the `Service` that the routes share, and `app.state.park` puts durable requests down for the
+    next server. The caller owns the driver and the queue and closes them.
     """
-    service = make_service(driver, ServedModels(models, on_demand), source, config, trace)
+    service = make_service(driver, ServedModels(models, on_demand), source, config, trace, queue)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
-    app.state.service, app.state.queue = service, queue
+    app.state.service, app.state.park = service, partial(_park, app)
     app.state.batches = batches = BatchRoutes(service)
     app.router.routes.extend(routes_of(service, batches))
     for kind in (ZooError, HTTPException, Exception):
@@ -74,6 +79,7 @@ def routes_of(service: Service, batches: BatchRoutes) -> list[Route]:
         Route("/zoo/trace", routes.zoo_trace, methods=["GET"]),
         Route("/zoo/requests/{id}/pause", routes.pause, methods=["POST"]),
         Route("/zoo/requests/{id}/resume", routes.resume, methods=["POST"]),
+        *durable_routes(service),
         Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
         Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
     ]
@@ -95,18 +101,28 @@ def _batch_routes(routes: BatchRoutes) -> list[Route]:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
     async with AsyncExitStack() as stack:
-        if app.state.queue is not None:
-            app.state.batches.batches = await _start_batches(app.state.service, app.state.queue, stack)
+        if service.durable is not None:
+            await service.durable.open()
+            stack.push_async_callback(service.durable.close)
+            app.state.batches.batches = await _start_batches(service, service.durable, stack)
         yield
     app.state.service.workers.shutdown(wait=False, cancel_futures=True)
 
 
-async def _start_batches(service: Service, queue: QueueDatabase, stack: AsyncExitStack) -> BatchService:
-    journal = Journal(queue)
-    stack.push_async_callback(journal.close)
-    await journal.write(recover_lines)
-    batches = BatchService(service, queue, journal, DirectRuns(service, journal), service.config.max_num_seqs)
+async def _park(app: FastAPI) -> None:
+    service: Service = app.state.service
+    batches: BatchService | None = app.state.batches.batches
+    if batches is not None:
+        await batches.stop()
+    if service.durable is not None:
+        await service.durable.park()
+
+
+async def _start_batches(service: Service, durable: DurableRuns, stack: AsyncExitStack) -> BatchService:
+    store = durable.store
+    batches = BatchService(service, store.database, store.journal, durable, service.config.max_num_seqs)
     await batches.start()
     stack.push_async_callback(batches.stop)
     return batches

@@ -21,6 +21,7 @@ from runtime.server.openai.responses import error_reply
 
 _log = logging.getLogger("blockzoo.access")
 
+_PRINCIPAL = "Block Zoo: owner of what is kept for a client"
 #: Routes that answer without a key. They then report the server's state only (`is_known`).
 OPEN_ROUTES = frozenset({"/health", "/live"})
 
@@ -71,7 +72,7 @@ class Guard:
 
 def principal_of(api_key: str | None) -> str:
     """Return what a server's client is called at rest: a digest of its key; "" where the server has no key."""
-    return "" if api_key is None else blake3(api_key.encode()).hexdigest()
+    return "" if api_key is None else blake3(api_key.encode(), derive_key_context=_PRINCIPAL).hexdigest()
 
 
 def is_known(request: Request) -> bool:

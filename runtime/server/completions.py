@@ -21,22 +21,16 @@ from runtime.frontend.assemble import Receipt
 from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody
-from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
-from runtime.server.model_loading import ensure_served
+from runtime.server.durable.answering import answer_durably, is_durable
 from runtime.server.openai.format import FinishedChoice, Wording, wording_for
 from runtime.server.openai.responses import as_request_error, dump, error_reply
 from runtime.server.openai.sse import DONE, ChunkWriter, Outlet, event
 from runtime.server.request_body import read_body, while_connected
-from runtime.server.request_runner import Prepared, prepare, run
+from runtime.server.request_runner import Prepared, prepare_served, run
 from zoo.errors import ZooError
 
 _log = logging.getLogger("blockzoo.server")
-
-#: Seconds to receive a whole body; a slower client is answered with 408.
-READ_SECONDS = 60.0
-#: Seconds that one write to a stream may wait; a client that does not read for so long is treated as disconnected.
-SEND_SECONDS = 60.0
 
 
 class Generate:
@@ -53,12 +47,16 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        durable = self._service.durable
+        if durable is not None and is_durable(self._service, request):
+            await answer_durably(self._service, durable, self._kind, request, send)
+            return
         receipt = Receipt(self._name(request), int(time.time()), time.monotonic_ns())
         try:
             with self._service.gate.place() as place:
-                raw = await self._read(request)
+                raw = await read_body(request, self._service.config.max_body_bytes)
                 async with while_connected(receive):
-                    prepared = await self._prepare(raw, receipt)
+                    prepared = await prepare_served(self._service, self._kind, raw, receipt)
                     place.grow(len(prepared.choices))
                     await self._answer(prepared, scope, receive, send)
         except ClientDisconnect:
@@ -66,21 +64,6 @@ class Generate:
 
     def _name(self, request: Request) -> str:
         return ("chatcmpl-" if self._kind is ChatBody else "cmpl-") + str(request.state.request_id)
-
-    async def _prepare(self, raw: bytes, receipt: Receipt) -> Prepared:
-        """Parse and tokenize a body; serve its model first where that waits for the first request."""
-        while True:
-            try:
-                return await self._service.in_worker(lambda: prepare(self._service, self._kind, raw, receipt))
-            except NotServedYet as unserved:
-                await ensure_served(self._service, unserved.model.name)
-
-    async def _read(self, request: Request) -> bytes:
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                return await read_body(request, self._service.config.max_body_bytes)
-        except TimeoutError:
-            raise RequestError("The body did not arrive in time.", status=408) from None
 
     async def _answer(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
         wording = wording_for(prepared.generation)
@@ -111,7 +94,7 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
     """
     chunks = ChunkWriter(wording, prepared.generation.return_token_ids)
     first = await anext(aiter(steps))
-    with Outlet(send, SEND_SECONDS) as out:
+    with Outlet(send) as out:
         await out.start()
         await out.write(chunks.openings(choice.index for choice in prepared.choices) + chunks.write_pieces(first))
         try:

@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from runtime.config import ServerConfig
 from runtime.frontend.served_models import ServedModels
@@ -15,6 +15,10 @@ from runtime.server.capacity import Gate
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.metrics import Metrics
 from runtime.tracing.sink import Trace
+
+if TYPE_CHECKING:
+    from runtime.queueing.database import QueueDatabase
+    from runtime.server.durable.runs import DurableRuns
 
 T = TypeVar("T")
 
@@ -30,6 +34,7 @@ class Service:
             block the event loop.
         trace: The trace file's sink, None without `--trace`.
         changing: Held while a model is loaded or unloaded.
+        durable: The requests that outlive the server, None without `--queue`.
     """
 
     driver: Driver
@@ -41,6 +46,7 @@ class Service:
     workers: ThreadPoolExecutor
     trace: Trace | None = None
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    durable: DurableRuns | None = None
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """Run a CPU-bound function on a worker thread."""
@@ -48,9 +54,14 @@ class Service:
 
 
 def make_service(
-    driver: Driver, models: ServedModels, source: ModelSource, config: ServerConfig, trace: Trace | None
+    driver: Driver,
+    models: ServedModels,
+    source: ModelSource,
+    config: ServerConfig,
+    trace: Trace | None,
+    queue: QueueDatabase | None = None,
 ) -> Service:
-    return Service(
+    service = Service(
         driver=driver,
         models=models,
         source=source,
@@ -60,3 +71,11 @@ def make_service(
         workers=ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="zoo-frontend"),
         trace=trace,
     )
+    if queue is None:
+        return service
+    from runtime.server.durable.metrics import QueueCollector
+    from runtime.server.durable.runs import DurableRuns
+
+    durable = DurableRuns(service, queue)
+    service.metrics.registry.register(QueueCollector(durable))
+    return replace(service, durable=durable)

@@ -14,13 +14,24 @@ from starlette.types import Receive
 
 from runtime.frontend.errors import RequestError
 
+#: Seconds to receive a whole body; a slower client is answered with 408.
+READ_SECONDS = 60.0
+
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body, of at most `limit` bytes.
+    """Return the body, of at most `limit` bytes, received within `READ_SECONDS`.
 
     The limit is checked against Content-Length first and again while reading, since the header may be missing or wrong.
-    Raises RequestError 413, starlette's ClientDisconnect.
+    Raises RequestError 408 or 413, starlette's ClientDisconnect.
     """
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise RequestError("The body did not arrive in time.", status=408) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > limit:
         raise _too_large(limit)

@@ -17,9 +17,11 @@ from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat
 from runtime.frontend.choice import AnswerChoice, TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody, parse
+from runtime.frontend.served_models import NotServedYet
 from runtime.server.context import Service
 from runtime.server.metrics import ModelMetrics
 from runtime.server.model_choice import model_for
+from runtime.server.model_loading import ensure_served
 from runtime.types import TokenEvent
 
 
@@ -45,16 +47,32 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
     return Prepared(generation, tuple(AnswerChoice(generation, index) for index in range(len(generation.sequences))))
 
 
-class Meter:
-    """Record one request's latencies (seconds of the monotonic clock) and token counts."""
+async def prepare_served(
+    service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt
+) -> Prepared:
+    """Prepare a body on a worker thread; serve its model first if that waits for a request. Raises as both."""
+    while True:
+        try:
+            return await service.in_worker(partial(prepare, service, kind, raw, receipt))
+        except NotServedYet as unserved:
+            await ensure_served(service, unserved.model.name)
 
-    def __init__(self, metrics: ModelMetrics, prepared: Prepared) -> None:
+
+class Meter:
+    """Record one request's latencies (seconds of the monotonic clock) and token counts.
+
+    Args:
+        resumed: The request began on a server that is gone: it has no latencies.
+    """
+
+    def __init__(self, metrics: ModelMetrics, prepared: Prepared, resumed: bool = False) -> None:
         self._metrics = metrics
         self._prompt_tokens = prepared.generation.prompt_tokens
         self._began = prepared.generation.receipt.arrival / 1e9
         self._choices = prepared.choices
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
+        self._resumed = resumed
         metrics.request_prompt.observe(self._prompt_tokens)
 
     def step(self, pieces: Iterable[TextPiece]) -> None:
@@ -72,6 +90,9 @@ class Meter:
                 self._metrics.finish("abort")
 
     def _tokens(self, piece: TextPiece, now: float) -> None:
+        if self._resumed:
+            self._metrics.steps.tokens += len(piece.tokens)
+            return
         if not self._first:
             self._metrics.prompt_tokens.inc(self._prompt_tokens)
         if piece.choice not in self._first:
@@ -85,6 +106,8 @@ class Meter:
     def _end(self, piece: TextPiece, now: float) -> None:
         generated = self._choices[piece.choice].tokens
         self._metrics.finish(piece.finish or "error")
+        if self._resumed:
+            return
         self._metrics.whole.observe(now - self._began)
         self._metrics.request_generated.observe(generated)
         if generated > 1:
@@ -136,7 +159,10 @@ def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> l
 def _raise_failure(service: Service, pieces: Iterable[TextPiece]) -> None:
     for piece in pieces:
         if piece.finish in ("error", "abort"):
-            message = piece.error or "the sequence was aborted"
-            raise (
-                RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)
-            )
+            raise failure(service, piece.error)
+
+
+def failure(service: Service, error: str | None) -> RequestError:
+    """Return the error of a sequence that ended with `error`."""
+    message = error or "the sequence was aborted"
+    return RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)

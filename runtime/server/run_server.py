@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -45,10 +45,17 @@ def address_of(bound: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that calls `ready` once it accepts connections and closes the gate when a signal stops it."""
+    """A uvicorn server that calls `ready` once it accepts connections and closes the gate when a signal stops it.
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None]) -> None:
+    Args:
+        park: Awaited at the beginning of the shutdown.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None], park: Callable[[], Awaitable[None]]
+    ) -> None:
         super().__init__(config)
+        self._park = park
         self._gate = gate
         self._ready = ready
 
@@ -56,6 +63,11 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Put durable requests down first: then their clients' connections end, and none is waited for."""
+        await self._park()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._gate.closed = True
@@ -74,7 +86,7 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
     )
-    return HttpServer(settings, app.state.service.gate, ready)
+    return HttpServer(settings, app.state.service.gate, ready, app.state.park)
 
 
 def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:

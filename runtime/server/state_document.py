@@ -31,6 +31,7 @@ def state_document(service: Service) -> dict[str, Any]:
         "draining": service.gate.closed,
         **totals,
         **({} if cluster is None else {"cluster": cluster}),
+        **({} if service.durable is None else {"queue": service.durable.store.counts()}),
     }
 
 

@@ -43,7 +43,7 @@ def test_every_command_and_every_option_of_serve_is_on_the_page() -> None:
 
 
 def test_every_route_of_the_server_is_on_the_page_and_no_other() -> None:
-    source = (ROOT / "runtime/server/app.py").read_text()
+    source = "".join(path.read_text() for path in sorted((ROOT / "runtime/server").rglob("*.py")))
     routes = re.findall(r'Route\("([^"]+)".*methods=\["(\w+)"\]', source)
     assert len(routes) == source.count("        Route(") == len(served_routes())
     said = {f"{method} {path}" for path, method in routes}
@@ -68,7 +68,7 @@ def test_the_extra_fields_of_the_contract_are_said_to_be_extra() -> None:
 
 
 def test_every_metric_is_on_the_page() -> None:
-    sources = ("runtime/server/metrics.py", "runtime/control/counters.py")
+    sources = ("runtime/server/metrics.py", "runtime/server/durable/metrics.py", "runtime/control/counters.py")
     named = {name for each in sources for name in re.findall(r'"((?:vllm|blockzoo):\w+)"', (ROOT / each).read_text())}
     assert {"vllm:prefix_cache_hits", "vllm:prefix_cache_queries", "blockzoo:agent_up"} <= named
     assert named == set(re.findall(r"^\| `((?:vllm|blockzoo):\w+)` \|", HTTP, re.MULTILINE))

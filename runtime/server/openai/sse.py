@@ -19,6 +19,9 @@ from runtime.frontend.choice import TextPiece
 from runtime.server.openai.format import Wording
 from runtime.server.openai.responses import dump
 
+#: Seconds that one write to a stream may wait; a client that does not read for so long is treated as disconnected.
+SEND_SECONDS = 60.0
+
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -96,7 +99,7 @@ class Outlet:
     current write has waited; a timer per write would be one per token.
     """
 
-    def __init__(self, send: Send, seconds: float) -> None:
+    def __init__(self, send: Send, seconds: float = SEND_SECONDS) -> None:
         self._send = send
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()

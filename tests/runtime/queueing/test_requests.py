@@ -67,11 +67,11 @@ def test_a_request_comes_back_as_it_was_put(queue: QueueDatabase) -> None:
 def test_the_first_of_a_key_stays(queue: QueueDatabase) -> None:
     put(queue, made(1, principal="p", key="k"))
     put(queue, made(2, principal="p", key="k", digest=b"e" * 32), made(3, principal="q", key="k"), made(1, seed=9))
+    assert states(queue) == {"cmpl-1": "queued", "cmpl-3": "queued"}
     with queue.reading() as connection:
         found = requests.by_key(connection, "p", "k"), requests.by_key(connection, "q", "k")
         assert [each and each.id for each in found] == ["cmpl-1", "cmpl-3"]
         assert requests.by_key(connection, "", "k") is None
-    assert states(queue) == {"cmpl-1": "queued", "cmpl-3": "queued"}
 
 
 def test_claims_go_by_priority_then_age_and_each_is_granted_once(queue: QueueDatabase) -> None:
@@ -127,7 +127,7 @@ def test_what_a_dead_server_ran_is_queued_again_and_given_up_after_three_deaths_
         with queue.writing() as connection:
             ids = ["cmpl-1", "cmpl-2"]
             assert requests.claim(connection, ids=ids)[0].attempts == death + 1
-            requests.progressed(connection, ["cmpl-2"])
+            requests.append(connection, [("cmpl-2", death, b"a")])
             assert requests.recover(connection, GIVEN_UP, NOW) == (["cmpl-1"] if death == 2 else [])
     assert states(queue) == {"cmpl-1": "dead", "cmpl-2": "queued", "cmpl-3": "queued"}
     with queue.reading() as connection:

@@ -22,9 +22,11 @@ from runtime.config import ServerConfig
 from runtime.frontend.served_models import SamplingDefaults, ServedModel, StoredModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
+from runtime.queueing import requests
 from runtime.queueing.database import QueueDatabase
 from runtime.server.app import build_app
 from runtime.server.capacity import Gate
+from runtime.server.context import Service
 from runtime.server.run_server import address_of, bind, make_server
 from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
@@ -73,6 +75,13 @@ class Running:
     driver: ClusterDriver
     gate: Gate
     api_key: str | None
+    service: Service
+
+    def unfinished(self) -> list[str]:
+        """Return the ids of durable requests that have not ended."""
+        assert self.service.durable is not None
+        with self.service.durable.store.database.reading() as connection:
+            return [request.id for request in requests.unfinished(connection)]
 
     def client(self, key: str | None = None) -> openai.OpenAI:
         return openai.OpenAI(
@@ -139,7 +148,7 @@ def serving(
     if not ready.wait(10):
         raise RuntimeError("the server did not start")
     try:
-        yield Running(address_of(bound), driver, app.state.service.gate, config.api_key)
+        yield Running(address_of(bound), driver, app.state.service.gate, config.api_key, app.state.service)
     finally:
         server.should_exit = True
         thread.join(10)

@@ -8,7 +8,7 @@ import socket
 import pytest
 from starlette.requests import ClientDisconnect
 
-import runtime.server.completions as generate
+import runtime.server.request_body as reading
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.openai.sse import Outlet
 from runtime.server.request_body import while_connected
@@ -113,7 +113,7 @@ def test_a_shutdown_while_a_client_does_not_read_is_no_disconnect() -> None:
 def test_a_client_that_does_not_finish_its_body_is_told_so(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(reading, "READ_SECONDS", 0.1)
     with running(tokenizer) as server:
         host, port = server.address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as raw:

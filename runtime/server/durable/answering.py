@@ -1,0 +1,121 @@
+"""Answer HTTP requests that are durable: a connection follows a run, and its end does not end the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from blake3 import blake3
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.frontend.errors import RequestError, unavailable
+from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.queueing.records import Kind
+from runtime.server.auth import principal_of
+from runtime.server.context import Service
+from runtime.server.durable.run import DurableRun
+from runtime.server.durable.runs import DurableRuns
+from runtime.server.durable.transcript import behind
+from runtime.server.openai.responses import as_request_error
+from runtime.server.openai.sse import Outlet, event
+from runtime.server.request_body import read_body, while_connected
+
+_log = logging.getLogger("blockzoo.server")
+
+_KEY, _LAST = "idempotency-key", "last-event-id"
+_MOST_KEY = 255
+_MOST_DIGITS = 18
+
+
+def is_durable(service: Service, request: Request) -> bool:
+    """Return whether a generating request outlives the server: by its key, or since all do."""
+    return service.durable is not None and (service.config.durable == "all" or _KEY in request.headers)
+
+
+async def answer_durably(
+    service: Service, durable: DurableRuns, kind: type[CompletionBody] | type[ChatBody], request: Request, send: Send
+) -> None:
+    """Accept a generating request, or find the equal one of its key, and answer with what it publishes.
+
+    Raises RequestError: 400 for a bad header or body, 422 for another body under the same key, 503.
+    """
+    name: Kind = "chat" if kind is ChatBody else "completion"
+    prefix = "chatcmpl-" if kind is ChatBody else "cmpl-"
+    principal, number = principal_of(service.config.api_key), last_event(request)
+    given = request.headers.get(_KEY)
+    key = None if given is None else _key_digest(principal, given)
+    try:
+        # The limit on sequences (`Gate.place`) does not hold here: what is accepted may wait in the store.
+        if service.gate.closed:
+            raise unavailable("The server is shutting down.")
+        raw = await read_body(request, service.config.max_body_bytes)
+        run = await durable.accept(name, raw, prefix + (key or str(request.state.request_id)), principal, key)
+        async with while_connected(request.receive):
+            await write_run(run, number, request.scope, request.receive, send)
+    except ClientDisconnect:
+        return
+
+
+async def write_run(run: DurableRun, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Write what a run publishes behind the events of `number` if it streams, else its answer once there is one."""
+    async with aclosing(_events(run, number)) as events:
+        first = await anext(events, None)
+        if first is None:
+            await _write_answer(run, scope, receive, send)
+            return
+        with Outlet(send) as out:
+            await out.start()
+            await out.write(first)
+            try:
+                async for data in events:
+                    await out.write(data)
+            except ClientDisconnect:
+                raise
+            except Exception as error:  # the request was put down: the stream is not at its end
+                await out.write(event(as_request_error(error).body()), more=False)
+                return
+            await out.write(b"", more=False)
+
+
+async def _events(run: DurableRun, number: int) -> AsyncGenerator[bytes, None]:
+    """Yield what a run's stream has behind `number`, at least b"" once; nothing for a run that does not stream."""
+    if run.answer is not None and not run.published:  # an answer from the store
+        if run.answer.stream is not None:
+            yield behind(run.answer.stream, number)
+        return
+    streams = False
+    async for data in run.follow(number):
+        streams = True
+        yield data
+    if not streams and run.published:
+        yield b""
+
+
+async def _write_answer(run: DurableRun, scope: Scope, receive: Receive, send: Send) -> None:
+    """Write the answer of a run that is over as one document. Raises its error where the server has put it down."""
+    answer = await run.answered()
+    if answer is None:
+        raise run.error or unavailable("The request was put down.")
+    await Response(answer.document, answer.status, media_type="application/json")(scope, receive, send)
+
+
+def last_event(request: Request) -> int:
+    """Return the number in `Last-Event-ID`, -1 without one. Raises RequestError for what is no number of an event."""
+    given = request.headers.get(_LAST, "")
+    if not given:
+        return -1
+    if not (given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS):
+        raise RequestError("Last-Event-ID is not the id of an event of this server.", param="Last-Event-ID")
+    return int(given)
+
+
+def _key_digest(principal: str, key: str) -> str:
+    """Return the digest by which a key of a principal is known. Raises RequestError."""
+    if not 0 < len(key) <= _MOST_KEY or not (key.isascii() and key.isprintable()):
+        raise RequestError(
+            f"An Idempotency-Key has 1 to {_MOST_KEY} printable ASCII characters.", param="Idempotency-Key"
+        )
+    return blake3(f"{principal}\0{key}".encode()).hexdigest(16)

@@ -1,0 +1,142 @@
+"""Run one durable request: from where its journal ends to its answer in the store.
+
+Every step's events are in the store before their chunks are published, and so is the answer before its end is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import replace
+from functools import partial
+
+from runtime.frontend.assemble import Receipt
+from runtime.frontend.errors import RequestError
+from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.queueing.records import DurableRequest, Kind, State, StoredAnswer
+from runtime.server.context import Service
+from runtime.server.durable.run import DurableRun
+from runtime.server.durable.store import RequestStore
+from runtime.server.durable.transcript import AddedEvents, Chunk, Transcript, broken_off, joined
+from runtime.server.openai.responses import as_request_error, dump
+from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
+from runtime.types import TokenEvent
+from zoo.errors import StoreError, Unavailable, ZooError
+
+#: The body of each kind of request.
+BODIES: dict[Kind, type[CompletionBody] | type[ChatBody]] = {"completion": CompletionBody, "chat": ChatBody}
+
+
+class Execution:
+    """Runs requests of a server. One object for all of them."""
+
+    def __init__(self, service: Service, store: RequestStore) -> None:
+        self._service = service
+        self._store = store
+
+    async def run_request(
+        self,
+        run: DurableRun,
+        request: DurableRequest,
+        prepared: Prepared | None,
+        seat: asyncio.Semaphore | None = None,
+    ) -> None:
+        """Produce the answer of a running request, or the error that it ends with; store it, and close the run.
+
+        Args:
+            prepared: Its body, if this server has accepted it; None: it may have a journal.
+            seat: Held while its sequences are scheduled.
+
+        Raises what is no fault of the request, which stays unfinished then: StoreError, Unavailable, RequestError 503.
+        """
+        try:
+            answer, ending = await self._answer(run, request, prepared, seat)
+        except (StoreError, Unavailable):
+            raise
+        except ZooError as error:
+            refusal = as_request_error(error)
+            if refusal.status == 503 or not self._service.driver.alive:
+                raise
+            await self.refuse(run, "failed", refusal)
+            return
+        await self._end(run, "done", answer, ending)
+
+    async def refuse(self, run: DurableRun, state: State, error: RequestError) -> None:
+        """End a request with an error, in its stream if that has begun."""
+        count = max((chunk.number for chunk in run.published), default=-1) + 1
+        ending = broken_off(count, error) if count else []
+        stream = joined([*run.published, *ending]) if count else None
+        await self._end(run, state, StoredAnswer(error.status, dump(error.body()), stream), ending)
+
+    async def _end(self, run: DurableRun, state: State, answer: StoredAnswer, ending: Sequence[Chunk]) -> None:
+        if await self._store.finish(run.id, state, answer):
+            run.publish(ending)
+            run.close(answer)
+        else:
+            run.close(await self._store.answer(run.id))
+
+    async def _answer(
+        self, run: DurableRun, request: DurableRequest, prepared: Prepared | None, seat: asyncio.Semaphore | None
+    ) -> tuple[StoredAnswer, list[Chunk]]:
+        """Return the answer, and the chunks of its end."""
+        past: list[TokenEvent] = []
+        if prepared is None:
+            past = await self._store.events(request.id)
+            receipt = Receipt(request.id, request.created // 10**9, time.monotonic_ns(), request.seed)
+            prepared = await prepare_served(self._service, BODIES[request.kind], request.body or b"", receipt)
+            await self._check_version(request, prepared, bool(past))
+        transcript = Transcript(prepared)
+        if past:
+            run.publish((await self._service.in_worker(partial(transcript.add_events, past))).chunks)
+        meter = Meter(self._service.metrics.get_model(prepared.generation.model.name), prepared, resumed=bool(past))
+        async with seat or nullcontext(), aclosing(self._steps(request, prepared, transcript, meter)) as steps:
+            async for first, added in steps:
+                await self._store.append(run.id, first, added.events)
+                run.publish(added.chunks)
+        ending = transcript.ending()
+        document = await self._service.in_worker(transcript.document)
+        stream = joined([*run.published, *ending]) if prepared.generation.stream else None
+        return StoredAnswer(200, document, stream), ending
+
+    async def _check_version(self, request: DurableRequest, prepared: Prepared, begun: bool) -> None:
+        """Record the model that a request runs on. Raises RequestError if another one has produced tokens of it."""
+        model = prepared.generation.model
+        if request.version == model.chain and request.model == model.name:
+            return
+        if begun:
+            message = f"The model {request.model} has changed since this answer was begun."
+            raise RequestError(message, status=409, param="model", code="model_changed")
+        await self._store.start(request.id, model.name, model.chain)
+
+    async def _steps(
+        self, request: DurableRequest, prepared: Prepared, transcript: Transcript, meter: Meter
+    ) -> AsyncGenerator[tuple[int, AddedEvents], None]:
+        """Yield what each step adds, with the number of its first event, until every choice has ended."""
+        driver, generation = self._service.driver, prepared.generation
+        sequences = [
+            replace(sequence, output=output, priority=request.priority) for sequence, output in transcript.unfinished()
+        ]
+        heavy = generation.echo and generation.logprobs is not None
+        try:
+            if not sequences:
+                return
+            async with aclosing(driver.open_stream(sequences)) as stream:
+                async for events in stream:
+                    first = transcript.count
+                    if heavy:
+                        added = await self._service.in_worker(partial(transcript.add_events, events))
+                    else:
+                        added = transcript.add_events(events)
+                    meter.step(added.pieces)
+                    if failed := [piece for piece in added.pieces if piece.finish in ("error", "abort")]:
+                        raise failure(self._service, failed[0].error)
+                    if cut := [prepared.choices[piece.choice].seq for piece in added.pieces if piece.cut]:
+                        driver.abort(cut)
+                    if added.events:
+                        yield first, added
+                    if not transcript.unfinished_choices:
+                        return
+        finally:
+            meter.abort_unfinished()

@@ -1,0 +1,76 @@
+"""One durable request while it waits or runs, and those that follow it. It outlives connections, not the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from runtime.queueing.records import StoredAnswer
+from runtime.server.durable.transcript import Chunk, joined
+
+
+class DurableRun:
+    """The published part of an answer. Belongs to the event loop that it is made on.
+
+    Attributes:
+        id: Of the request.
+        principal, digest: Of the request (`DurableRequest`).
+        answer: The stored answer, once ended.
+        error: Why this server has put the request down without an answer.
+        task: The task that runs it.
+    """
+
+    def __init__(self, id: str, principal: str, digest: bytes) -> None:
+        self.id = id
+        self.principal = principal
+        self.digest = digest
+        self.answer: StoredAnswer | None = None
+        self.error: Exception | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._chunks: list[Chunk] = []
+        self._over = False
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def published(self) -> Sequence[Chunk]:
+        """The chunks so far."""
+        return self._chunks
+
+    def publish(self, chunks: Sequence[Chunk]) -> None:
+        """Add chunks whose events are in the store."""
+        if chunks:
+            self._chunks += chunks
+            self._tell_followers()
+
+    def close(self, answer: StoredAnswer | None, error: Exception | None = None) -> None:
+        """End with an answer that is in the store, or put the request down. Later calls change nothing."""
+        if not self._over:
+            self.answer, self.error, self._over = answer, error, True
+            self._tell_followers()
+
+    async def answered(self) -> StoredAnswer | None:
+        """Wait for the answer; None if this server has put the request down, for `error`."""
+        while not self._over:
+            await asyncio.shield(self._news)
+        return self.answer
+
+    async def follow(self, number: int = -1) -> AsyncIterator[bytes]:
+        """Yield server-sent events behind those of `number`, all that there are at once; end with the answer.
+
+        Raises `error` where the request was put down.
+        """
+        position = 0
+        while True:
+            fresh, position = self._chunks[position:], len(self._chunks)
+            if data := joined([chunk for chunk in fresh if chunk.number > number]):
+                yield data
+            elif self._over:
+                if self.error is not None:
+                    raise self.error
+                return
+            elif position == len(self._chunks):
+                await asyncio.shield(self._news)
+
+    def _tell_followers(self) -> None:
+        news, self._news = self._news, asyncio.get_running_loop().create_future()
+        news.set_result(None)

@@ -1,0 +1,268 @@
+"""The durable requests of one server: accepted once each, run apart from connections, taken up again after a restart.
+
+    accept -> put (disk) -> run: events of the driver -> journal -> published chunks -> finish (disk) -> answer
+    start of a server: recover -> claim -> replay the journalled events -> open the sequences with their tokens -> run
+
+Nothing is published before it is in the store, so what a client has seen is never taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from blake3 import blake3
+
+from runtime.frontend.assemble import Receipt
+from runtime.frontend.errors import RequestError, unavailable
+from runtime.queueing import requests
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.records import ENDED, DurableRequest, Kind, StoredAnswer
+from runtime.queueing.requests import MOST_ATTEMPTS
+from runtime.server.context import Service
+from runtime.server.durable.execution import BODIES, Execution
+from runtime.server.durable.run import DurableRun
+from runtime.server.durable.store import RequestStore
+from runtime.server.openai.responses import dump
+from runtime.server.request_runner import Prepared, prepare_served
+from zoo.errors import StoreError, ZooError
+
+_log = logging.getLogger("blockzoo.server")
+
+#: Seconds between two looks for answers that are older than the retention time.
+EXPIRY_PAUSE = 600.0
+#: Answers that one transaction removes at most.
+_EXPIRED_AT_ONCE = 1000
+
+Work = Callable[[DurableRun], Coroutine[Any, Any, None]]
+
+
+class DurableRuns:
+    """All durable requests of a server. `open` before the first, `park` and `close` at the end, on one event loop.
+
+    Attributes:
+        store: The requests at rest.
+        parking: The server is shutting down; unfinished requests wait for the next one.
+    """
+
+    def __init__(self, service: Service, database: QueueDatabase) -> None:
+        self.store = RequestStore(database)
+        self.parking = False
+        self._service = service
+        self._execution = Execution(service, self.store)
+        self._runs: dict[str, DurableRun] = {}
+        self._places = asyncio.Semaphore(service.config.max_queued)
+        self._suspect = asyncio.Lock()
+        self._expiry: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Take up what the server before left: queue it again, and start what is no line of a batch."""
+        for dead in await self.store.open(_given_up()):
+            _log.error("request %s was running when %d servers died, and is given up", dead, MOST_ATTEMPTS)
+        for request in await self.store.read(partial(requests.unfinished, batches=False)):
+            self.start(replace(request, body=None))
+        self._expiry = asyncio.create_task(self._expire())
+
+    async def park(self) -> None:
+        """Put all requests down for the next server: abort their sequences, and queue them again. Call it once."""
+        self.parking = True
+        if self._expiry is not None:
+            self._expiry.cancel()
+        runs = list(self._runs.values())
+        for run in runs:
+            run.close(None, unavailable("The server is shutting down. It keeps the request for the next one."))
+            if run.task is not None:
+                run.task.cancel()
+        await asyncio.gather(*(run.task for run in runs if run.task is not None), return_exceptions=True)
+        if runs:
+            await self.store.journal.write(partial(requests.release, ids=None))
+
+    async def close(self) -> None:
+        """Write what waits, and end the journal."""
+        await self.store.close()
+
+    def find(self, request: str) -> DurableRun | None:
+        """Return a request that waits or runs here."""
+        return self._runs.get(request)
+
+    async def accept(self, kind: Kind, raw: bytes, request: str, principal: str, key: str | None) -> DurableRun:
+        """Return the run of a request: of an equal one with the same id, or a new one.
+
+        A request that has ended comes as a run that has its answer. A new one publishes nothing before it is in the
+        store; if it cannot be stored, its run closes with the reason.
+
+        Args:
+            request: Its id, derived from principal and key where it has a key.
+            key: Digest of its key.
+
+        Raises:
+            RequestError: 422 where another body came with this key; what is wrong with the body; 503.
+            StoreError: The store cannot be read.
+        """
+        digest = blake3(kind.encode() + b"\0" + raw).digest()
+        if (known := await self._known(request, principal, key, digest)) is not None:
+            return known
+        created = time.time_ns()
+        receipt = Receipt(request, created // 10**9, time.monotonic_ns(), secrets.randbelow(2**62))
+        prepared = await prepare_served(self._service, BODIES[kind], raw, receipt)
+        if (known := self._matching(self._runs.get(request), digest)) is not None:  # the same one has come meanwhile
+            return known
+        if self.parking:
+            raise unavailable("The server is shutting down.")
+        waits = self._places.locked()
+        stored = DurableRequest(
+            id=request,
+            kind=kind,
+            digest=digest,
+            seed=receipt.seed or 0,
+            created=created,
+            principal=principal,
+            key=key,
+            body=raw,
+            priority=prepared.generation.sequences[0].priority,
+            model=prepared.generation.model.name,
+            version=prepared.generation.model.chain,
+            state="queued" if waits else "running",
+            attempts=0 if waits else 1,
+        )
+        return self._launch(stored, lambda run: self._begin(run, stored, None if waits else prepared))
+
+    def start(self, request: DurableRequest, raw: bytes | None = None) -> DurableRun:
+        """Run a stored request. A queued one is claimed once its turn comes.
+
+        Args:
+            raw: The body; None: it is read from the store then.
+        """
+        body = request if raw is None else replace(request, body=raw)
+        return self._launch(request, lambda run: self._resume(run, body))
+
+    async def run(self, request: DurableRequest, raw: bytes, seat: asyncio.Semaphore) -> None:
+        """Run a claimed line of a batch to its end in the store, in the caller's task; hold `seat` while it runs.
+
+        Cancelled, it aborts its sequences and leaves the request running in the store. Raises StoreError, also once
+        the engine is gone.
+        """
+        run = self._runs[request.id] = DurableRun(request.id, request.principal, request.digest)
+        try:
+            await self._execution.run_request(run, replace(request, body=raw), None, seat)
+        except StoreError:
+            raise
+        except ZooError as error:
+            raise StoreError(str(error)) from error
+        finally:
+            self._unregister(run)
+            run.close(None, unavailable("The line was put down."))
+
+    async def cancel(self, request: DurableRequest) -> None:
+        """Abort a request: unless it has ended, it ends with an error. Raises StoreError."""
+        run = self._runs.get(request.id) or DurableRun(request.id, request.principal, request.digest)
+        if run.task is not None:
+            run.task.cancel()
+            await asyncio.gather(run.task, return_exceptions=True)
+        error = RequestError("The request was aborted.", status=409, code="request_aborted")
+        await self._execution.refuse(run, "cancelled", error)
+
+    # -- accepting -----------------------------------------------------------------------------------------------------
+
+    async def _known(self, request: str, principal: str, key: str | None, digest: bytes) -> DurableRun | None:
+        """Return the run of an id that is known, started if this server had put it down; None for a new one."""
+        if (run := self._matching(self._runs.get(request), digest)) is not None:
+            return run
+        if key is None:  # its id is new
+            return None
+        stored = await self.store.read(partial(requests.by_key, principal=principal, key=key))
+        if stored is None:
+            return None
+        answer = await self.store.answer(stored.id) if stored.state in ENDED else None
+        run = self._runs.get(stored.id)  # it may have been started meanwhile
+        if run is None and answer is None:
+            run = self.start(replace(stored, state="queued", body=None))
+        elif run is None:
+            run = DurableRun(stored.id, stored.principal, stored.digest)
+            run.close(answer)
+        return self._matching(run, digest)
+
+    def _matching(self, run: DurableRun | None, digest: bytes) -> DurableRun | None:
+        """Return the run. Raises RequestError 422 if it is of another body."""
+        if run is not None and run.digest != digest:
+            message = "This Idempotency-Key came with another body before."
+            raise RequestError(message, status=422, param="Idempotency-Key", code="idempotency_key_reused")
+        return run
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def _launch(self, request: DurableRequest, work: Work) -> DurableRun:
+        run = self._runs[request.id] = DurableRun(request.id, request.principal, request.digest)
+        run.task = asyncio.create_task(self._guarded(run, work(run)))
+        return run
+
+    async def _guarded(self, run: DurableRun, work: Coroutine[Any, Any, None]) -> None:
+        """Await the work of a run. What is no fault of the request puts it down: it stays in the store, unfinished."""
+        try:
+            await work
+        except Exception as error:
+            expected = isinstance(error, ZooError)
+            _log.error("request %s was put down: %s", run.id, error, exc_info=not expected)
+            reason = str(error) if expected else "The server failed on this request."
+            run.close(None, unavailable(reason) if isinstance(error, StoreError) or not expected else error)
+        finally:
+            self._unregister(run)
+
+    def _unregister(self, run: DurableRun) -> None:
+        if self._runs.get(run.id) is run:
+            del self._runs[run.id]
+
+    async def _begin(self, run: DurableRun, request: DurableRequest, prepared: Prepared | None) -> None:
+        """Store a new request, and run it. `prepared`: its body; None: it waits for a place without it."""
+        if not await self.store.put(request):  # the same one was sent twice, and has ended meanwhile
+            error = unavailable("A request with this Idempotency-Key came at the same time: send it again.")
+            answer = await self.store.answer(run.id)
+            run.close(answer, None if answer else error)
+        elif prepared is None:
+            await self._resume(run, replace(request, body=None))
+        else:
+            async with self._places:
+                await self._execution.run_request(run, request, prepared)
+
+    async def _resume(self, run: DurableRun, request: DurableRequest) -> None:
+        """Claim a stored request once there is a place, and run it."""
+        async with self._places, self._alone(request):
+            claimed = request if request.state == "running" else await self.store.claim(request)
+            if claimed is None:
+                run.close(await self.store.answer(run.id))
+            else:
+                await self._execution.run_request(run, claimed, None)
+
+    @asynccontextmanager
+    async def _alone(self, request: DurableRequest) -> AsyncIterator[None]:
+        """Let no two requests run at once that all but the last allowed server died with: one may be the cause."""
+        if request.attempts < MOST_ATTEMPTS - 1:
+            yield
+            return
+        async with self._suspect:
+            yield
+
+    async def _expire(self) -> None:
+        """Remove old answers, now and then."""
+        while True:
+            before = time.time_ns() - int(self._service.config.retention_hours * 3600 * 10**9)
+            remove = partial(requests.expire, before=before, limit=_EXPIRED_AT_ONCE)
+            try:
+                while await self.store.journal.write(remove) == _EXPIRED_AT_ONCE:
+                    pass
+            except StoreError as error:
+                _log.warning("old answers could not be removed: %s", error)
+            await asyncio.sleep(EXPIRY_PAUSE)
+
+
+def _given_up() -> StoredAnswer:
+    message = f"The server died {MOST_ATTEMPTS} times while it ran this request."
+    error = RequestError(message, status=500, kind="server_error", code="request_given_up")
+    return StoredAnswer(error.status, dump(error.body()))

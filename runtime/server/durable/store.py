@@ -1,0 +1,103 @@
+"""The queue as the event loop uses it: reads on worker threads, writes by the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from runtime.queueing import requests
+from runtime.queueing.database import QueueDatabase
+from runtime.queueing.journal import Journal
+from runtime.queueing.records import DurableRequest, State, StoredAnswer, decode_events, encode_events
+from runtime.types import TokenEvent
+from zoo.errors import StoreError
+
+T = TypeVar("T")
+
+
+class RequestStore:
+    """The requests of one server, between `open` and `close`. Every method raises StoreError."""
+
+    def __init__(self, database: QueueDatabase) -> None:
+        self.database = database
+        self._journal: Journal | None = None
+
+    @property
+    def journal(self) -> Journal:
+        if self._journal is None:
+            raise StoreError("the queue is not open")
+        return self._journal
+
+    async def open(self, given_up: StoredAnswer) -> list[str]:
+        """Queue again what the server before left running; return the ids of what ends with `given_up` instead."""
+        self._journal = Journal(self.database)
+        return await self.journal.write(partial(requests.recover, given=given_up, now=time.time_ns()))
+
+    async def close(self) -> None:
+        """Write what waits, and end the journal."""
+        if self._journal is not None:
+            await self._journal.close()
+
+    async def read(self, query: Callable[[Connection], T]) -> T:
+        """Return the result of a query."""
+
+        def run() -> T:
+            with self.database.reading() as connection:
+                return query(connection)
+
+        return await asyncio.to_thread(run)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of requests that wait, run, and were given up (dead letters). It waits: call it on a worker
+        thread.
+        """
+        with self.database.reading() as connection:
+            found = requests.counts(connection)
+        return {"waiting": found.get("queued", 0), "running": found.get("running", 0), "dead": found.get("dead", 0)}
+
+    async def put(self, request: DurableRequest) -> bool:
+        """Store a request. Returns False, with nothing changed, if one of its id is there."""
+
+        def put(connection: Connection) -> bool:
+            requests.put(connection, [request])
+            return requests.get(connection, request.id) == request
+
+        return await self.journal.write(put)
+
+    async def claim(self, request: DurableRequest) -> DurableRequest | None:
+        """Return a request as it runs from now on; None if it has ended."""
+
+        def claim(connection: Connection) -> DurableRequest | None:
+            requests.release(connection, [request.id])  # it is running where this server had put it down
+            return next(iter(requests.claim(connection, ids=[request.id])), None)
+
+        claimed = await self.journal.write(claim, synced=False)
+        return claimed if claimed is None or request.body is None else replace(claimed, body=request.body)
+
+    async def start(self, request: str, model: str, version: str) -> None:
+        """Record the model that a request runs on."""
+        await self.journal.write(partial(requests.started, request=request, model=model, version=version), synced=False)
+
+    async def append(self, request: str, ordinal: int, events: list[TokenEvent]) -> None:
+        """Write events; return once they survive the end of this process."""
+        await self.journal.append(request, ordinal, encode_events(events))
+
+    async def events(self, request: str) -> list[TokenEvent]:
+        """Return the events of a request so far."""
+        payloads = await self.read(partial(requests.events, request=request))
+        return decode_events(request, payloads)
+
+    async def finish(self, request: str, state: State, answer: StoredAnswer) -> bool:
+        """End a request with its answer. Returns False, with nothing changed, if it has ended."""
+        end = partial(requests.finish, request=request, state=state, given=answer, now=time.time_ns())
+        return await self.journal.write(end)
+
+    async def answer(self, request: str) -> StoredAnswer | None:
+        """Return the answer of a request that has ended, else None."""
+        return await self.read(partial(requests.answer, request=request))

@@ -1,0 +1,124 @@
+"""The answer of one durable request, made from its token events alone.
+
+The same events always give the same bytes, however they were grouped into steps and whichever server made them: one
+chunk per event, with the number of the event as its `id:`. So a stream may be continued behind any of its chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from runtime.frontend.choice import TextPiece
+from runtime.frontend.errors import RequestError
+from runtime.server.openai.format import FinishedChoice, wording_for
+from runtime.server.openai.responses import dump
+from runtime.server.openai.sse import DONE, ChunkWriter, event
+from runtime.server.request_runner import Prepared
+from runtime.types import SequenceRequest, TokenEvent
+
+_SEPARATOR = b"\n\n"
+_ID = b"id: "
+
+
+class Chunk(NamedTuple):
+    """Server-sent events of one number; clients that have seen this number do not need them."""
+
+    number: int
+    data: bytes
+
+
+class AddedEvents(NamedTuple):
+    """What `Transcript.add_events` made of a step: the events that count, their chunks and pieces."""
+
+    events: list[TokenEvent]
+    chunks: list[Chunk]
+    pieces: list[TextPiece]
+
+
+class Transcript:
+    """The state of an answer. `count`: events so far."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        generation = prepared.generation
+        self.count = 0
+        self._choices = {choice.seq: choice for choice in prepared.choices}
+        self._sequences = generation.sequences
+        self._streams = generation.stream
+        self._usage = generation.usage_chunk
+        self._wording = wording_for(generation)
+        self._chunks = ChunkWriter(self._wording, generation.return_token_ids)
+        self._finished = [FinishedChoice(choice.index) for choice in prepared.choices]
+
+    def add_events(self, events: Iterable[TokenEvent]) -> AddedEvents:
+        """Add the events of a step. Those of choices that have ended, by a stop string, do not count."""
+        added = AddedEvents([], [], [])
+        for one in events:
+            choice = self._choices[one.seq]
+            if choice.finish is not None:
+                continue
+            piece = choice.add_events([one])
+            self._finished[choice.index].add(piece)
+            added.events.append(one)
+            added.pieces.append(piece)
+            if self._streams:
+                added.chunks.extend(self._chunk(piece))
+            self.count += 1
+        return added
+
+    @property
+    def unfinished_choices(self) -> int:
+        """Choices that have not ended."""
+        return sum(choice.finish is None for choice in self._choices.values())
+
+    def unfinished(self) -> list[tuple[SequenceRequest, tuple[int, ...]]]:
+        """Return the sequences that have not ended, with the tokens that they have produced."""
+        return [
+            (request, tuple(self._finished[index].tokens))
+            for index, request in enumerate(self._sequences)
+            if self._choices[request.seq].finish is None
+        ]
+
+    def document(self) -> bytes:
+        """Return the whole answer as JSON."""
+        return dump(self._wording.whole(self._finished))
+
+    def ending(self) -> list[Chunk]:
+        """Return the chunks behind the last token, none for an answer that is not streamed."""
+        if not self._streams:
+            return []
+        if not self._usage:
+            return [Chunk(self.count + 1, DONE)]
+        usage = event(self._wording.usage_chunk(sum(len(each.tokens) for each in self._finished)))
+        return [Chunk(self.count, _numbered(self.count, usage)), Chunk(self.count + 1, DONE)]
+
+    def _chunk(self, piece: TextPiece) -> list[Chunk]:
+        opening = self._chunks.openings(range(len(self._finished))) if self.count == 0 else b""
+        data = self._chunks.write_pieces([piece])
+        numbered = _numbered(self.count, data) if data else b""
+        return [Chunk(self.count, opening + numbered)] if opening or numbered else []
+
+
+def broken_off(count: int, error: RequestError) -> list[Chunk]:
+    """Return the chunks that end a stream with an error behind `count` events."""
+    return [Chunk(count, _numbered(count, event(error.body()))), Chunk(count + 1, DONE)]
+
+
+def behind(stream: bytes, number: int) -> bytes:
+    """Return the part of a whole stream behind the chunk of a number, or of the last one before it."""
+    if number < 0:
+        return stream
+    events = stream.split(_SEPARATOR)
+    seen = 0
+    for position, each in enumerate(events):
+        if each.startswith(_ID) and int(each[len(_ID) : each.index(b"\n")]) <= number:
+            seen = position + 1
+    return _SEPARATOR.join(events[seen:])
+
+
+def _numbered(number: int, events: bytes) -> bytes:
+    return b"%b%d\n%b" % (_ID, number, events)
+
+
+def joined(chunks: Sequence[Chunk]) -> bytes:
+    return b"".join(chunk.data for chunk in chunks)
