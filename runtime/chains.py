@@ -540,6 +540,13 @@ class StageEngine(Protocol):
         """
         ...
 
+    def return_pages(self, pages: Sequence[int]) -> None:
+        """Give the memory of these free pages back to the system; they are zero when they are used again.
+
+        Does nothing where that is impossible.
+        """
+        ...
+
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Return a copy of the pages' bytes: uint8 [pages, page_bytes], K before V."""
         ...

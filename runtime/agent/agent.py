@@ -182,7 +182,7 @@ class Agent:
             case CloseSequences():
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
                     self._close(seq, epoch)
-                return []
+                return [*self._shelf.unloading.due(False)]  # pages are free that a load may wait for
             case DropStates():
                 self._states.drop_keys(event.keys)
                 return []
@@ -594,8 +594,9 @@ class Agent:
                     *self._bidding.remove_device(event.device, self._sequence_table.sequences.values()),
                 ]
         self._queue.rows += self._moves.take_rows()
-        return out
+        return [*out, *self._shelf.unloading.due(False)]
 
     def _parted(self) -> list[AgentCommand]:
-        """Return commands to drop unloaded stages; none while a step runs in any lane."""
-        return [] if self._steps.under_way or not self._shelf.unloading.stages else [*self._shelf.unloading.due()]
+        """Return commands for stages that leave or come and have waited; none are dropped while a step runs."""
+        unloading = self._shelf.unloading
+        return [*unloading.due(not self._steps.under_way)] if unloading.pending else []

@@ -43,6 +43,13 @@ class DropStage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnPages:
+    """Give the memory of free pages back to the system; they are zero when they are used again."""
+
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadPages:
     """Read pages and send them with `message`, a `messages.PageData` into which the driver puts their digest."""
 
@@ -91,7 +98,7 @@ class VerifyActivations:
     hi: int
 
 
-AgentCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendActivations | VerifyActivations
+AgentCommand = Send | LoadStage | DropStage | ReturnPages | ReadPages | WritePages | SendActivations | VerifyActivations
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,10 @@ model. A sequence's table is a list of page sets in token order:
 A page goes free -> reserved (allocated, nothing written) -> filling -> resident (full, not written again) -> free.
 `_NEXT` holds the allowed transitions, `_COUNTED_AS` the field of `PageCounts` that counts each state.
 
+Where weights and pages share one budget (`runtime.scheduler.devices`), `limit` is how many of the pages may be in use
+now. A page is *touched* from when it is taken until it is given back to the system; touched pages are never more than
+the limit, so neither is the memory behind them.
+
 Pure bookkeeping: no tensors, devices, clocks or decisions.
 """
 
@@ -92,24 +96,48 @@ class _Table:
 class PageBook:
     """Allocate, share and free the pages of one device. Each operation is complete or changes nothing.
 
-    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `release`.
+    Operations: `open`, `share`, `share_layers`, `recut`, `extend`, `fill`, `rewind`, `release`; `set_limit`.
     """
 
     def __init__(self, capacity: int) -> None:
         """Create a book of `capacity` pages, numbered from 0. Raises ValueError unless positive."""
         if capacity < 1:
             raise ValueError(f"a device needs at least one page, not {capacity}")
-        self.capacity = capacity
-        # Last in, first out: a page just freed is the most likely to be in a CPU cache. Page 0 is allocated first.
-        self._free = list(range(capacity - 1, -1, -1))
+        self.capacity = self.limit = capacity
+        # Last in, first out: a page just freed is the most likely to be in a CPU cache. Then those that were given back
+        # to the system, then those that were never used, from page 0 on.
+        self._free: list[int] = []
+        self._returned: list[int] = []
+        self._fresh = 0
         self._state = bytearray(capacity)
         self._refs = [0] * capacity
         self._in_state = [capacity] + [0] * (len(PageState) - 1)
         self._tables: dict[str, _Table] = {}
 
     @property
+    def used(self) -> int:
+        """Pages that tables hold."""
+        return self._fresh - len(self._free) - len(self._returned)
+
+    @property
     def free(self) -> int:
-        return len(self._free)
+        """Pages that can be taken now."""
+        return self.limit - self.used
+
+    def set_limit(self, limit: int) -> list[int] | None:
+        """Let at most `limit` pages be in use; return the free pages to give back to the system, possibly none.
+
+        Returns None, and changes nothing, if more pages than that are in use. Raises ValueError beyond the capacity.
+        """
+        if not 0 <= limit <= self.capacity:
+            raise ValueError(f"a device with {self.capacity} pages cannot use {limit}")
+        if self.used > limit:
+            return None
+        self.limit = limit
+        excess = max(self.used + len(self._free) - limit, 0)
+        gone, self._free = self._free[:excess], self._free[excess:]
+        self._returned += gone
+        return gone
 
     def holds(self, seq: str) -> int:
         """Return the number of page sets in the table of `seq`; 0 without a table."""
@@ -169,8 +197,8 @@ class PageBook:
         if not 0 < layers <= theirs.spec.kv_layers or own < 1:
             raise ValueError(f"{seq} cannot share {layers} layers of {other}")
         groups = theirs.groups[: tokens // width]
-        if len(groups) * own > len(self._free):
-            raise OutOfPages(f"{len(groups) * own} pages needed, {len(self._free)} free")
+        if len(groups) * own > self.free:
+            raise OutOfPages(f"{len(groups) * own} pages needed, {self.free} free")
         for group in groups:
             shared = group[:layers]
             for page in shared:
@@ -250,8 +278,8 @@ class PageBook:
             return ()
         count = groups_for(table.spec, table.tokens + tokens) - len(table.groups)
         layers = table.spec.kv_layers
-        if count * layers > len(self._free):
-            raise OutOfPages(f"{count * layers} pages needed, {len(self._free)} free")
+        if count * layers > self.free:
+            raise OutOfPages(f"{count * layers} pages needed, {self.free} free")
         added = tuple(self._allocate_group(layers) for _ in range(count))
         table.groups.extend(added)
         return added
@@ -301,19 +329,18 @@ class PageBook:
         table = self._tables.pop(seq, None)
         if table is None:
             return 0
-        before = len(self._free)
+        before = self.used
         for group in reversed(table.groups):
             self._give_back(group)
-        return len(self._free) - before
+        return before - self.used
 
     def counts(self) -> PageCounts:
         """Return the number of pages in each state."""
         fields: Counter[str] = Counter()
         for state, name in _COUNTED_AS.items():
             fields[name] += self._in_state[state]
-        return PageCounts(
-            capacity=self.capacity, free=fields["free"], local=fields["local"], reserved=fields["reserved"]
-        )
+        beyond = self.capacity - self.limit
+        return PageCounts(self.limit, fields["free"] - beyond, fields["local"], reserved=fields["reserved"])
 
     def check(self) -> None:
         """Verify every invariant from scratch, in O(capacity). Raises PageBookDamaged for the first one violated."""
@@ -324,15 +351,18 @@ class PageBook:
         if [refs[page] for page in range(self.capacity)] != self._refs:
             raise PageBookDamaged("reference counts differ from the tables")
         unowned = {page for page in range(self.capacity) if not self._refs[page]}
-        if len(self._free) != len(set(self._free)) or set(self._free) != unowned:
-            raise PageBookDamaged("the free list is not the set of pages without references")
+        free = [*self._free, *self._returned, *range(self._fresh, self.capacity)]
+        if len(free) != len(set(free)) or set(free) != unowned:
+            raise PageBookDamaged("the free pages are not those without references")
+        if self.used + len(self._free) > self.limit:
+            raise PageBookDamaged(f"{self.used} pages are in use, {len(self._free)} touched, of {self.limit}")
         if any((self._state[page] == PageState.FREE) != (page in unowned) for page in range(self.capacity)):
             raise PageBookDamaged("a page's state contradicts its references")
         seen = Counter(self._state)
         if [seen[state] for state in PageState] != self._in_state:
             raise PageBookDamaged("the counts by state differ from the pages")
         counts = self.counts()
-        if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != self.capacity:
+        if counts.free + counts.local + counts.lent + counts.reserved + counts.in_flight != counts.capacity:
             raise PageBookDamaged(f"pages are missing: {counts}")
 
     def _check_table(self, seq: str, table: _Table) -> None:
@@ -354,11 +384,18 @@ class PageBook:
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _allocate_group(self, layers: int) -> Group:
-        group = tuple(self._free.pop() for _ in range(layers))
+        group = tuple(self._next_page() for _ in range(layers))
         for page in group:
             self._refs[page] = 1
         self._move(group, PageState.RESERVED)
         return group
+
+    def _next_page(self) -> int:
+        for pages in (self._free, self._returned):
+            if pages:
+                return pages.pop()
+        self._fresh += 1
+        return self._fresh - 1
 
     def _give_back(self, group: Group) -> None:
         for page in reversed(group):

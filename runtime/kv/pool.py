@@ -12,6 +12,9 @@ the device's attention kernel reads only pages of a multiple of some number of t
 slots after a sequence's end must be finite in every dtype (masked NaN is still NaN), and must not leak tokens of
 another sequence. Two pages lie beyond the capacity: one stays zero and pads the tables, the other takes writes that are
 never read (rows that only fill up a batch).
+
+On a CPU a page has no memory before it is written, and none after `give_back`: a pool may be as large as the memory
+that weights and pages share (`EngineConfig.device_memory_bytes`), of which weights then use a part.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -140,7 +143,10 @@ class PagePool:
         self._sizes = PageSizes(nbytes, half_bytes, multiple)
         self.half_bytes = half_bytes
         self.pages = self._sizes.count
-        self._k, self._v = (_room(self.pages + 2, half_bytes, torch.device(device)) for _ in range(2))
+        halves = [_room(self.pages + 2, half_bytes, torch.device(device)) for _ in range(2)]
+        (self._k, _), (self._v, _) = halves
+        self._mapped = [mapped for _, mapped in halves if mapped is not None]
+        self._compact = True  # whether huge pages may be used
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[tuple[Geometry, int], PageView] = {}
         self.clear([self.padding, self.spill])
@@ -171,6 +177,22 @@ class PagePool:
         index = put(pages, self._k.device)
         for half in (self._k, self._v):
             half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Give the memory of these pages, whose content is lost, back to the system; does nothing on a GPU.
+
+        Pages of the system that a page shares with one that is not given back stay; there are none if `half_bytes` is a
+        multiple of their size. From the first call on no huge pages are made, which would take the memory again.
+        """
+        for mapped in self._mapped:
+            if self._compact and hasattr(mmap, "MADV_NOHUGEPAGE"):
+                with contextlib.suppress(OSError):  # a kernel without huge pages
+                    mapped.madvise(mmap.MADV_NOHUGEPAGE)
+            for first, end in _runs(pages):
+                lo, hi = -(-first * self.half_bytes // mmap.PAGESIZE), end * self.half_bytes // mmap.PAGESIZE
+                if lo < hi:
+                    mapped.madvise(mmap.MADV_DONTNEED, lo * mmap.PAGESIZE, (hi - lo) * mmap.PAGESIZE)
+        self._compact = False
 
     def read(self, pages: Sequence[int]) -> Tensor:
         """Return a copy of these pages on the CPU: uint8 [pages, 2 * half_bytes], K before V.
@@ -243,8 +265,21 @@ class PagePool:
         return held
 
 
-def _room(pages: int, half_bytes: int, device: torch.device) -> Tensor:
-    """Allocate [pages, bytes]; on a CPU in huge pages if the system has them.
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive page ids as (first, last + 1)."""
+    first = last = -1
+    for page in sorted(pages):
+        if page != last + 1 or first < 0:
+            if first >= 0:
+                yield first, last + 1
+            first = page
+        last = page
+    if first >= 0:
+        yield first, last + 1
+
+
+def _room(pages: int, half_bytes: int, device: torch.device) -> tuple[Tensor, mmap.mmap | None]:
+    """Allocate [pages, bytes]; on a CPU in huge pages if the system has them, and as a mapping.
 
     Rows read pages from all over the pool, and address translation takes a tenth of that time (measured).
     """
@@ -253,5 +288,5 @@ def _room(pages: int, half_bytes: int, device: torch.device) -> Tensor:
         with contextlib.suppress(OSError):
             memory = mmap.mmap(-1, pages * half_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(mmap.MADV_HUGEPAGE)
-            return torch.frombuffer(memory, dtype=torch.uint8).view(pages, half_bytes)
-    return torch.empty((pages, half_bytes), dtype=torch.uint8, device=device)
+            return torch.frombuffer(memory, dtype=torch.uint8).view(pages, half_bytes), memory
+    return torch.empty((pages, half_bytes), dtype=torch.uint8, device=device), None

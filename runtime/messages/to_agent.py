@@ -15,17 +15,24 @@ class LoadStages(Message, frozen=True, tag=True, array_like=True):
     Fields:
         blocks: Blocks of each stage, in order.
         limits: (block, rows of a step that may pass it) for blocks with a batch limit of their own (BL-14).
+        pages: Pages that may be in use from before these loads on; -1: as many as so far.
     """
 
     stages: tuple[Stage, ...]
     blocks: tuple[tuple[str, ...], ...]
     limits: tuple[tuple[str, int], ...] = ()
+    pages: int = -1
 
 
 class UnloadStages(Message, frozen=True, tag=True, array_like=True):
-    """Unload stages. No sequence is on them any more."""
+    """Unload stages. No sequence is on them any more.
+
+    Fields:
+        pages: Pages that may be in use once they are gone; -1: as many as so far.
+    """
 
     stages: tuple[Stage, ...]
+    pages: int = -1
 
 
 class PromptEntry(msgspec.Struct, frozen=True, array_like=True):

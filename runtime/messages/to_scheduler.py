@@ -22,6 +22,8 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
         tensor_transport: Transport for direct tensor transfers; agents with the same one can be linked. Empty: only
             through host memory.
         lacks: What the engine cannot do (`chains.Lack`).
+        budget: Bytes of weights and pages together, where pages get what weights leave; 0: as many pages as
+            `page_capacity`, whatever the weights take.
     """
 
     device: str
@@ -36,6 +38,7 @@ class AgentHello(Message, frozen=True, tag=True, array_like=True):
     activation_cache_bytes: int = 0
     tensor_transport: str = ""
     lacks: tuple[Lack, ...] = ()
+    budget: int = 0
 
 
 class StageReady(Message, frozen=True, tag=True, array_like=True):

@@ -113,19 +113,22 @@ class CommandOutbox:
         self._replaced: list[str] = []
         self._updated: list[ModelUpdated | MoveAnswered] = []
 
-    def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
-        """Add a LoadStages for these stages, each with its blocks."""
+    def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]], pages: int = -1) -> None:
+        """Add a LoadStages for these stages, each with its blocks. `pages`: the device's page limit; -1: it stays."""
         blocks = tuple(blocks for _, blocks in stages)
         limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
         self.add_message(
             device,
             LoadStages(
-                tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)
+                tuple(stage for stage, _ in stages),
+                blocks,
+                tuple((block, self._block_rows) for block in limited),
+                pages,
             ),
         )
 
-    def unload_stages(self, device: str, stages: Sequence[Stage]) -> None:
-        self.add_message(device, UnloadStages(tuple(stages)))
+    def unload_stages(self, device: str, stages: Sequence[Stage], pages: int = -1) -> None:
+        self.add_message(device, UnloadStages(tuple(stages), pages))
 
     def add_message(self, device: str, message: Message) -> None:
         self._devices.setdefault(device, []).append(_One(message))

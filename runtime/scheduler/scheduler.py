@@ -138,7 +138,7 @@ class Scheduler:
             None if self._evictions is None else self._evictions.block,
         )
         self.migrations = Migrations(self._state, self._seating, moves)
-        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.migrations.at_rest)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation, self.residency, self.migrations.at_rest)
         self._fleet = DeviceEvents(
             self._state, self._seating, self._admission, self.migrations, self._updates, self.offers
         )
@@ -194,7 +194,7 @@ class Scheduler:
                 self._prefix_cache.sweep(now)
                 self._fleet.overdue(now)
                 self._fleet.relent(now)
-                self.residency.retry_waiting()
+                self.residency.retry_waiting(now)
                 self.control.tick(now)
                 self._review_deadlines(now)
             case PauseSequence():

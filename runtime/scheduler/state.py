@@ -6,7 +6,7 @@ Contract: data only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runtime.chains import Chain, Stage, Variant
@@ -90,16 +90,39 @@ class ClusterState:
         stages.wanted[stage] = blocks = blocks_of(chain, stage)
         stages.own_bytes[stage] = self.weights_of(chain, stage).own
         self.times.begin_load(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], stages.warm)
-        self.out.load(device, [(stage, blocks)])
+        self.load(device, [(stage, blocks)])
         return True
 
     def fits(self, chain: Chain, device: str, stage: Stage) -> bool:
-        """Return whether a stage fits beside those loaded and loading, where they may exceed a device's memory."""
-        limit = self.devices[device].plan.limit
-        if self.config.residency == "fixed" or not limit:
+        """Return whether a stage fits beside those loaded and loading and the pages in use, where memory is limited."""
+        plan, pages = self.devices[device].plan, self.devices[device].pages
+        if self.config.residency == "fixed" or not plan.limit:
             return True
         held = footprint_of(self.resident(device))
-        return held.nbytes + held.missing(self.weights_of(chain, stage)) <= limit
+        return held.nbytes + held.missing(self.weights_of(chain, stage)) <= min(
+            plan.limit, pages.weights_beside(pages.used)
+        )
+
+    def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
+        """Send the load of stages, each with its blocks, that count as loading."""
+        self.out.load(device, stages, self._share(device))
+
+    def unload(self, device: str, stages: Sequence[Stage]) -> None:
+        """Send the unload of stages, which count as gone."""
+        self.out.unload_stages(device, stages, self._share(device))
+
+    def load_failed(self, device: str) -> None:
+        """Give the pages of a device what a stage that was not loaded leaves."""
+        if self.devices[device].pages.budget:
+            self.unload(device, ())
+
+    def _share(self, device: str) -> int:
+        """Give a device's pages what its stages leave of the budget; return the capacity, -1 without a budget."""
+        pages = self.devices[device].pages
+        if not pages.budget:
+            return -1
+        pages.give_rest(footprint_of(self.resident(device)).nbytes)
+        return pages.capacity
 
     def resident(self, device: str) -> Iterable[StageWeights]:
         """Yield the bytes of each loaded or loading stage of a device."""

@@ -86,7 +86,7 @@ _NATURAL = {
 _COUNTS: dict[type[Message], tuple[str, ...]] = {
     **dict.fromkeys((RunRows, RowsDone), ("batch",)),
     ForwardRows: ("batch", "sent"),
-    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "activation_cache_bytes", "budget"),
     StageReady: ("nbytes", "took"),
     MigrationReady: ("nbytes", "activation_bytes", "copying", "recomputing"),
     AgentStats: ("queued", "steps", "busy", "tokens", "pages_free", "prompt_tokens"),

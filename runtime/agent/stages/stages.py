@@ -62,7 +62,7 @@ class StageTable:
                 there = {block for blocks in self._blocks.values() for block in blocks}
                 self._limits = {block: limit for block, limit in self._limits.items() if block in there}
                 self.blocks = Blocks(self._blocks, self._limits)
-                self.unloading.schedule_unload(event.stages)
+                self.unloading.schedule_unload(event.stages, event.pages)
                 return []
             case StageLoaded():
                 took = self._work_on(event.stage, now)
@@ -97,4 +97,4 @@ class StageTable:
                 self._limits.setdefault(block, self._max_rows)
         self._limits.update(order.limits)
         self.unloading.cancel_unload(order.stages)
-        return [*self.unloading.delay_loads([LoadStage(stage) for stage in order.stages])]
+        return [*self.unloading.delay_loads(map(LoadStage, order.stages), order.pages)]

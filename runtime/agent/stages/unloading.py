@@ -1,59 +1,93 @@
-"""Delay unloads of stages until the engine has forgotten all page tables on them.
+"""Delay unloads of stages until the engine has forgotten all page tables on them, and what waits for memory.
 
 The engine learns with its next plan which tables are released; only then may the stage be dropped. Loads that arrive
-meanwhile wait, so that a device never holds both what leaves and what comes.
+meanwhile wait, so that a device never holds both what leaves and what comes. Changes of the page limit keep their place
+between loads and unloads: it rises after what leaves has left, and falls before what comes is loaded, once no more
+pages than that are in use.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.chains import Stage
-from runtime.control.agent_io import DropStage, LoadStage
+from runtime.control.agent_io import DropStage, LoadStage, ReturnPages
+
+Changes = list[DropStage | LoadStage | ReturnPages]
+
+
+@dataclass(frozen=True, slots=True)
+class _PageLimit:
+    pages: int
 
 
 class UnloadingStages:
-    """Stages with a pending unload.
+    """Stages with a pending unload, and loads and page limits behind them.
 
-    `due` returns each once, when it can be dropped, and then the loads that waited; `cancel_unload` takes stages back.
+    `due` returns each once, when it can be carried out; `cancel_unload` takes stages back.
     """
 
     def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
         self.stages: list[Stage] = []
-        self._loads: list[LoadStage] = []
+        self._later: deque[LoadStage | _PageLimit] = deque()
 
-    def schedule_unload(self, stages: Iterable[Stage]) -> None:
+    def schedule_unload(self, stages: Iterable[Stage], pages: int) -> None:
+        """Unload stages, and set the page limit after that; -1: it stays."""
         self.stages.extend(stages)
+        self._limit(pages)
 
     def cancel_unload(self, stages: Iterable[Stage]) -> None:
         """Keep stages that are loaded again before they were dropped."""
         wanted = set(stages)
         self.stages = [stage for stage in self.stages if stage not in wanted]
 
-    def delay_loads(self, loads: list[LoadStage]) -> list[LoadStage]:
-        """Return these loads, after earlier ones; nothing while stages are pending, `due` returns them later."""
-        self._loads += loads
-        return [] if self.stages else self._take_loads()
+    def delay_loads(self, loads: Iterable[LoadStage], pages: int) -> Changes:
+        """Set the page limit, then load stages, both after what waits already; return what can be done now."""
+        self._limit(pages)
+        self._later += loads
+        return self._in_turn()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything waits."""
+        return bool(self.stages or self._later)
 
     @property
     def waits(self) -> bool:
         """Whether a pending stage has no page tables any more."""
         return any(not self._tables.on(stage.id) for stage in self.stages)
 
-    def due(self) -> list[DropStage | LoadStage]:
-        """Return commands to drop stages without page tables, also on the engine's side, and loads that waited for it.
+    def due(self, between_steps: bool) -> Changes:
+        """Return what can be done now: drop stages without page tables, also on the engine's side; then what waited.
 
-        Call between steps only.
+        Stages are dropped between steps only.
         """
-        if not self.stages or self._tables.released:
-            return []
-        able = [stage for stage in self.stages if not self._tables.on(stage.id)]
-        self.cancel_unload(able)
-        dropped = [DropStage(stage) for stage in able]
-        return [*dropped, *([] if self.stages else self._take_loads())]
+        dropped: list[Stage] = []
+        if between_steps and not self._tables.released:
+            dropped = [stage for stage in self.stages if not self._tables.on(stage.id)]
+            self.cancel_unload(dropped)
+        return [*map(DropStage, dropped), *self._in_turn()]
 
-    def _take_loads(self) -> list[LoadStage]:
-        loads, self._loads = self._loads, []
-        return loads
+    def _limit(self, pages: int) -> None:
+        if pages >= 0:
+            self._later.append(_PageLimit(pages))
+
+    def _in_turn(self) -> Changes:
+        """Return what waited, in order, up to what has to wait on."""
+        out: Changes = []
+        while self._later and not self.stages:
+            first = self._later[0]
+            if isinstance(first, LoadStage):
+                out.append(first)
+            else:
+                returned = self._tables.book.set_limit(first.pages)
+                if returned is None:
+                    break
+                if returned:
+                    out.append(ReturnPages(tuple(returned)))
+            self._later.popleft()
+        return out

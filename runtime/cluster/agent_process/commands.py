@@ -1,6 +1,6 @@
 """Carry out an agent's commands other than steps and plain messages, on the engine's thread.
 
-Those are: load and drop stages, read and write pages, send and verify kept hidden states.
+Those are: load and drop stages, give back, read and write pages, send and verify kept hidden states.
 `CommandExecutor.do` carries out one command and returns the resulting event for the agent. A stage that cannot be
 loaded and bytes that do not verify are reported in the event; only EngineLost and defects are raised.
 
@@ -27,6 +27,7 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
+    ReturnPages,
     SendActivations,
     StageFailed,
     StageLoaded,
@@ -64,6 +65,8 @@ class CommandExecutor:
             case DropStage():
                 self._drops.append((self._loads, command.stage))
                 self._drop_due()
+            case ReturnPages():
+                self._engine.return_pages(command.pages)
             case ReadPages():
                 self._read_pages(command)
             case WritePages():

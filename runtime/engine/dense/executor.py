@@ -128,6 +128,9 @@ class DenseEngine:
         """Raise NotServable: there are no pages to read."""
         raise NotServable("the dense executor keeps K and V by sequence, not in pages")
 
+    def return_pages(self, pages: Sequence[int]) -> None:
+        """Do nothing: batches give memory back themselves."""
+
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         """Raise NotServable, as `read_pages`."""
         self.read_pages(pages)

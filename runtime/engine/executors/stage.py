@@ -227,6 +227,9 @@ class StagedEngine:
         if self._graphs is not None:
             self._graphs.clear()
 
+    def return_pages(self, pages: Sequence[int]) -> None:
+        self._pool.give_back(pages)
+
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Return the contents of pages. Raises ValueError for pages that do not exist."""
         with self._alone():

@@ -96,6 +96,7 @@ class IntegerEngine:
         self._tables: dict[int, set[str]] = {}  # page -> sequences with the page in their tables
         self._lanes = IntegerLanes(self, pace)
         self._brought: set[int] = set()  # pages not written since `write_pages`
+        self.touched: set[int] = set()  # pages with memory: written since they were returned last
         self._failed: set[str] = set()  # sequences of failed steps; these may be released without being open
 
     @property
@@ -149,6 +150,12 @@ class IntegerEngine:
         same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
         return Likeness(same, 1.0 if same else 0.0)
 
+    def return_pages(self, pages: Sequence[int]) -> None:
+        size = self._page_bytes
+        for page in self._in_range(pages):
+            self._pool[page * size : (page + 1) * size] = bytes(size)
+            self.touched.discard(page)
+
     def read_pages(self, pages: Sequence[int]) -> Array:
         size = self._page_bytes
         return Array(
@@ -166,6 +173,7 @@ class IntegerEngine:
         for at, page in enumerate(self._in_range(pages)):
             self._pool[page * size : (page + 1) * size] = held[at * size : (at + 1) * size]
         self._brought.update(pages)
+        self.touched.update(pages)
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run a step. Raises PlanViolation, or FakeFault where a test requested it."""
@@ -313,6 +321,7 @@ class IntegerEngine:
         held.computed = row.start + len(row.tokens)
         for page in (page for group in row.new_pages for page in group):
             self._tables.setdefault(page, set()).add(row.seq)
+            self.touched.add(page)
 
     def _values(self, row: Row, given: Array | None, saved: dict[str, dict[int, Array]]) -> list[int]:
         """Return the values of a row's tokens after its stage; add those that it asks for to `saved`."""

@@ -172,7 +172,7 @@ class Admission:
             route = self._state.router.along(sequence.chain, match.path)
             if not self._worth_it(sequence, match, route, cheapest):
                 continue
-            if self._fits(sequence, route, match):
+            if self._fits(sequence, route, now, match):
                 self._seating.seat(sequence, route, now, match)
                 self._residency.record_use(sequence, now)
                 return True
@@ -251,7 +251,7 @@ class Admission:
             if router.holds(other) < min(sequence.longest, router.holds(route)):
                 return False
             route = other
-        if not self._fits(sequence, route):
+        if not self._fits(sequence, route, now):
             full.update(route.devices)
             if self._blocked is not None:
                 self._blocked(sequence, route)
@@ -300,20 +300,24 @@ class Admission:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, sequence.tokens + (1 if sequence.samples else 0))
         for name, pages in route.weights:
-            if groups * pages > state.devices[name].pages.capacity:
+            if groups * pages > state.devices[name].pages.assured:
                 return (
                     f"its {sequence.tokens} tokens need {groups * pages} pages on {name}, which has "
-                    f"{state.devices[name].pages.capacity}"
+                    f"{state.devices[name].pages.assured}"
                 )
         return None
 
-    def _fits(self, sequence: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
-        """Return whether a sequence's context, less what it shares, fits now; evicts cached prefixes if it does.
+    def _fits(self, sequence: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> bool:
+        """Return whether a sequence's context, less what it shares, fits now.
+
+        Evicts cached prefixes for it, and lets idle stages leave where their memory can become pages.
 
         The watermark stays free on devices that run sequences.
         """
         devices, config = self._state.devices, self._state.config
         if any(devices[name].passing.expected >= config.max_num_seqs for name in route.devices):
+            return False
+        if self._residency.holds_back(sequence, route.devices):
             return False
         shared = None if any(devices[name].copies for name in route.devices) else match
         groups = groups_for(sequence.chain.spec, sequence.tokens)
@@ -322,4 +326,9 @@ class Admission:
             name: int(devices[name].pages.capacity * config.watermark) if devices[name].passing.count else 0
             for name in needs
         }
-        return self._seating.prefix_cache.make_room(needs, match.prefix if match is not None else None, slack)
+        spared, cache = None if match is None else match.prefix, self._seating.prefix_cache
+        if cache.make_room(needs, spared, slack):
+            return True
+        own = {} if spared is None else spared.holding.idle()
+        wanted = {name: pages + slack[name] + own.get(name, 0) for name, pages in needs.items()}
+        return self._residency.make_pages(wanted, now) and cache.make_room(needs, spared, slack)

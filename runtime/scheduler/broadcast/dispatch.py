@@ -88,7 +88,7 @@ class Candidates:
             self._state.ask_for(sequence.chain, device.name, stage)
             return False
         if (
-            device.pages.capacity < self._state.devices[hop.device].pages.capacity
+            device.pages.assured < self._state.devices[hop.device].pages.assured
             or device.passing.expected >= config.max_num_seqs
         ):
             return False

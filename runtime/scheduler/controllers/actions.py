@@ -308,7 +308,7 @@ class Actions:
         self._prefix_cache.remove_device(device.name)
         gone = device.stages.remove_blocks(blocks)
         if gone and device.alive:
-            self._state.out.unload_stages(device.name, gone)
+            self._state.unload(device.name, gone)
 
 
 def runs(sequence: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:

@@ -2,8 +2,9 @@
 
 Contract:
 - At most one row of a sequence is in flight, except predicted ones (`scheduler.speculation.in_flight`).
-- When pages are short, cached prefixes are evicted first; then the sequence of the lowest rank is preempted, at once or
-  when its row returns. The first sequence in rank order always continues.
+- When pages are short, cached prefixes are evicted first; then idle stages leave where pages can have their memory;
+  then the sequence of the lowest rank is preempted, at once or when its row returns. The first sequence in rank order
+  always continues.
 - Sequences that find no pages are `starved` until pages are freed.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from runtime.kv.pages import groups_for
 from runtime.messages import RowsDone, RowsLost, SpeculationResult
+from runtime.scheduler.residency.residency import Residency
 from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
 from runtime.scheduler.sequences.parts import FREE, NO_FAILURES
 from runtime.scheduler.sequences.sequence import ScheduledSequence
@@ -33,10 +35,12 @@ class DecodeLoop:
         state: ClusterState,
         seating: SequenceLifecycle,
         speculation: Speculation,
+        residency: Residency,
         on_rest: Callable[[ScheduledSequence, int], None],
     ) -> None:
         self._state = state
         self._seating = seating
+        self._residency = residency
         self._speculation = speculation
         self._on_rest = on_rest
 
@@ -345,7 +349,7 @@ class DecodeLoop:
         for name, pages in sequence.place.weights:
             device = self._state.devices[name]
             while device.pages.free < pages * groups:
-                if self._seating.prefix_cache.give_way(name):
+                if self._seating.prefix_cache.give_way(name) or self._residency.make_pages({name: pages * groups}, now):
                     continue
                 victim = self._victim(sequence, name)
                 if victim is None:

@@ -3,6 +3,8 @@
 Contract:
 - `DevicePages.used` counts pages of admitted sequences, never more than the capacity; `idle` those among them that only
   cached prefixes use. `scheduler.kv.page_accounting` has the holders. Agents free pages a little later.
+- Where weights and pages share a budget, the capacity is what the loaded and loading stages leave of it; an agent is
+  told with each load and unload, and keeps their order. So neither weights nor pages exceed the budget at any moment.
 - A stage is wanted, loading, or loaded.
 - A device that died keeps its name and its planned blocks; its pages and stages are gone.
 - It decides nothing.
@@ -64,20 +66,39 @@ class DevicePages:
     """K and V pages of a device.
 
     Fields:
-        capacity: Pages in all.
+        capacity: Pages in all, now.
         page_bytes: Bytes per page.
         used: Pages taken for sequences, cached prefixes and migrations.
         idle: Pages among `used` that only cached prefixes use.
+        budget: Bytes of weights and pages together; 0: the capacity does not depend on weights.
+        most: Pages with no weights at all, where there is a budget.
+        least: Pages beside as many weights as the device takes, where there is a budget.
     """
 
     capacity: int
     page_bytes: int = 0
     used: int = 0
     idle: int = 0
+    budget: int = 0
+    most: int = 0
+    least: int = 0
 
     @property
     def free(self) -> int:
         return self.capacity - self.used
+
+    @property
+    def assured(self) -> int:
+        """Pages that it has whatever is loaded: a sequence that needs no more can always run."""
+        return self.least if self.budget else self.capacity
+
+    def weights_beside(self, pages: int) -> int:
+        """Return the bytes of weights for which so many pages leave room."""
+        return self.budget - pages * self.page_bytes if self.budget else ANY
+
+    def give_rest(self, weights: int) -> None:
+        """Set the capacity to what these bytes of weights leave of the budget."""
+        self.capacity = min(self.most, (self.budget - weights) // self.page_bytes)
 
     @property
     def used_pages(self) -> int:
@@ -275,6 +296,13 @@ class Device:
         return not {"pages", "entry"} & set(self.facts.lacks)
 
 
+def _pages_of(ready: AgentHello) -> DevicePages:
+    pages, size = ready.page_capacity, ready.page_bytes
+    if not ready.budget:
+        return DevicePages(pages, size)
+    return DevicePages(pages, size, 0, 0, ready.budget, pages, min(pages, (ready.budget - ready.weights) // size))
+
+
 class Devices:
     """All devices, by name.
 
@@ -309,7 +337,7 @@ class Devices:
         """
         known = self._devices.get(ready.device)
         facts = DeviceFacts(ready.server, ready.pid, ready.activation_cache_bytes, ready.lacks)
-        made = Device(ready.device, facts, DevicePages(ready.page_capacity, ready.page_bytes), Plan(ready.weights))
+        made = Device(ready.device, facts, _pages_of(ready), Plan(ready.weights))
         if known is not None:
             made.plan = Plan(ready.weights, known.plan.blocks, known.plan.nbytes)
             made.stages.wanted = known.stages.wanted

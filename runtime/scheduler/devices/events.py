@@ -57,7 +57,7 @@ class DeviceEvents:
         state.changed = True
         if device.stages.wanted:  # it replaces a device that died
             device.stages.loading.update(device.stages.wanted)
-            state.out.load(device.name, list(device.stages.wanted.items()))
+            state.load(device.name, list(device.stages.wanted.items()))
         if not state.placed and len(state.devices) >= state.config.devices:
             state.placed = True
             state.block_map.place(list(state.chains.values()))
@@ -169,6 +169,7 @@ class DeviceEvents:
             self._state.block_map.shun(device.name, device.stages.wanted[refused.stage])
             if self._state.config.residency == "swap":  # a device that is replaced loads what was there
                 del device.stages.wanted[refused.stage]
+        self._state.load_failed(device.name)
         self._state.changed = True
 
     def relent(self, now: int) -> None:

@@ -240,7 +240,7 @@ class ModelUpdates:
                 stages.pardon(refused)
             if loaded:
                 stages.cool()
-                state.out.unload_stages(device.name, loaded)
+                state.unload(device.name, loaded)
         if waits:
             return
         del state.leaving[name]

@@ -1,26 +1,37 @@
 """Load the stages that waiting sequences need, and unload others where a device cannot hold all of its models at once.
 
-    request_stages(sequence, missing)    where they do not fit, unload others first, or wait
+    request_stages(sequence, missing)    where they do not fit, make room first, or wait
     is_closed(chain)                     whether new sequences of a chain wait, because a stage of it is about to leave
+    holds_back(sequence, devices)        whether a sequence takes no pages: an earlier one waits for their memory
+    make_pages(needs)                    let idle stages leave for pages
     retry_waiting()                      retry what waits for its turn
 
 Planned instances say where a block may run (`placement.block_map`); this class says what is loaded there now. It is
 used where `ClusterConfig.residency` is `swap`.
 
 Contract:
-- The blocks of loaded and loading stages, each counted once, never exceed the limit of a device.
+- The blocks of loaded and loading stages, each counted once, never exceed the limit of a device. Where pages share
+  their budget (`DevicePages.budget`), both together never exceed that.
 - A stage with sequences on it is never unloaded, nor one that an earlier waiting sequence needs.
 - A sequence whose stages do not fit beside stages in use waits `swap_patience_ms`, or `_PATIENCE` times the expected
   load if that is longer. Then stages in use are closed, furthest next use first: they take no new sequences, and leave
   when those on them have ended. Meanwhile no later sequence loads anything on that device, so none starves.
+
+Of a shared budget:
+- A load gets, in this order, free pages, pages of cached prefixes, and the memory of stages that leave. It takes no
+  page of a running sequence, and leaves as many as they have for them to grow, unless its sequence has waited long
+  enough. Where running sequences are in its way even so, later ones take no pages on that device until it fits.
+- Pages get the memory of stages that no running or waiting sequence needs, once these have been idle for as long as a
+  sequence would wait to load them again: by then keeping them has cost as much as their next load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from runtime.chains import Chain, Stage
+from runtime.kv.pages import groups_for
 from runtime.policy.residency.eviction import ResidentStage, StageWeights, footprint_of, stages_to_unload
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import PrefixCache
@@ -44,11 +55,17 @@ class _OnDevice(ResidentStage):
 
 @dataclass(slots=True)
 class _Waiter:
-    """The first sequence that waits for room on a device. `closed`: stages that take no new sequences for it."""
+    """The first sequence that waits for room on a device.
+
+    Fields:
+        closed: Stages that take no new sequences for it.
+        holds: Whether later sequences take no pages for it.
+    """
 
     sequence: ScheduledSequence
     since: int
     closed: set[Stage] = field(default_factory=set)
+    holds: bool = False
 
 
 @dataclass(slots=True)
@@ -79,6 +96,9 @@ class Residency:
         self._waiters: dict[str, _Waiter] = {}
         self._places: dict[str, int] | None = None
         self._used: dict[tuple[str, Stage], int] = {}
+        #: Since when stages are idle, as seen on ticks, on devices with a shared budget.
+        self._idle: dict[tuple[str, Stage], int] = {}
+        self._resting = False  # whether pages wait for a stage that has not been idle for long enough
         self._began: dict[tuple[str, Stage], tuple[int, int]] = {}
         self._rate = 0.0
         self.counts = SwapCounts()
@@ -96,6 +116,36 @@ class Residency:
         """Return whether a stage of a chain is about to leave its device."""
         return any(stage.model == chain.loaded_as for each in self._waiters.values() for stage in each.closed)
 
+    def holds_back(self, sequence: ScheduledSequence, devices: Iterable[str]) -> bool:
+        """Return whether an earlier sequence has waited long for memory that pages have on one of these devices."""
+        waiters = (self._waiters.get(name) for name in devices) if self._waiters else ()
+        return any(each is not None and each.holds and each.sequence.rank < sequence.rank for each in waiters)
+
+    def make_pages(self, needs: Mapping[str, int], now: int) -> bool:
+        """Unload idle stages so that so many pages, by device, are free or a cached prefix's; return whether any left.
+
+        None leaves where that would not be enough.
+        """
+        gone: dict[str, list[Stage]] = {}
+        for name, pages in needs.items():
+            device = self._state.devices[name]
+            wanted = device.pages.used_pages + pages
+            if not device.pages.budget or wanted <= device.pages.capacity:
+                continue
+            resident = self._resident(device)
+            able = [
+                each if self._rested(device, each, resident, now) else replace(each, pinned=True) for each in resident
+            ]
+            limit, order = device.pages.weights_beside(wanted), self._state.config.eviction
+            stages = stages_to_unload(able, StageWeights({}), limit, order)
+            if stages is None:
+                self._resting |= any(not each.pinned and each.next_use is None for each in resident)
+                return False
+            gone[name] = [each.stage for each in stages if each.stage is not None]
+        for name, leaving in gone.items():
+            self._unload(self._state.devices[name], leaving, now)
+        return bool(gone)
+
     def request_stages(self, sequence: ScheduledSequence, missing: Iterable[tuple[str, Stage]], now: int) -> None:
         """Request the stages that a sequence lacks, after making room for them; where that is impossible, it waits."""
         chain = sequence.chain
@@ -112,8 +162,9 @@ class Residency:
             if self._make_room(sequence, name, stage, now):
                 if waiter is not None and waiter.sequence is sequence:
                     del self._waiters[name]
-                self._began[name, stage] = now, self._missing(chain, name, stage)
-                self._state.ask_for(chain, name, stage)
+                missed = self._missing(chain, name, stage)
+                if self._state.ask_for(chain, name, stage):
+                    self._began[name, stage] = now, missed
 
     def is_on_way(self, sequence: ScheduledSequence, device: str, stage: Stage) -> bool:
         """Return whether a request of a stage changes nothing: it is loading, or an earlier sequence waits there."""
@@ -124,7 +175,9 @@ class Residency:
     def record_use(self, sequence: ScheduledSequence, now: int) -> None:
         """Record that a sequence begins to run on the stages of its path."""
         for hop in sequence.path:
-            self._used[hop.device, sequence.chain.stage(hop.lo, hop.hi)] = now
+            stage = sequence.chain.stage(hop.lo, hop.hi)
+            self._used[hop.device, stage] = now
+            self._idle.pop((hop.device, stage), None)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -146,11 +199,16 @@ class Residency:
         """Forget a device that has died."""
         self._waiters.pop(device, None)
         self._began = {key: each for key, each in self._began.items() if key[0] != device}
+        self._idle = {key: each for key, each in self._idle.items() if key[0] != device}
 
-    def retry_waiting(self) -> None:
+    def retry_waiting(self, now: int) -> None:
         """Let admission run again while a sequence waits for room. Called on every tick."""
-        if self._waiters:
+        if self._waiters or self._resting:
             self._state.changed = True
+        self._resting = False
+        for device in self._state.devices.living.values():
+            if device.pages.budget:
+                self._note_idle(device, now)
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
@@ -161,14 +219,70 @@ class Residency:
             return True
         incoming = state.weights_of(sequence.chain, stage)
         resident, place = self._resident(device), self._place_of(sequence)
-        order, limit = state.config.eviction, device.plan.limit
-        gone = stages_to_unload(resident, incoming, limit, order, place)
+        overdue = self._overdue(sequence, device, resident, incoming, now)
+        limit = self._limit_beside(sequence, device, stage, grown=not overdue)
+        gone = stages_to_unload(resident, incoming, limit, state.config.eviction, place)
         if gone is None:
             self._wait(sequence, device, resident, incoming, now)
             return False
         if gone:
             self._unload(device, [each.stage for each in gone if each.stage is not None], now)
+        while not state.fits(sequence.chain, name, stage) and self._prefix_cache.give_way(name):
+            pass
         return True
+
+    def _limit_beside(self, sequence: ScheduledSequence, device: Device, stage: Stage, grown: bool) -> int:
+        """Return the bytes of weights that a device may hold beside pages in use and those that a sequence needs.
+
+        `grown`: beside twice the pages that running sequences have now, as far as these may grow.
+        """
+        pages = device.pages
+        if not pages.budget:
+            return device.plan.limit
+        uses = sequence.chain.uses
+        layers = sum(use.kv_layers for use in uses if stage.lo <= use.lo and use.hi <= stage.hi)
+        needed = pages.used_pages + groups_for(sequence.chain.spec, sequence.tokens + 1) * layers
+        for running in device.passing.here.values() if grown else ():
+            longest = groups_for(running.spec, len(running.request.prompt) + running.place.most)
+            more = max(min(longest - running.pages.groups, running.pages.groups), 0)
+            needed += more * dict(running.place.weights).get(device.name, 0)
+        return min(device.plan.limit, pages.weights_beside(needed))
+
+    def _rested(self, device: Device, each: _OnDevice, resident: Sequence[_OnDevice], now: int) -> bool:
+        """Return whether a stage has been idle for long enough to leave for pages."""
+        if each.pinned or each.next_use is not None or each.stage is None:
+            return False
+        since = self._idle.get((device.name, each.stage))
+        rest = footprint_of(other.weights for other in resident if other is not each)
+        return since is not None and now - since >= self._patience(rest.missing(each.weights))
+
+    def _note_idle(self, device: Device, now: int) -> None:
+        busy = self._in_use(device)
+        for stage in device.stages.loaded:
+            if stage in busy:
+                self._idle.pop((device.name, stage), None)
+            else:
+                self._idle.setdefault((device.name, stage), now)
+
+    def _patience(self, nbytes: int) -> float:
+        """Return how long, in ns, a sequence waits for a load of so many bytes before stages in use leave for it."""
+        expected = nbytes / self._rate if self._rate else 0.0
+        return max(self._state.config.swap_patience_ms * _MS, _PATIENCE * expected)
+
+    def _overdue(
+        self,
+        sequence: ScheduledSequence,
+        device: Device,
+        resident: Sequence[_OnDevice],
+        incoming: StageWeights,
+        now: int,
+    ) -> bool:
+        """Return whether a sequence waits for room on a device, and has done so for long enough."""
+        waiter = self._waiters.get(device.name)
+        if waiter is None or waiter.sequence is not sequence:
+            return False
+        missing = footprint_of(each.weights for each in resident).missing(incoming)
+        return now - waiter.since >= self._patience(missing)
 
     def _wait(
         self,
@@ -183,12 +297,13 @@ class Residency:
         if waiter is None or waiter.sequence is not sequence:
             waiter = self._waiters[device.name] = _Waiter(sequence, now)
             self._state.tell.control(now, "stage.wait", "QL-13", device.name, seq=sequence.seq)
-        missing = footprint_of(each.weights for each in resident).missing(incoming)
-        expected = missing / self._rate if self._rate else 0.0
-        if now - waiter.since < max(self._state.config.swap_patience_ms * _MS, _PATIENCE * expected):
+        if not self._overdue(sequence, device, resident, incoming, now):
             return
         able = [each if each.stage in device.stages.loading else replace(each, pinned=False) for each in resident]
         order, place = self._state.config.eviction, self._place_of(sequence)
+        if device.pages.budget and stages_to_unload(resident, incoming, device.plan.limit, order, place) is not None:
+            waiter.holds = True  # pages are in the way
+            return
         gone = stages_to_unload(able, incoming, device.plan.limit, order, place)
         fresh = {each.stage for each in gone or () if each.stage is not None} - waiter.closed
         for stage in sorted(fresh):
@@ -251,9 +366,10 @@ class Residency:
                 if chain.loaded_as in models:
                     self._prefix_cache.remove_version(chain.version)
         device.stages.drop_stages(stages)
-        self._state.out.unload_stages(device.name, stages)
+        self._state.unload(device.name, stages)
         for stage in stages:
             self._used.pop((device.name, stage), None)
+            self._idle.pop((device.name, stage), None)
             self._state.tell.control(now, "stage.unload", "QL-13", device.name, stage=stage.id)
         self.counts.unloads += len(stages)
         for waiter in self._waiters.values():

@@ -137,7 +137,7 @@ class Router:
 
     def holds(self, route: Route) -> float:
         """Return the page sets that one sequence alone can have along a route."""
-        return min((self._devices[name].pages.capacity // pages for name, pages in route.weights), default=math.inf)
+        return min((self._devices[name].pages.assured // pages for name, pages in route.weights), default=math.inf)
 
     def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
         """Return a roomier route for a sequence of `groups` page sets, or the given route if there is none.
@@ -268,7 +268,7 @@ class Router:
             [name for name in instead.get(use.block, where.get(use.block, ())) if not self._devices[name].final]
             for use in chain.uses
         ]  # fmt: skip
-        capacity = {name: self._devices[name].pages.capacity for some in soon for name in some}
+        capacity = {name: self._devices[name].pages.assured for some in soon for name in some}
         layers = [use.kv_layers for use in chain.uses]
         found = (choose_roomy(soon, layers, capacity, most) for most in (groups, max(groups // 2, 1), 1))
         return max(
@@ -277,7 +277,7 @@ class Router:
 
     def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
         """Return a route that holds longer sequences than this one, or this one if none is found."""
-        capacity = {name: self._devices[name].pages.capacity for some in candidates for name in some}
+        capacity = {name: self._devices[name].pages.assured for some in candidates for name in some}
         chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
         other = route if chosen is None else self._routes.get_route(chain, chosen)
         return other if self.holds(other) > self.holds(route) else route

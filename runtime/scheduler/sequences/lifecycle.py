@@ -273,7 +273,7 @@ class SequenceLifecycle:
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """Return the model's spec with its context limited to what this path can hold for one sequence alone."""
         fits = min(
-            (self._state.devices[name].pages.capacity // pages * spec.page_tokens for name, pages in weights), default=0
+            (self._state.devices[name].pages.assured // pages * spec.page_tokens for name, pages in weights), default=0
         )
         limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

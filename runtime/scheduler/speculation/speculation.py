@@ -251,7 +251,7 @@ class Speculation:
         if stage not in device.stages.loading and stage not in device.stages.refused:
             device.stages.loading.add(stage)
             self._loaded[name, stage] = block
-            self._state.out.load(name, [(stage, (stage.id,))])
+            self._state.load(name, [(stage, (stage.id,))])
 
     def _sweep(self) -> None:
         """Unload stand-ins without users of instances that were not chosen for long."""
@@ -263,7 +263,7 @@ class Speculation:
                 continue
             del self._loaded[name, stage]
             if device.stages.loaded.pop(stage, None) is not None:
-                state.out.unload_stages(name, [stage])
+                state.unload(name, [stage])
 
     def _room(self, sequence: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
         """Return whether the pages of a sequence and its stand-in fit now, and at full length on an idle device.
@@ -273,7 +273,7 @@ class Speculation:
         device, spec = self._state.devices[name], sequence.spec
         each = pages + dict(self._state.router.along(sequence.chain, path).weights).get(name, 0)
         longest = len(sequence.request.prompt) + min(sequence.request.sampling.max_tokens, spec.max_model_len)
-        if groups_for(spec, spec.virtual_tokens + longest) * each > device.pages.capacity:
+        if groups_for(spec, spec.virtual_tokens + longest) * each > device.pages.assured:
             return False
         spare = int(device.pages.capacity * self._state.config.watermark) if device.passing.count else 0
         return device.pages.free - groups_for(spec, sequence.tokens) * each >= spare

@@ -120,6 +120,9 @@ class SimEngine:
         unshared = sum(piece.nbytes for stage in self._stages.values() for piece in stage.pieces)
         return EngineMemory(sum(self._sizes.values()), unshared, self.page_capacity * self.page_bytes)
 
+    def return_pages(self, pages: Sequence[int]) -> None:
+        """Do nothing: pages hold no data."""
+
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array], steps: Mapping[str, int] | None = None) -> StageResult:

@@ -28,6 +28,7 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
+    ReturnPages,
     Send,
     SendActivations,
     StageFailed,
@@ -199,6 +200,8 @@ class Simulation:
                     self.clock.at(now, EventClass.LOADED, (self._load, name, node.life))
             elif type(command) is DropStage:
                 node.engine.unload(command.stage)
+            elif type(command) is ReturnPages:
+                node.engine.return_pages(command.pages)
             elif type(command) is ReadPages:
                 array = node.engine.read_pages(command.pages)
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (array,))

@@ -172,6 +172,8 @@ def test_misuse_is_refused() -> None:
     [
         lambda book: book._free.append(book._free[-1]),
         lambda book: book._free.pop(),
+        lambda book: book._returned.append(3),
+        lambda book: setattr(book, "limit", 5),
         lambda book: book._refs.__setitem__(0, 2),
         lambda book: book._state.__setitem__(0, 0),
         lambda book: book._in_state.__setitem__(0, 1),
@@ -182,17 +184,42 @@ def test_misuse_is_refused() -> None:
 )
 def test_check_finds_damage(damage) -> None:
     book = PageBook(9)
-    book.open("a", WIDE)
-    book.extend("a", 2)
+    for seq in "ab":
+        book.open(seq, WIDE)
+        book.extend(seq, 2)
     book.fill("a", 1)
+    book.release("b")
     book.check()
     damage(book)
     with pytest.raises(PageBookDamaged):
         book.check()
 
 
+def test_a_lower_limit_names_the_touched_pages_to_give_back() -> None:
+    book = PageBook(12)
+    for seq in "abc":
+        book.open(seq, WIDE)
+        book.extend(seq, 2)
+    assert book.set_limit(8) is None and book.limit == 12, "nine pages are in use"
+    book.release("b")
+    assert book.set_limit(8) == [5], "two of the three free pages may keep their memory"
+    assert (book.free, book.counts().capacity, book.counts().free) == (2, 8, 2)
+    with pytest.raises(OutOfPages):
+        book.extend("a", 4)
+    assert book.set_limit(6) == [4, 3]
+    book.check()
+    assert book.set_limit(12) == [] and book.free == 6
+    assert set(book.extend("a", 4)[0]) == {3, 4, 5}, "pages that were used before come before those that never were"
+    with pytest.raises(ValueError, match="cannot use 13"):
+        book.set_limit(13)
+    book.check()
+
+
 class Pages(RuleBasedStateMachine):
-    """Random sequences of two page shapes that grow, stall and end, with a model of the pages that each must hold."""
+    """Random sequences of two page shapes that grow, stall and end, under a limit that changes.
+
+    A model has the pages that each must hold, and which pages have memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +227,19 @@ class Pages(RuleBasedStateMachine):
         self.specs: dict[str, ModelSpec] = {}
         self.tokens: dict[str, int] = {}
         self.promised: dict[str, int] = {}
+        self.touched: set[int] = set()
+        self.limit = 40
         self.count = 0
+
+    @rule(limit=st.integers(0, 40))
+    def set_limit(self, limit: int) -> None:
+        used = self.book.used
+        gone = self.book.set_limit(limit)
+        assert (gone is None) == (used > limit)
+        if gone is not None:
+            assert self.touched.issuperset(gone)
+            self.touched.difference_update(gone)
+            self.limit = limit
 
     @rule(which=st.sampled_from([NARROW, WIDE]))
     def open(self, which: ModelSpec) -> None:
@@ -222,6 +261,7 @@ class Pages(RuleBasedStateMachine):
             return
         added = self.book.extend(seq, tokens)
         assert sum(len(group) for group in added) == max(wanted, 0)
+        self.touched.update(page for group in added for page in group)
         self.promised[seq] = max(self.promised[seq], self.tokens[seq] + tokens)
 
     @precondition(lambda self: self.specs)
@@ -244,12 +284,13 @@ class Pages(RuleBasedStateMachine):
     def conserved(self) -> None:
         self.book.check()
         held = sum(pages_for(which, self.promised[seq]) for seq, which in self.specs.items())
-        assert self.book.free == 40 - held
+        assert self.book.free == self.limit - held
+        assert self.book.counts().capacity == self.limit >= len(self.touched), "the memory is within the limit"
 
     def teardown(self) -> None:
         for seq in self.specs:
             self.book.release(seq)
-        assert self.book.free == 40
+        assert self.book.free == self.limit
         self.book.check()
 
 

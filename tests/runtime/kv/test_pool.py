@@ -5,6 +5,10 @@ Both layers are of the same model.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+
 import pytest
 import torch
 
@@ -88,3 +92,38 @@ def test_pages_that_are_nobody_s_are_not_read(pool):
     for wrong in (torch.zeros((2, 2 * HALF_PAGE), dtype=torch.uint8), torch.zeros((1, 2 * HALF_PAGE))):
         with pytest.raises(ValueError, match="1 pages of"):
             pool.write([0], wrong)
+
+
+def resident(pool: PagePool) -> int:
+    """Return the bytes of memory behind a pool, from the system's own account (mincore)."""
+    held = 0
+    for half in (pool._k, pool._v):
+        pages = (ctypes.c_ubyte * -(-half.nbytes // mmap.PAGESIZE))()
+        assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(half.data_ptr()), ctypes.c_size_t(half.nbytes), pages)
+        held += sum(page & 1 for page in pages) * mmap.PAGESIZE
+    return held
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has other words for it")
+def test_memory_of_pages_goes_back_to_the_system():
+    """A pool of 64 MiB has memory for what was written; a huge page of 2 MiB may be around the two last pages."""
+    half, mib = 2 * mmap.PAGESIZE, 1 << 20
+    pool = PagePool(64 * mib, half)
+    count, slack = pool.pages, 5 * mib
+    assert resident(pool) < slack
+    pool.clear(range(count // 2))
+    assert resident(pool) >= 32 * mib
+    pool.write([0, 5], torch.full((2, 2 * half), 7, dtype=torch.uint8))
+    pool.give_back([page for page in range(count // 2) if page not in (0, 5)])
+    assert resident(pool) < slack
+    assert (pool.read([0, 5]) == 7).all() and not pool.read([1, 4, 6]).any()
+    pool.clear(range(0, count, 2))
+    assert resident(pool) < 32 * mib + slack, "no huge pages are made around them"
+    pool.give_back([])
+
+
+def test_pages_beside_others_in_a_page_of_the_system_keep_them(pool):
+    """Given back are three of six pages, of 1,536 bytes: none has a page of the system for itself."""
+    pool.write([0, 1, 2], torch.full((3, 2 * HALF_PAGE), 3, dtype=torch.uint8))
+    pool.give_back([3, 4, 5])
+    assert (pool.read([0, 1, 2]) == 3).all()

@@ -27,6 +27,7 @@ from runtime.control.agent_io import (
     LoadStage,
     PagesWritten,
     ReadPages,
+    ReturnPages,
     Send,
     SendActivations,
     StageFailed,
@@ -74,6 +75,7 @@ class VirtualCluster:
         page_bytes_per_ms: Speed of a link for pages and kept hidden states.
         restart: Time until a dead device is replaced.
         limits: Bytes of weights that each device may hold; empty for no limit.
+        budget: Bytes of weights and pages together of each device; 0: weights take no pages.
         replace: Whether dead devices are replaced.
         alpha, beta: Time of a counting engine's step, and of each token in it.
         surrogates, stand_ins: Stand-ins by model, as the scheduler and as counting engines need them (BL-25).
@@ -97,6 +99,7 @@ class VirtualCluster:
     page_bytes_per_ms: float = 1e9
     restart: int = 50 * MS
     limits: Sequence[int] = ()
+    budget: int = 0
     replace: bool = True
     alpha: int = MS
     beta: int = 10_000
@@ -251,16 +254,10 @@ class VirtualCluster:
         )
         limit = self.limits[number] if self.limits else 0
         ready = AgentHello(
-            name,
-            PROTOCOL,
-            "test",
-            engine.page_capacity,
-            engine.page_bytes,
-            limit,
-            name,
+            name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name,
             self.servers[number] if self.servers else "",
-            activation_cache_bytes=self.agent_config.activation_cache_bytes,
-        )
+            activation_cache_bytes=self.agent_config.activation_cache_bytes, budget=self.budget,
+        )  # fmt: skip
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
     def _counting(self, name: str) -> IntegerEngine:
@@ -330,6 +327,8 @@ class VirtualCluster:
                     self.at(self.now + self.loading(), lambda event=event: self.deliver(node, event, ()))
                 case DropStage(stage):
                     node.engine.unload(stage)
+                case ReturnPages(pages):
+                    node.engine.return_pages(pages)
                 case ReadPages(pages, to, message):
                     array = node.engine.read_pages(pages)
                     digest = blake3(bytes(array.data)).hexdigest()

@@ -25,7 +25,10 @@ def family(count: int, max_model_len: int = 64) -> list[IntegerModel]:
 
 @dataclass
 class Swapping(VirtualCluster):
-    """A cluster whose devices' weights are checked against their limit after every event."""
+    """A cluster whose devices' weights are checked against their limit after every event.
+
+    Where they have a budget, so is the sum of weights and of pages with memory.
+    """
 
     most: dict[str, int] = field(default_factory=dict)
 
@@ -35,6 +38,9 @@ class Swapping(VirtualCluster):
             held, limit = node.engine.memory().weights, self.limits[int(node.name[1:])]
             assert held <= limit, (node.name, held)
             self.most[node.name] = max(self.most.get(node.name, 0), held)
+            if self.budget:
+                pages = len(node.engine.touched) * node.engine.page_bytes  # type: ignore[attr-defined]
+                assert held + pages <= self.budget, (node.name, held, pages)
             device = self.scheduler.devices.get(node.name)
             counted = set() if device is None else set(device.stages.loaded)
             there = set(node.engine._stages.values())  # type: ignore[attr-defined]
