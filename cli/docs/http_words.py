@@ -43,8 +43,8 @@ FIELDS: Mapping[str, str] = {
     "return_token_ids": "Token ids of prompt and answer in the response.",
     "cache_salt": "Prompt prefixes are shared only among requests of the same salt.",
     "slo_ms": "Deadline in milliseconds, from the arrival to the end of the answer (--plan edf or qlm).",
-    "adaptive": "Allows an approximation to answer, where the server has one (--serve-deltas, --speculation "
-    "similarity).",
+    "adaptive": "Allows an approximation to answer, where the server has one: equivalent blocks (--min-equivalence), "
+    "--serve-deltas, --speculation similarity.",
     "early_exit": "Leave the model behind so many layers (--early-exit).",
 }
 VLLM = (

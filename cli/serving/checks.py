@@ -58,8 +58,6 @@ def _check_pool(options: ServeOptions) -> None:
 
 
 def _check_adaptive(options: ServeOptions) -> None:
-    if options.adaptive == "accuracy" and not options.serve_deltas:
-        raise InputError("accuracy first is how a scheduler serves adaptive requests: give --serve-deltas")
     if options.adaptive_ms and options.adaptive != "accuracy":
         raise InputError("--adaptive-ms bounds the steps of the most accurate variant: give --adaptive accuracy")
     shares = (options.min_equivalence, options.min_stitched)

@@ -49,6 +49,7 @@ def start_cluster(
     """
     from runtime.engine.catalog.block_profiles import measured_links, measured_pieces
     from runtime.engine.catalog.describe import describe_chain
+    from runtime.engine.catalog.equivalents import equivalents_in
     from runtime.engine.catalog.surrogates import surrogates_of
     from runtime.engine.catalog.variants import DescribedVariant, rewriting_of, variants_in
     from runtime.engine.models.registry import half_page
@@ -77,11 +78,15 @@ def start_cluster(
         "threads": threads,
     }
 
+    sources = {*names, *(each.name for each in chosen.on_demand)}
+
     def describe(name: str) -> ServeModel:
         found = describe_chain(zoo.store, name, config, half, piece, None, executor)
         chain, variants = found.chain, tuple[DescribedVariant, ...]()
         if options.serve_deltas:
             variants = variants_in(zoo.store, chain, name, config, half, piece, limits, executor)
+        variants += equivalents_in(zoo.store, chain, name, config, half, piece, sources, limits, executor)
+        if options.serve_deltas:
             chain = replace(chain, rewriting=rewriting_of(zoo.store, name))
         cut = {zoo.model(name).name: chain, **{each.variant.name: each.variant.chain for each in variants}}
         return ServeModel(

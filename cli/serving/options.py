@@ -212,11 +212,11 @@ class ServeOptions:
     early_exit: bool = option(False, group="Approximations",
         help="Accept `early_exit` in requests: the layer behind which their model is left (zoo exits --make).")
     adaptive: str = option("latency", group="Approximations", choices=("latency", "accuracy"),
-        help="What adaptive requests get with --serve-deltas: the fastest variant, or the most accurate one.")
+        help="What adaptive requests get where their model has variants: the fastest one, or the most accurate one.")
     adaptive_ms: float = option(0.0, group="Approximations", shown="0",
         help="With --adaptive accuracy, the longest step in milliseconds; 0: no limit.")
-    min_equivalence: float = option(0.98, group="Approximations", needs=["deltas"],
-        help="Minimum similarity of blocks that replace a model's own.")
+    min_equivalence: float = option(0.98, group="Approximations",
+        help="Minimum similarity of blocks that replace a model's own in adaptive requests (zoo ingest --threshold).")
     min_stitched: float = option(0.95, group="Approximations", needs=["deltas"],
         help="Minimum similarity of chains with stitches.")
 

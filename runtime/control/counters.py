@@ -57,6 +57,7 @@ class AgentCounters:
         segments: 0 while the engine does not report segments.
         busy: Nanoseconds that engines spent in steps.
         adapted: Sequences that run on another chain than they named, because they allow it (BL-28).
+        adapted_similarity: Sum of the scores of these chains against the named ones, in millionths.
         finished: Ended sequences by reason.
     """
 
@@ -70,6 +71,11 @@ class AgentCounters:
     idle_tokens: int = _shown("blockzoo:idle_tokens", "Padding tokens of dense batches.")  # BA-18
     busy: int = _shown("blockzoo:step_seconds", "Time the engine spent in steps.", per=1e9)
     adapted: int = _shown("blockzoo:adapted_sequences", "Adaptive sequences that ran on a variant of their model.")
+    adapted_similarity: int = _shown(
+        "blockzoo:adapted_similarity",
+        "Similarity of these variants to their model, as the store has scored them, added up.",
+        per=1e6,
+    )
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
     # Speculated hops (BL-25).
     speculations: int = _shown("blockzoo:speculations", "Rows that might be predicted.")

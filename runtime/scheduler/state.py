@@ -89,7 +89,7 @@ class ClusterState:
         stages.loading.add(stage)
         stages.wanted[stage] = blocks = blocks_of(chain, stage)
         stages.own_bytes[stage] = self.weights_of(chain, stage).own
-        self.times.begin_load(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], stages.warm)
+        self.times.begin_load(device, stage, self.sizes_of(blocks), stages.own_bytes[stage], self.warm_sizes(device))
         self.load(device, [(stage, blocks)])
         return True
 
@@ -134,6 +134,10 @@ class ClusterState:
         """Return the bytes of a chain's stage."""
         own = sum(use.adapter_bytes for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
         return StageWeights(self.sizes_of(blocks_of(chain, stage)), own)
+
+    def warm_sizes(self, device: str) -> Mapping[str, int]:
+        """Return the bytes of the blocks and tables of a device's loaded stages, by name."""
+        return self.sizes_of(self.devices[device].stages.warm)
 
     def sizes_of(self, blocks: Iterable[str]) -> Mapping[str, int]:
         """Return the bytes of blocks and of their tables, by name; those of a removed chain are left out."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from runtime.chains import BlockUse, Chain
 from runtime.engine.catalog.held_bytes import HeldBytes
+from runtime.engine.models.swapped import read_model
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of, part_of, profile_of
 from zoo.catalog import Reader
@@ -74,9 +75,8 @@ def _profiles(reader: Reader, device: str, threads: int) -> Iterator[DeviceProfi
 
 
 def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockProfile]) -> Iterator[BlockProfile]:
-    manifest = reader.model(name)
+    manifest, blocks = read_model(reader, name)
     components, sizes = [placed.component for placed in manifest.components], HeldBytes(manifest)
-    blocks = reader.chain(name)
     for use in chain.uses:
         block = next((each for each in blocks if each.lo <= use.lo and use.hi <= each.hi), None)
         if block is not None and (whole := known.get(block.digest)) is not None:

@@ -23,6 +23,7 @@ from runtime.engine.models.load import spec_of
 from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.registry import dtype_named
 from runtime.engine.models.servable import Executor, Servable, servable
+from runtime.engine.models.swapped import read_model
 from runtime.engine.models.versions import pinned, version_of
 from runtime.kv.pool import PageSizes
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
@@ -52,6 +53,7 @@ def describe_chain(
     The chain is pinned to this version of the model: engines load this version or raise NotFound.
 
     Args:
+        name: as `engine.models.swapped.read_model` takes it.
         half_page: bytes of K in a page, the same on all devices (`engine.models.registry.half_page`).
         serve_as: the name under which it is served, if that is not its own, such as a new version of a model that is
             stored beside the old one.
@@ -61,8 +63,8 @@ def describe_chain(
         NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
     """
     with store.catalog.reading() as catalog:
-        name = catalog.resolve(name)
-        manifest, chain = manifest_for(catalog.model(name), config.weight_sharing), tuple(catalog.chain(name))
+        stored, chain = read_model(catalog, name)
+    name, manifest = stored.name, manifest_for(stored, config.weight_sharing)
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     found = servable(store, manifest, dtype, executor)
     layers = sum(_attends(placed.component) for placed in manifest.components)

@@ -20,6 +20,7 @@ from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.models.openmp import give_back, use_one_thread
 from runtime.engine.models.private_copy import manifest_for
 from runtime.engine.models.servable import Executor, servable, stored_dtype
+from runtime.engine.models.swapped import read_model
 from runtime.engine.models.versions import check_version, unpinned
 from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
@@ -62,19 +63,19 @@ class ModelRegistry:
     def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
         """Load a model or a stage of it; return at once if it is loaded already.
 
-        Stages are registered by id. A stage's model name may be pinned to a version (`engine.models.versions`).
+        Stages are registered by id. A stage's model name may be pinned to a version (`engine.models.versions`), and
+        may be one of `engine.models.swapped`.
 
         Raises NotServable, NotFound (also if the store holds another version), AmbiguousName, DamagedObject.
         """
         name, version = (name, "") if part is None else unpinned(name)
         with self._store.keeping():  # no collection between reading the manifest and mapping its objects
             with self._store.catalog.reading() as catalog:
-                name = catalog.resolve(name)
-                known = name if part is None else part.id
+                known = catalog.resolve(name) if part is None else part.id
                 if known in self.models:
                     return self.models[known]
-                chain = tuple(catalog.chain(name))
-                manifest = manifest_for(catalog.model(name), self._config.weight_sharing)
+                stored, chain = read_model(catalog, name)
+            manifest = manifest_for(stored, self._config.weight_sharing)
             if version:
                 check_version(manifest, self._dtype or stored_dtype(manifest), version)
             try:
@@ -97,7 +98,7 @@ class ModelRegistry:
         name, _ = unpinned(stage.model)
         with self._store.keeping():
             with self._store.catalog.reading() as catalog:
-                manifest = manifest_for(catalog.model(catalog.resolve(name)), self._config.weight_sharing)
+                manifest = manifest_for(read_model(catalog, name)[0], self._config.weight_sharing)
             prepare_stage(self._store, manifest, self.units, self._dtype, self._executor, stage)
 
     def unload(self, name: str) -> None:

@@ -72,6 +72,7 @@ class Admission:
         if variant is not None:
             chain = variant.chain
             state.counters.adapted += 1
+            state.counters.adapted_similarity += round(variant.score * 1e6)
         why = refusal(request, chain.spec) or state.block_map.why_not(chain)
         if why is not None:
             self._seating.refuse(request, why, now)

@@ -10,8 +10,9 @@ a lower score acceptable.
 - Latencies are those of the request's prompt, from profiles, if all blocks of all options have one. Otherwise they
   follow from the bytes of the blocks, which ranks chains but measures nothing.
 - If paths are chosen by bytes read (`policy.routing.bytes_read`), an option without profiles counts the bytes that
-  steps read with the new sequence. Chains that are loaded then go before those that are not (BL-13: an instance, an
-  equivalent one, a new one).
+  steps read with the new sequence. Chains that are loaded then go before those that are not.
+- Without profiles, and with latency first, a variant with all of its blocks on devices goes before a chain that needs a
+  load (BL-13: an instance, an equivalent one, a new one). With profiles loads count as seconds.
 - With profiles, a path's hops and loading what is not resident on its devices count as they were measured.
 - With a low-rank delta among the options, latencies are those of one step (BL-21), because the rows of a delta join the
   batch of its base. The queue is the batches of the other options, and the request joins the option's own batch.
@@ -25,7 +26,7 @@ state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
 from itertools import pairwise
@@ -88,7 +89,8 @@ class VariantChooser:
             self._option(request, each, "own" if each is own else each.kind, profile, beside)
             for each, profile, beside in zip(known, self._chain_profiles(known), batches, strict=True)
         ]
-        options = self._warm(chains, options)
+        if not all(map(self._measured, known)):
+            options = self._warm(known, options)
         as_prompt = not deltas and all(map(self._measured, known))
         work = work_of(len(request.prompt)) if as_prompt else RowWork(1, len(request.prompt))
         found = dispatch(options, work, request.adaptive, self._limits)
@@ -147,28 +149,42 @@ class VariantChooser:
         nbytes = context * max(use.input_bytes for use in chain.uses)
         transfer = sum(times.hop_seconds(one == other, nbytes) for one, other in pairwise(servers))
         swaps: dict[str, float] = {}
-        for device, stage in state.router.missing(chain, path):
-            weights, warm = state.weights_of(chain, stage), state.devices[device].stages.warm
-            sizes = {block: size for block, size in weights.blocks.items() if block not in warm}
-            swaps[device] = swaps.get(device, 0.0) + times.load_seconds(device, sizes, weights.own)
+        for device, sizes, own in self._lacks(chain, path):
+            swaps[device] = swaps.get(device, 0.0) + times.load_seconds(device, sizes, own)
         return transfer, max(swaps.values(), default=0.0)
 
     def _by_reading(self, chain: Chain) -> bool:
         """Return whether the paths of a chain are chosen by bytes read, and not by profiles."""
         return self._state.config.routing == "least-bytes" and not self._estimates.covers(chain)
 
-    def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
-        """Leave room to loaded chains only, if there are any, and if the paths of all are chosen by bytes read."""
-        router, loads = self._state.router, self._state.devices.loads
-        if not all(self._by_reading(chain) for chain in chains):
+    def _warm(self, known: Sequence[Variant], options: list[Option]) -> list[Option]:
+        """Leave room only to chains that need no load, if there are any; `known` begins with the chain itself.
+
+        If the chain itself needs none, others keep their room, unless the paths of all are chosen by bytes read.
+        """
+        by_reading = all(self._by_reading(each.chain) for each in known)
+        if not by_reading and self._limits.prefer != "latency":
             return options
-        paths = [
-            router.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)
-        ]
-        warm = [path is not None and not router.missing(chain, path) for chain, path in zip(chains, paths, strict=True)]
-        if not any(warm):
+        there = [option.room and self._is_there(each.chain) for each, option in zip(known, options, strict=True)]
+        if not any(there) or (there[0] and not by_reading):
             return options
-        return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
+        return [replace(option, room=option.room and is_there) for option, is_there in zip(options, there, strict=True)]
+
+    def _is_there(self, chain: Chain) -> bool:
+        """Return whether nothing has to be loaded for the cheapest path of a chain."""
+        path = self._state.router.path(chain, self._state.devices.loads)
+        return path is not None and not any(self._lacks(chain, path))
+
+    def _lacks(self, chain: Chain, path: Path) -> Iterator[tuple[str, Mapping[str, int], int]]:
+        """Yield (device, bytes of missing blocks, bytes of adapters) of each stage of a path that has to be loaded.
+
+        A stage that is not loaded lacks nothing if other stages of its device have all of its blocks.
+        """
+        for device, stage in self._state.router.missing(chain, path):
+            weights, there = self._state.weights_of(chain, stage), self._state.warm_sizes(device)
+            sizes = {block: size for block, size in weights.blocks.items() if block not in there}
+            if sizes or weights.own:
+                yield device, sizes, weights.own
 
     def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
         """Return whether a chain can run a request: it takes it, and no device has refused a stage of the path."""

@@ -147,11 +147,18 @@ class DeviceEvents:
         self._state.changed = True
 
     def _load_first_paths(self) -> None:
-        """Load the stages of one path per chain, so that first requests do not wait for weights."""
+        """Load the stages of one path per chain, so that first requests do not wait for weights.
+
+        Variants that only have blocks of served chains wait for nothing but a stage: it is loaded when one is needed.
+        """
         state = self._state
         if state.config.residency == "swap" and any(device.plan.room < 0 for device in state.devices):
             return  # not all of them fit: requests decide
+        chains = {chain.version for chain in state.chains.values()}
+        served = {use.block for chain in state.chains.values() for use in chain.uses}
         for chain in state.in_use():
+            if chain.version not in chains and all(use.block in served for use in chain.uses):
+                continue
             path = state.router.path(chain, state.devices.loads)
             for device, stage in state.router.missing(chain, path or ()):
                 state.ask_for(chain, device, stage)

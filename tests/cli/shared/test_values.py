@@ -104,7 +104,6 @@ def test_a_value_that_is_no_choice_is_refused(name: str) -> None:
             "dense_mode": "pd", "dense_slots": 4, "dense_padding": "computed",
         }.items()),
         ({"async_scheduling": "on"}, {"executor": "dense"}),
-        ({"min_equivalence": 0.9}, {"agents": 2}),
         ({"min_stitched": 0.9}, {"agents": 2}),
         ({"speculation_lane": "shared"}, {"agents": 2}),
     ],
