@@ -1,1 +1,1 @@
-"""Benchmarks of the queue: order by deadline, what survives a kill, batches beside interactive requests."""
+"""Measurements of the durable queue."""

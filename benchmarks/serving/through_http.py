@@ -60,7 +60,7 @@ def make_model(folder: Path, layers: int) -> None:
 class Server:
     """A running `zoo serve`. Raises RuntimeError if it ends before it listens."""
 
-    def __init__(self, store: Path, env: dict[str, str], backend: str = "auto") -> None:
+    def __init__(self, store: Path, env: dict[str, str], backend: str = "auto", arguments: Sequence[str] = ()) -> None:
         log = store.with_name("serve.log")
         command = [
             sys.executable,
@@ -74,7 +74,7 @@ class Server:
             "--max-num-batched-tokens",
             str(_BUDGET),
         ]
-        command += ["--backend", backend]
+        command += ["--backend", backend, *arguments]
         with log.open("w") as said:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **env}
@@ -88,6 +88,10 @@ class Server:
         tasks = {int(task.name): task for task in Path(f"/proc/{self._process.pid}/task").iterdir()}
         seconds = {name: int((task / "schedstat").read_text().split()[0]) / 1e9 for name, task in tasks.items()}
         return sum(seconds.values()), seconds[self._process.pid]
+
+    def resident(self) -> int:
+        """Return the bytes of memory that the process has now."""
+        return int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def close(self) -> None:
         self._process.terminate()

@@ -122,7 +122,10 @@ async def _park(app: FastAPI) -> None:
 
 async def _start_batches(service: Service, durable: DurableRuns, stack: AsyncExitStack) -> BatchService:
     store = durable.store
-    batches = BatchService(service, store.database, store.journal, durable, service.config.max_num_seqs)
+    seats, gate = service.config.max_num_seqs, service.gate
+    batches = BatchService(
+        service, store.database, store.journal, durable, seats, lambda: gate.places_in_use > 0 or durable.interactive
+    )
     await batches.start()
     stack.push_async_callback(batches.stop)
     return batches

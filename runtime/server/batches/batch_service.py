@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
@@ -84,6 +85,7 @@ class BatchService:
 
     Args:
         seats: Sequences that the scheduler runs at once.
+        busy: Returns whether interactive requests are in the server.
     """
 
     def __init__(
@@ -93,13 +95,14 @@ class BatchService:
         journal: Journal,
         runs: LineRuns,
         seats: int,
+        busy: Callable[[], bool],
         limits: FileLimits | None = None,
     ) -> None:
         limits = limits or FileLimits()
         self._journal = journal
         self._database = database
         self.files = FileStore(database, journal, limits)
-        self.feeder = LineFeeder(database, journal, runs, seats)
+        self.feeder = LineFeeder(database, journal, runs, seats, busy)
         self.runs = BatchRuns(service, database, journal, self.feeder, limits)
         self._limits = limits
         self._tidying: asyncio.Task[None] | None = None

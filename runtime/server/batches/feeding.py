@@ -1,16 +1,16 @@
 """Feed the lines of batches to the scheduler: batch by batch, the first one first, so many at a time.
 
 Contract: lines are claimed a few at a time and their bodies read when they are, so memory does not grow with a batch.
-Of the claimed lines so many are open in the scheduler that some of its seats stay free for interactive requests; the
-rest is prepared meanwhile. A line that servers have died with runs while no other such line does.
+Of the claimed lines so many are open in the scheduler that some of its seats stay free for interactive requests, and
+few while there are any (`LineSeats`). A line that servers have died with runs while no other such line does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from runtime.queueing.database import QueueDatabase
 from runtime.queueing.files import CHUNK
 from runtime.queueing.journal import Journal
 from runtime.queueing.records import DurableRequest, FileRange
+from runtime.server.batches.line_seats import LineSeats
 from zoo.errors import StoreError
 
 _log = logging.getLogger("blockzoo.batches")
@@ -36,8 +37,8 @@ _RETRY = 1.0
 class LineRuns(Protocol):
     """Runs lines."""
 
-    async def run(self, request: DurableRequest, raw: bytes, seat: asyncio.Semaphore) -> None:
-        """Run a claimed request and end it in the store, whatever happens; `seat` is taken while it is scheduled.
+    async def run(self, request: DurableRequest, raw: bytes, seat: AbstractAsyncContextManager[None]) -> None:
+        """Run a claimed request and end it in the store, whatever happens; hold `seat` while it is scheduled.
 
         A cancelled run aborts its sequences and leaves the request running in the store. Raises StoreError.
         """
@@ -49,17 +50,19 @@ class LineFeeder:
 
     Args:
         seats: Sequences that the scheduler runs at once.
+        busy: Returns whether interactive requests are in the server (`LineSeats`).
     """
 
-    def __init__(self, database: QueueDatabase, journal: Journal, runs: LineRuns, seats: int) -> None:
+    def __init__(
+        self, database: QueueDatabase, journal: Journal, runs: LineRuns, seats: int, busy: Callable[[], bool]
+    ) -> None:
         self._journal = journal
         self._runs = runs
         self._bodies = _LineBodies(database)
         #: One batch at a time claims lines.
         self._turn = asyncio.Lock()
         self._claimed = _LineSlots(2 * seats)
-        #: An eighth of the seats is left to interactive requests, which also go first wherever requests wait.
-        self._seats = asyncio.Semaphore(max(1, seats - max(1, seats // 8)))
+        self._seats = LineSeats(seats, busy)
         self._suspect = asyncio.Lock()
         #: Claimed lines that have not ended, with their batches.
         self._mine: dict[str, str | None] = {}
@@ -107,8 +110,9 @@ class LineFeeder:
         try:
             while True:
                 try:
+                    body = await self._bodies.body_of(line)
                     async with self._alone(line):
-                        await self._runs.run(line, await self._bodies.body_of(line), self._seats)
+                        await self._runs.run(line, body, self._seats.hold_seat())
                     del self._mine[line.id]
                     return
                 except StoreError as error:

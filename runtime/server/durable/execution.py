@@ -5,10 +5,9 @@ Every step's events are in the store before their chunks are published, and so i
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +23,9 @@ from runtime.server.openai.responses import as_request_error, dump
 from runtime.server.request_runner import Meter, Prepared, failure, prepare_served
 from runtime.types import TokenEvent
 from zoo.errors import StoreError, Unavailable, ZooError
+
+#: Held while sequences are scheduled; taken once.
+Seat = AbstractAsyncContextManager[None]
 
 #: The body of each kind of request.
 BODIES: dict[Kind, type[CompletionBody] | type[ChatBody]] = {"completion": CompletionBody, "chat": ChatBody}
@@ -41,7 +43,7 @@ class Execution:
         run: DurableRun,
         request: DurableRequest,
         prepared: Prepared | None,
-        seat: asyncio.Semaphore | None = None,
+        seat: Seat | None = None,
     ) -> None:
         """Produce the answer of a running request, or the error that it ends with; store it, and close the run.
 
@@ -78,7 +80,7 @@ class Execution:
             run.close(await self._store.answer(run.id))
 
     async def _answer(
-        self, run: DurableRun, request: DurableRequest, prepared: Prepared | None, seat: asyncio.Semaphore | None
+        self, run: DurableRun, request: DurableRequest, prepared: Prepared | None, seat: Seat | None
     ) -> tuple[StoredAnswer, list[Chunk]]:
         """Return the answer, and the chunks of its end."""
         past: list[TokenEvent] = []

@@ -27,7 +27,7 @@ from runtime.queueing.database import QueueDatabase
 from runtime.queueing.records import ENDED, DurableRequest, Kind, StoredAnswer
 from runtime.queueing.requests import MOST_ATTEMPTS
 from runtime.server.context import Service
-from runtime.server.durable.execution import BODIES, Execution
+from runtime.server.durable.execution import BODIES, Execution, Seat
 from runtime.server.durable.run import DurableRun
 from runtime.server.durable.store import RequestStore
 from runtime.server.openai.responses import dump
@@ -88,6 +88,11 @@ class DurableRuns:
         """Write what waits, and end the journal."""
         await self.store.close()
 
+    @property
+    def interactive(self) -> bool:
+        """Whether requests wait or run here that are no lines of batches."""
+        return any(run.task is not None for run in self._runs.values())
+
     def find(self, request: str) -> DurableRun | None:
         """Return a request that waits or runs here."""
         return self._runs.get(request)
@@ -143,7 +148,7 @@ class DurableRuns:
         body = request if raw is None else replace(request, body=raw)
         return self._launch(request, lambda run: self._resume(run, body))
 
-    async def run(self, request: DurableRequest, raw: bytes, seat: asyncio.Semaphore) -> None:
+    async def run(self, request: DurableRequest, raw: bytes, seat: Seat) -> None:
         """Run a claimed line of a batch to its end in the store, in the caller's task; hold `seat` while it runs.
 
         Cancelled, it aborts its sequences and leaves the request running in the store. Raises StoreError, also once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -33,8 +33,9 @@ class Runs:
         self.inside: set[str] = set()
         self.beside: list[frozenset[str]] = []
         self.broken = 0
+        self.busy = False
 
-    async def run(self, request: DurableRequest, raw: bytes, seat: asyncio.Semaphore) -> None:
+    async def run(self, request: DurableRequest, raw: bytes, seat: AbstractAsyncContextManager[None]) -> None:
         self.begun.append(request)
         self.bodies.append(raw)
         async with seat:
@@ -69,7 +70,7 @@ async def feeding(folder: Path, lines: dict[str, int], **runs: int) -> AsyncIter
     await journal.write(fill)
     made = Runs(journal, **runs)
     try:
-        yield LineFeeder(database, journal, made, SEATS), made
+        yield LineFeeder(database, journal, made, SEATS, lambda: made.busy), made
     finally:
         await journal.close()
         database.close()
@@ -106,6 +107,25 @@ def test_lines_are_claimed_in_order_and_only_so_many_at_once(tmp_path: Path) -> 
             counts = runs.journal.database
             with counts.reading() as connection:
                 assert batches.line_counts(connection, "a") == {"done": 200}
+
+    asyncio.run(go())
+
+
+def test_few_lines_are_open_while_interactive_requests_are_there(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with feeding(tmp_path, {"a": 40}, let=0) as (feeder, runs):
+            runs.busy = True
+            feed = asyncio.create_task(feeder.feed("a"))
+            await until(lambda: len(runs.inside) == 1)
+            for done in range(1, 5):
+                runs.let.release()
+                await until(lambda done=done: len(runs.beside) == done + 1)  # type: ignore[misc]
+            assert max(map(len, runs.beside)) == 1
+            runs.busy = False
+            await until(lambda: len(runs.inside) == SEATS - 1)
+            for _ in range(40):
+                runs.let.release()
+            await asyncio.wait_for(feed, 60)
 
     asyncio.run(go())
 
